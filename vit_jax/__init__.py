@@ -1,0 +1,27 @@
+"""Vision Transformers in JAX: pretrain, transfer, compare, look inside."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_jax.models.registry import create_model, list_models
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that `import vit_jax` costs nothing.
+_PUBLIC = {
+    "create_model": "vit_jax.models.registry",
+    "list_models": "vit_jax.models.registry",
+}
+
+__all__ = ["__version__", "create_model", "list_models"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

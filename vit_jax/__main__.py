@@ -1,0 +1,86 @@
+"""`python -m vit_jax COMMAND`: train, eval, bench.
+
+Exit codes: 0 done; 2 an error that the user can mend, told in one line on stderr; 75 stopped by SIGTERM
+or SIGINT after saving, to be run again; anything else is a bug.
+"""
+
+import argparse
+import errno
+import importlib
+import logging
+import sys
+import traceback
+
+from vit_jax.errors import ConfigError, UserError, nearest
+
+# command: what `--help` says of it.
+COMMANDS = {
+    "train": "train a model, or go on training in a run folder",
+    "eval": "evaluate the checkpoint of a run folder",
+    "bench": "measure speed on this machine",
+}
+EXIT_USER_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse whose errors are UserErrors, one line like all others."""
+
+    def error(self, message: str):
+        raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in argv
+    try:
+        return _dispatch([a for a in argv if a != "--debug"])
+    except UserError as error:
+        return _report(str(error), debug)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise
+        return _report(f"{error.filename or 'disk'}: {error.strerror}; expected a writable folder "
+                       "with free space; free some space or choose another --workdir", debug)  # fmt: skip
+
+
+def _dispatch(argv: list[str]) -> int:
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("vit_jax").setLevel(logging.INFO)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    parser = _Parser(prog="python -m vit_jax", description="Vision Transformers in JAX.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    if not argv or argv[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0
+    if argv[0] not in COMMANDS:
+        raise ConfigError(
+            f"unknown command {argv[0]!r}", f"one of {', '.join(COMMANDS)}",
+            f"did you mean {nearest(argv[0], COMMANDS)!r}?",
+        )  # fmt: skip
+    module = importlib.import_module(f"vit_jax.commands.{argv[0]}")
+    command = _Parser(
+        prog=f"python -m vit_jax {argv[0]}", description=module.__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    module.add_arguments(command)
+    args, rest = command.parse_known_args(argv[1:])
+    overrides = [a.removeprefix("--config.") for a in rest if a.startswith("--config.")]
+    unknown = [a for a in rest if not a.startswith("--config.")]
+    if unknown:
+        command.error(f"unknown argument {unknown[0]!r}")
+    return module.run(args, overrides)
+
+
+def _report(line: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"error: {line}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Evaluate the checkpoint of a run folder, every example exactly once.
+
+    python -m vit_jax eval --workdir=runs/quickstart
+    python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation.splits.train=train
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from vit_jax.config import load_config
+from vit_jax.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("--workdir", required=True, type=Path, help="run folder")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the latest")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace, overrides: list[str]) -> int:
+    """Runs the command and returns its exit code."""
+    from vit_jax.run_folder import read_config
+
+    read_config(args.workdir)
+    config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
+    if not config.evaluation.splits:
+        raise ConfigError(
+            "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
+        )
+
+    from vit_jax.checkpoint import latest_params
+    from vit_jax.data.sources import TfdsSource
+    from vit_jax.evaluation.splits import SplitEvaluator
+    from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.train.program import build_program
+    from vit_jax.train.progress import print_summary
+
+    mesh = make_mesh(config.mesh)
+    source = TfdsSource(config.data.name, config.data.train_split, config.data.data_dir)
+    num_classes = config.data.num_classes or len(source.class_names)
+    program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
+    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    params, _ = latest_params(args.workdir, program.abstract.params, args.step)
+    figures = evaluator(program.eval_step, params)
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        print_summary(f"evaluation: {args.workdir}", figures)
+    return 0

@@ -1,0 +1,42 @@
+"""Train a model, or go on training in a run folder.
+
+    python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m vit_jax train --config=FILE.py:ARG --workdir=DIR --config.optimizer.learning_rate=1e-3
+
+The same command on the same folder resumes; on a finished run it says so. SIGTERM or Ctrl-C saves and exits
+with code 75.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from vit_jax.config import load_config
+
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
+    parser.add_argument("--workdir", required=True, type=Path, help="run folder")
+
+
+def run(args: argparse.Namespace, overrides: list[str]) -> int:
+    """Runs the command and returns its exit code."""
+    config = load_config(args.config, overrides)
+
+    from vit_jax.report.curves import draw_curves
+    from vit_jax.train.loop import train
+    from vit_jax.train.progress import print_summary
+    from vit_jax.train.signals import EXIT_STOPPED, Stopped
+
+    try:
+        result = train(config, args.workdir)
+    except Stopped as stopped:
+        log.info("stopped and saved at step %d; run the same command to go on", stopped.step)
+        return EXIT_STOPPED
+    if config.logging.curves:
+        draw_curves(args.workdir)
+    print_summary(f"finished: {args.workdir}", result)
+    return 0

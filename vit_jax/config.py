@@ -1,0 +1,415 @@
+"""The schema of a run: every key a config may have, its type, range, default and meaning.
+
+A config file is `configs/NAME.py` with `get_config(arg)` that returns an `ml_collections.ConfigDict`
+(or a plain dict) of the keys that differ from the defaults here. It is turned into a frozen
+`Config` at once; nothing downstream reads a raw dictionary.
+"""
+
+import dataclasses
+import json
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option, parse_override, section
+
+DURATION_UNITS = ("steps", "epochs", "examples")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """What `create_model` builds. Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own."""
+
+    # The paper's name, `ViT-{Ti,S,M,B,L,H,g,G}/{patch}`.
+    name: str = option()
+    # Overrides of the named variant's table row (None: as named).
+    width: int | None = option(None, at_least=1)
+    depth: int | None = option(None, at_least=1)
+    mlp_dim: int | None = option(None, at_least=1)
+    num_heads: int | None = option(None, at_least=1)
+    # How tokens become one feature vector: class token, mean, attention pooling, all of them.
+    pooling: Literal["token", "gap", "map", "flatten"] = option("token")
+    position_embedding: Literal[
+        "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
+    ] = option("learned_1d")
+    norm_placement: Literal["pre", "post"] = option("pre")
+    # Extra learned tokens without a position (arXiv:2309.16588).
+    num_registers: int = option(0, at_least=0)
+    # Initial value of the per-channel residual scale (arXiv:2103.17239); None: no such scale.
+    layer_scale: float | None = option(None, above=0)
+    # LayerNorm on queries and keys (arXiv:2302.05442).
+    qk_norm: bool = option(False)
+    mlp: Literal["gelu", "swiglu"] = option("gelu")
+    # True: the tanh form that the paper's code uses; False: the exact erf form.
+    gelu_approximate: bool = option(True)
+    # Width of the tanh layer before the head during pretraining; None: no such layer.
+    representation_size: int | None = option(None, at_least=1)
+    head_bias_init: float = option(0.0)
+    # After every dense layer except qkv, and after the position embedding (Table 3).
+    dropout: float = option(0.0, at_least=0, below=1)
+    # Rate of the last block; grows linearly from 0 with depth (arXiv:1603.09382).
+    stochastic_depth: float = option(0.0, at_least=0, below=1)
+    # Type of activations and matmuls; parameters, softmax, LayerNorm and loss stay float32.
+    dtype: Literal["float32", "bfloat16"] = option("float32")
+    # What a block keeps for its backward pass: everything, matmul results, or only its input.
+    remat: Literal["none", "dots", "full"] = option("none")
+    # True: one compiled block looped over depth; False: the same blocks written out one by one.
+    scan: bool = option(True)
+    attention_implementation: Literal["auto", "xla", "cudnn"] = option("auto")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AugmentConfig(Section):
+    """What happens to one training image on the host, in this order."""
+
+    # inception: random area and aspect ratio; pad: shift by `pad_pixels`; resize: squash only.
+    crop: Literal["inception", "pad", "resize"] = option("inception")
+    min_area: float = option(0.05, above=0, at_most=1)
+    max_area: float = option(1.0, above=0, at_most=1)
+    pad_pixels: int = option(4, at_least=0)
+    flip: bool = option(True)
+    # RandAugment(l, m) of arXiv:1909.13719; 0 layers: off.
+    randaugment_layers: int = option(0, at_least=0)
+    randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
+
+    def check(self) -> None:
+        if self.min_area > self.max_area:
+            raise ConfigError(
+                f"'min_area' is {self.min_area:g} and 'max_area' {self.max_area:g}",
+                "min_area <= max_area",
+                "swap them or set only min_area",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """What is trained on, and how it is read."""
+
+    # TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits").
+    name: str = option()
+    # Folder of TFDS-prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
+    data_dir: str | None = option(None, changes_result=False)
+    train_split: str = option("train")
+    # Number of classes of the head; None: as the dataset says.
+    num_classes: int | None = option(None, at_least=1)
+    global_batch_size: int = option(at_least=1)
+    # Height and width in pixels that the model sees.
+    image_size: int = option(224, at_least=1)
+    augment: AugmentConfig = section(AugmentConfig)
+    # Evaluation: short side resized to image_size * 256/224, central crop (inception-style
+    # evaluation); "resize" squashes to image_size.
+    eval_crop: Literal["central", "resize"] = option("central")
+    # Reader threads; None: one per core.
+    num_threads: int | None = option(None, at_least=0, changes_result=False)
+    prefetch_batches: int = option(4, at_least=1, changes_result=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixingConfig(Section):
+    """Blending of pairs of images on the device; with both on, each batch draws one of the two."""
+
+    # Beta(alpha, alpha) of mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899); 0: off.
+    mixup_alpha: float = option(0.0, at_least=0)
+    cutmix_alpha: float = option(0.0, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig(Section):
+    """What is minimised."""
+
+    name: Literal["softmax_cross_entropy", "sigmoid_cross_entropy"] = option("softmax_cross_entropy")
+    label_smoothing: float = option(0.0, at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Section):
+    """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
+
+    decay: Literal["cosine", "linear", "rsqrt", "constant"] = option("cosine")
+    warmup_steps: int | None = option(None, at_least=0)
+    warmup_epochs: float | None = option(None, at_least=0)
+    warmup_examples: int | None = option(None, at_least=0)
+    cooldown_steps: int | None = option(None, at_least=0)
+    cooldown_epochs: float | None = option(None, at_least=0)
+    cooldown_examples: int | None = option(None, at_least=0)
+    # Where cosine and linear decay end, in units of the learning rate itself.
+    end_learning_rate: float = option(0.0, at_least=0)
+    # rsqrt: learning_rate / sqrt(1 + steps since warmup / timescale) (arXiv:2106.04560).
+    timescale_steps: int = option(10_000, at_least=1)
+
+    def check(self) -> None:
+        check_duration(self, "warmup", required=False)
+        check_duration(self, "cooldown", required=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """The optax chain: clip -> optimizer -> decoupled weight decay -> per-layer scale -> schedule."""
+
+    # adamw, adam, sgd, adafactor, or any optimizer function of optax by its name there.
+    name: str = option("adamw")
+    learning_rate: float = option(above=0)
+    schedule: ScheduleConfig = section(ScheduleConfig)
+    # Keyword arguments of that optax function, e.g. {"b2": 0.99}.
+    options: dict[str, Any] = option({})
+    # Decoupled: a step adds -lr(t) * weight_decay * parameter.
+    weight_decay: float = option(0.0, at_least=0)
+    # (regular expression, decayed?) pairs; the first that matches the whole name counts, and
+    # every parameter must match one.
+    weight_decay_mask: tuple[tuple[str, bool], ...] = option(((".*/kernel", True), (".*", False)))
+    # Layer-wise decay (arXiv:2106.08254): a layer k below the head learns at layer_decay**k.
+    layer_decay: float = option(1.0, above=0, at_most=1)
+    # Parameters that do not learn, as regular expressions over the whole name.
+    freeze: tuple[str, ...] = option(())
+    # Largest global norm of the gradient; None: no clipping.
+    clip_global_norm: float | None = option(None, above=0)
+    # Type of the first moment (momentum).
+    state_dtype: Literal["float32", "bfloat16"] = option("float32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Section):
+    """What is evaluated, when. The end of training always is. EMA weights are used where kept."""
+
+    # Name in the metrics -> TFDS split, e.g. {"test": "test"}.
+    splits: dict[str, str] = option({})
+    interval_steps: int | None = option(None, at_least=1)
+    interval_epochs: float | None = option(None, above=0)
+    interval_examples: int | None = option(None, at_least=1)
+    # Global; None: the training batch size.
+    batch_size: int | None = option(None, at_least=1)
+
+    def check(self) -> None:
+        check_duration(self, "interval", required=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """When to save and what to keep. The end of training is always saved."""
+
+    interval_steps: int | None = option(None, at_least=1)
+    interval_epochs: float | None = option(None, above=0)
+    interval_examples: int | None = option(None, at_least=1)
+    keep_last: int = option(1, at_least=1)
+    # Also keep this many of the best by `best_metric` (higher is better), which is then measured
+    # before every save.
+    keep_best: int = option(0, at_least=0)
+    best_metric: str | None = option(None)
+
+    def check(self) -> None:
+        check_duration(self, "interval", required=False)
+        if self.keep_best and self.best_metric is None:
+            raise ConfigError(
+                f"'keep_best' is {self.keep_best} without a 'best_metric'",
+                "a metric of an evaluated split",
+                "set best_metric, e.g. eval/test/accuracy_top1",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Section):
+    """Where numbers go, how often."""
+
+    interval_steps: int = option(50, at_least=1)
+    tensorboard: bool = option(True)
+    # Weights & Biases project; None: not used.
+    wandb_project: str | None = option(None)
+    # Draw report/curves.png at the end.
+    curves: bool = option(True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig(Section):
+    """Devices along each axis of the mesh; -1, at most once, takes the rest."""
+
+    data: int = option(-1, at_least=-1)
+    fsdp: int = option(1, at_least=-1)
+    tensor: int = option(1, at_least=-1)
+
+    def check(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        if 0 in sizes or sizes.count(-1) > 1:
+            raise ConfigError(
+                f"mesh data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}",
+                "positive sizes and at most one -1",
+                "set the sizes so that their product is the number of devices",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Section):
+    """One run."""
+
+    seed: int = option(0, at_least=0, below=2**32)
+    model: ModelConfig = section()
+    data: DataConfig = section()
+    mixing: MixingConfig = section(MixingConfig)
+    loss: LossConfig = section(LossConfig)
+    optimizer: OptimizerConfig = section()
+    train_steps: int | None = option(None, at_least=1)
+    train_epochs: float | None = option(None, above=0)
+    train_examples: int | None = option(None, at_least=1)
+    # Microbatches a step; their mean gradient equals that of the whole batch.
+    accumulation_steps: int = option(1, at_least=1)
+    # Exponential moving average of the parameters (Polyak); None: not kept.
+    ema_decay: float | None = option(None, above=0, below=1)
+    # Run folder or checkpoint whose parameters training starts from.
+    init_from: str | None = option(None)
+    evaluation: EvaluationConfig = section(EvaluationConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
+    logging: LoggingConfig = section(LoggingConfig, changes_result=False)
+    mesh: MeshConfig = section(MeshConfig, changes_result=False)
+
+    def check(self) -> None:
+        check_duration(self, "train", required=True)
+        metrics = {
+            f"eval/{split}/{metric}"
+            for split in self.evaluation.splits
+            for metric in ("accuracy_top1", "accuracy_top5")
+        }
+        best = self.checkpoint.best_metric
+        if best is not None and best not in metrics:
+            raise ConfigError(
+                f"'checkpoint.best_metric' is {best!r}",
+                "one of " + (", ".join(sorted(metrics)) or "the metrics of evaluation.splits"),
+                "evaluate that split or name another metric",
+            )
+        if self.data.global_batch_size % self.accumulation_steps:
+            raise ConfigError(
+                f"'accumulation_steps' is {self.accumulation_steps}",
+                f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
+                "change one of the two",
+            )
+
+
+def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
+    """Raises ConfigError unless exactly one (or, if not required, at most one) unit is given."""
+    keys = [f"{prefix}_{unit}" for unit in DURATION_UNITS]
+    given = [k for k in keys if getattr(holder, k) is not None]
+    if len(given) > 1 or (required and not given):
+        raise ConfigError(
+            f"{' and '.join(repr(k) for k in given) or 'none of them'} given",
+            f"{'exactly' if required else 'at most'} one of {', '.join(keys)}",
+            f"keep one, e.g. {keys[0]}=1000",
+        )
+
+
+def duration_in_steps(
+    holder: Section, prefix: str, *, batch_size: int, num_examples: int
+) -> int | None:
+    """Returns the duration `prefix` of a section in steps, rounded to the nearest; None if not given.
+
+    Args:
+        holder: section with fields `{prefix}_steps`, `_epochs` and `_examples`.
+        prefix: "train", "warmup", "cooldown" or "interval".
+        batch_size: examples a step, over all hosts.
+        num_examples: examples an epoch.
+    """
+    steps = getattr(holder, f"{prefix}_steps")
+    epochs = getattr(holder, f"{prefix}_epochs")
+    examples = getattr(holder, f"{prefix}_examples")
+    if epochs is not None:
+        examples = epochs * num_examples
+    if examples is not None:
+        steps = max(round(examples / batch_size), 1 if examples else 0)
+    return steps
+
+
+def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file and applies command-line overrides.
+
+    Args:
+        spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the file's `get_config`. A "config.json" of a
+            run folder is read as well.
+        overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
+
+    Returns:
+        The checked config.
+
+    Raises:
+        ConfigError: no such file, no `get_config`, unknown key, wrong type or value.
+    """
+    mapping = _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
+            )
+        set_key(mapping, key, parse_override(Config, key, text))
+    return Config.from_mapping(mapping)
+
+
+def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key in nested dicts; one unit of a duration replaces the others."""
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        if not isinstance(mapping.get(parent), dict):
+            mapping[parent] = {}
+        mapping = mapping[parent]
+    prefix, _, unit = leaf.rpartition("_")
+    if unit in DURATION_UNITS:
+        for other in DURATION_UNITS:
+            mapping.pop(f"{prefix}_{other}", None)
+    mapping[leaf] = value
+
+
+def _call_get_config(spec: str) -> dict[str, Any]:
+    path, colon, arg = spec.partition(":")
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"no config file at {path}", "a Python file with get_config()", "check --config"
+        )
+    get_config = runpy.run_path(path).get("get_config")
+    if get_config is None:
+        raise ConfigError(f"{path} has no get_config", "def get_config(arg)", "add that function")
+    made = get_config(arg) if colon else get_config()
+    mapping = made.to_dict() if hasattr(made, "to_dict") else made
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(
+            f"get_config of {path} returned {type(mapping).__name__}",
+            "an ml_collections.ConfigDict or a dict",
+            "return one",
+        )
+    return json.loads(json.dumps(mapping))
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{path}: {error}", "the config.json of a run folder", "check the path"
+        ) from None
+
+
+def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:
+    """Parses the ARG of "FILE.py:ARG" for a config file: comma-separated values, in any order.
+
+    Args:
+        arg: e.g. "B/16,light1"; empty for all defaults.
+        **choices: option name -> its allowed values, the first of which is the default. A word of
+            `arg` sets the option among whose values it is.
+
+    Returns:
+        Option name -> chosen value.
+
+    Raises:
+        ConfigError: a word that is nobody's value.
+
+    >>> parse_arg("L/16", model=("B/16", "L/16"), augment=("none", "light1"))
+    {'model': 'L/16', 'augment': 'none'}
+    """
+    chosen = {name: values[0] for name, values in choices.items()}
+    for word in filter(None, arg.split(",")):
+        for name, values in choices.items():
+            match = [v for v in values if str(v) == word]
+            if match:
+                chosen[name] = match[0]
+                break
+        else:
+            allowed = "; ".join(f"{n}: {', '.join(map(str, v))}" for n, v in choices.items())
+            raise ConfigError(f"config argument {word!r}", f"words from {allowed}", "pick one")
+    return chosen

@@ -1,0 +1,1 @@
+"""Input: sources of encoded examples, transforms, and the loader that makes batches of them."""

@@ -1,0 +1,54 @@
+"""The handwritten digits that ship with scikit-learn, as a TFDS dataset."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+from sklearn.datasets import load_digits
+
+_TEST_EVERY = 5
+
+
+class Digits(tfds.core.GeneratorBasedBuilder):
+    """1,797 real handwritten digits, 8x8 gray levels, 10 classes; every fifth one is for testing.
+
+    Images are written as encoded PNG, which TFDS stores without TensorFlow.
+
+    Source: UCI Optical Recognition of Handwritten Digits, test part, as in
+    `sklearn.datasets.load_digits`.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "As in scikit-learn."}
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.__doc__,
+            homepage="https://scikit-learn.org/stable/modules/generated/sklearn.datasets.load_digits.html",
+            features=tfds.features.FeaturesDict(
+                {
+                    "id": tfds.features.Text(),
+                    "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
+                    "label": tfds.features.ClassLabel(num_classes=10),
+                }
+            ),
+            supervised_keys=("image", "label"),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
+        """Returns the splits: 1,437 for training, 360 for testing."""
+        return {"train": self._generate_examples(False), "test": self._generate_examples(True)}
+
+    def _generate_examples(self, test: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+        digits = load_digits()
+        for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+            if (index % _TEST_EVERY == 0) == test:
+                png = io.BytesIO()
+                gray = np.round(image * (255 / 16)).astype(np.uint8)
+                Image.fromarray(gray).save(png, format="PNG")
+                png.seek(0)
+                yield index, {"id": f"digits/{index}", "image": png, "label": int(label)}

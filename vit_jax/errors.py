@@ -1,0 +1,57 @@
+"""Errors that a user can mend: one line that says what was got, what was expected, how to mend it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Base of every error that ends a command with exit code 2 and one line on stderr.
+
+    Args:
+        got: what was found, e.g. "unknown key 'modle.name'".
+        expected: what would have been right, e.g. "one of data, model".
+        mend: what to do about it, e.g. "did you mean 'model.name'?".
+    """
+
+    def __init__(self, got: str, expected: str, mend: str):
+        self.got, self.expected, self.mend = got, expected, mend
+        super().__init__(" ".join(f"{got}; expected {expected}; {mend}".split()))
+
+    def __reduce__(self):
+        """Pickles by the three parts, so that an error raised in a worker process survives."""
+        return type(self), (self.got, self.expected, self.mend)
+
+
+class ConfigError(UserError):
+    """A config key, type or value that is wrong."""
+
+
+class ModelError(UserError):
+    """A model name, option or input that is wrong."""
+
+
+class DataError(UserError):
+    """A dataset, split or example that is missing or cannot be read."""
+
+
+class RunFolderError(UserError):
+    """A run folder that cannot be used: unwritable, full, in use, or of another config."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged, or of another architecture."""
+
+
+class DivergenceError(UserError):
+    """A training run whose loss or gradient is no longer finite."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns the member of `names` most like `name`, for a "did you mean" hint.
+
+    Always answers when `names` is not empty: a poor hint is better than a list of hundreds.
+    """
+    names = sorted(names)
+    if not names:
+        return ""
+    return max(names, key=lambda n: difflib.SequenceMatcher(None, name.lower(), n.lower()).ratio())

@@ -1,0 +1,121 @@
+"""Where numbers go: metrics.jsonl, TensorBoard event files, Weights & Biases."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from vit_jax.config import LoggingConfig
+from vit_jax.errors import ConfigError, RunFolderError
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics.jsonl; a last line cut off by a crash is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class MetricsWriter:
+    """Writes scalars of a run. Lines of steps after `start_step`, from a run that was cut off, go.
+
+    Args:
+        workdir: run folder.
+        config: what to write.
+        start_step: step that training continues from.
+        run_config: shown by Weights & Biases.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+        ConfigError: Weights & Biases is asked for and not installed.
+    """
+
+    def __init__(
+        self, workdir: Path, config: LoggingConfig, *, start_step: int, run_config: dict[str, Any]
+    ):
+        self._path = workdir / "metrics.jsonl"
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        try:
+            if self._path.exists() and self._path.is_file():
+                _truncate(self._path, start_step)
+            self._file = self._path.open("a")
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        if config.tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._tensorboard = SummaryWriter(
+                str(workdir / "tensorboard"), purge_step=start_step + 1 if start_step else None
+            )
+        if config.wandb_project is not None:
+            self._wandb = _start_wandb(config.wandb_project, workdir, run_config)
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Writes one line.
+
+        Args:
+            step: number of updates made.
+            values: metric name -> value.
+
+        Raises:
+            RunFolderError: the disk is full.
+        """
+        try:
+            self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
+            self._file.flush()
+            if self._tensorboard is not None:
+                for name, value in values.items():
+                    self._tensorboard.add_scalar(name, value, step)
+                self._tensorboard.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        if self._wandb is not None:
+            self._wandb.log(values, step=step)
+
+
+def _truncate(path: Path, start_step: int) -> None:
+    """Drops the lines of steps after `start_step`, atomically."""
+    rows = [row for row in read_metrics(path) if row["step"] <= start_step]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if text != path.read_text():
+        temporary = path.with_suffix(".jsonl.tmp")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"cannot write {path}: {error.strerror}",
+        "a writable run folder with free space",
+        "free some space or choose another --workdir; the last complete checkpoint is kept",
+    )
+
+
+def _start_wandb(project: str, workdir: Path, run_config: dict[str, Any]) -> Any:
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError(
+            f"'logging.wandb_project' is {project!r} but wandb is not installed",
+            "the wandb package",
+            "run: pip install wandb, or set logging.wandb_project=none",
+        ) from None
+    # One W&B run a folder: a resumed run goes on in the same one.
+    run_id = f"{workdir.name}-{os.stat(workdir).st_ino:x}"
+    return wandb.init(project=project, id=run_id, dir=str(workdir), config=run_config, resume="allow")

@@ -1,0 +1,1 @@
+"""Models: one small file per idea; `registry` makes a model from a name."""

@@ -1,0 +1,226 @@
+"""Multi-head self-attention, and the choice of the kernel that computes it."""
+
+import dataclasses
+import functools
+import logging
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.models.position import RelativeBias, rotate
+
+log = logging.getLogger(__name__)
+
+_xavier_uniform = nnx.initializers.xavier_uniform()
+
+Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionChoice:
+    """The kernel to use, the token count to pad to, and why."""
+
+    implementation: Literal["xla", "cudnn"]
+    padded_tokens: int
+    reason: str
+
+
+def choose_attention(
+    requested: str,
+    *,
+    tokens: int,
+    head_dim: int,
+    num_heads: int,
+    dtype: jnp.dtype,
+    has_bias: bool,
+    platform: str | None = None,
+) -> AttentionChoice:
+    """Chooses the attention kernel for a shape and says why.
+
+    cuDNN's flash attention trains on even token counts only, so that odd ones (every class-token
+    ViT) are padded by one token that `key_value_seq_lengths` hides.
+
+    Args:
+        requested: "auto", "xla" or "cudnn".
+        tokens: N, class token and registers included.
+        head_dim: features of a head.
+        num_heads: heads.
+        dtype: type of queries, keys and values.
+        has_bias: whether logits get a position bias.
+        platform: "cpu", "gpu" or "tpu"; None: the default backend.
+
+    Returns:
+        The choice; `padded_tokens` equals `tokens` unless the kernel needs padding.
+    """
+    platform = platform or jax.default_backend()
+    padded = tokens + tokens % 2
+    if requested == "xla":
+        return AttentionChoice("xla", tokens, "asked for")
+    if requested == "cudnn":
+        return AttentionChoice("cudnn", padded, "asked for")
+    if platform not in ("gpu", "cuda"):
+        return AttentionChoice("xla", tokens, f"cuDNN needs a GPU, this is a {platform}")
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return AttentionChoice("xla", tokens, f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}")
+    if has_bias:
+        return AttentionChoice("xla", tokens, "the position bias has a gradient of its own")
+    if head_dim > 128 or head_dim % 8:
+        return AttentionChoice("xla", tokens, f"cuDNN does not take head dimension {head_dim}")
+    problem = _cudnn_problem(padded, num_heads, head_dim, jnp.dtype(dtype).name)
+    if problem:
+        return AttentionChoice("xla", tokens, f"cuDNN failed: {problem}")
+    return AttentionChoice("cudnn", padded, "GPU, 16-bit, head dimension fits")
+
+
+@functools.lru_cache
+def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
+    """Compiles cuDNN attention forward and backward once; returns the error's first line, if any."""
+    shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
+
+    def total(q, k, v):
+        return attend(q, k, v, implementation="cudnn", valid_tokens=tokens - 1).sum()
+
+    try:
+        jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
+    except Exception as error:  # noqa: BLE001: whatever cuDNN raises, XLA's kernel still works
+        return str(error).strip().splitlines()[0][:200]
+    return None
+
+
+@functools.lru_cache
+def log_choice(choice: AttentionChoice, tokens: int) -> None:
+    """Logs a choice once a process."""
+    padding = f", {tokens} tokens padded to {choice.padded_tokens}"
+    log.info(
+        "attention: %s%s (%s)",
+        choice.implementation, padding if choice.padded_tokens != tokens else "", choice.reason,
+    )  # fmt: skip
+
+
+def attend(
+    query: Float[Array, "B N H K"],
+    key: Float[Array, "B M H K"],
+    value: Float[Array, "B M H K"],
+    *,
+    bias: Float[Array, "B H N M"] | None = None,
+    implementation: Literal["xla", "cudnn"] = "xla",
+    valid_tokens: int | None = None,
+) -> Float[Array, "B N H K"]:
+    """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
+
+    Args:
+        query: [B, N, H, K].
+        key: [B, M, H, K].
+        value: [B, M, H, K].
+        bias: logits added before the softmax.
+        implementation: kernel of `jax.nn.dot_product_attention`.
+        valid_tokens: keys and values beyond this many are padding and get no weight.
+    """
+    lengths = None
+    if valid_tokens is not None and valid_tokens < key.shape[1]:
+        lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
+    return jax.nn.dot_product_attention(
+        query, key, value,
+        bias=bias, key_value_seq_lengths=lengths, implementation=implementation,
+    )  # fmt: skip
+
+
+def attention_weights(
+    query: Float[Array, "B N H K"],
+    key: Float[Array, "B M H K"],
+    bias: Float[Array, "B H N M"] | None = None,
+    valid_tokens: int | None = None,
+) -> Float[Array, "B H N M"]:
+    """Returns the weights that `attend` applies, f32, each row summing to 1."""
+    logits = jnp.einsum("bnhk,bmhk->bhnm", query, key, preferred_element_type=jnp.float32)
+    logits *= query.shape[-1] ** -0.5
+    if bias is not None:
+        logits += bias
+    if valid_tokens is not None:
+        logits = jnp.where(jnp.arange(key.shape[1]) < valid_tokens, logits, -jnp.inf)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+class SelfAttention(nnx.Module):
+    """Multi-head self-attention. Source: arXiv:2010.11929, appendix A.
+
+    Args:
+        width: D, features in and out.
+        num_heads: H; head dimension is D / H.
+        tokens: N, needed by the relative position bias.
+        relative: add a `RelativeBias` to the logits.
+        qk_norm: LayerNorm over each query and key, scale but no bias (arXiv:2302.05442).
+        dropout_rate: rate after the output layer.
+        implementation: kernel, see `choose_attention`.
+        dtype: type the matmuls run in.
+        rngs: source of the initial values.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        tokens: int,
+        relative: bool = False,
+        qk_norm: bool = False,
+        dropout_rate: float = 0.0,
+        implementation: Literal["xla", "cudnn"] = "xla",
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        head_dim = width // num_heads
+        self.qkv = nnx.LinearGeneral(
+            width, (3, num_heads, head_dim), kernel_init=_qkv_init, dtype=dtype, rngs=rngs
+        )
+        self.out = nnx.LinearGeneral(
+            (num_heads, head_dim), width, axis=(-2, -1), kernel_init=_xavier_uniform, dtype=dtype,
+            rngs=rngs,
+        )  # fmt: skip
+        make_norm = partial(nnx.LayerNorm, head_dim, epsilon=1e-6, use_bias=False, rngs=rngs)
+        self.query_norm = make_norm(dtype=dtype) if qk_norm else None
+        self.key_norm = make_norm(dtype=dtype) if qk_norm else None
+        self.relative = RelativeBias(tokens, num_heads, head_dim, rngs=rngs) if relative else None
+        self.dropout = nnx.Dropout(dropout_rate)
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        rope: Rope | None = None,
+        valid_tokens: int | None = None,
+        key: jax.Array | None = None,
+        want_weights: bool = False,
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B H N N"] | None]:
+        """Returns the attended tokens, and the weights where `want_weights`.
+
+        Args:
+            x: tokens.
+            rope: cosines and sines of `position.rope_2d`.
+            valid_tokens: tokens beyond this many are padding.
+            key: turns dropout on.
+            want_weights: compute the weights beside the kernel, which does not give them away.
+        """
+        q, k, v = jnp.moveaxis(self.qkv(x), -3, 0)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        bias = self.relative(q) if self.relative is not None else None
+        attended = attend(
+            q, k, v, bias=bias, implementation=self.implementation, valid_tokens=valid_tokens
+        )
+        out = self.dropout(self.out(attended), deterministic=key is None, rngs=key)
+        weights = attention_weights(q, k, bias, valid_tokens) if want_weights else None
+        return out, weights
+
+
+def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Xavier uniform for the query, key and value matrix each on its own; `shape` is (D, 3D)."""
+    each = [_xavier_uniform(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
+    return jnp.concatenate(each, axis=1)

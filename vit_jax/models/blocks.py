@@ -1,0 +1,199 @@
+"""Encoder blocks, stacked along a leading axis and looped over by `lax.scan`."""
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.models.attention import Rope, SelfAttention
+from vit_jax.models.mlp import Mlp, SwiGlu
+
+BLOCK_INTERMEDIATES = ("attention_weights", "attention_output", "mlp_output", "block_output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """Everything that shapes one encoder block; the same for all blocks of an encoder."""
+
+    width: int
+    num_heads: int
+    tokens: int
+    mlp: Literal["gelu", "swiglu"]
+    mlp_hidden: int
+    gelu_approximate: bool
+    norm_placement: Literal["pre", "post"]
+    layer_scale: float | None
+    relative: bool
+    qk_norm: bool
+    dropout: float
+    attention_implementation: Literal["xla", "cudnn"]
+    dtype: jnp.dtype
+
+
+class EncoderBlock(nnx.Module):
+    """Self-attention and MLP, each with LayerNorm, residual and optional layer scale.
+
+    pre:  x = x + f(norm(x));  post: x = norm(x + f(x)).
+
+    Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post).
+    """
+
+    def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
+        make_norm = partial(nnx.LayerNorm, spec.width, epsilon=1e-6, dtype=spec.dtype, rngs=rngs)
+        self.attention_norm = make_norm()
+        self.attention = SelfAttention(
+            spec.width,
+            spec.num_heads,
+            tokens=spec.tokens,
+            relative=spec.relative,
+            qk_norm=spec.qk_norm,
+            dropout_rate=spec.dropout,
+            implementation=spec.attention_implementation,
+            dtype=spec.dtype,
+            rngs=rngs,
+        )
+        self.mlp_norm = make_norm()
+        shared = {"dropout_rate": spec.dropout, "dtype": spec.dtype, "rngs": rngs}
+        if spec.mlp == "swiglu":
+            self.mlp = SwiGlu(spec.width, spec.mlp_hidden, **shared)
+        else:
+            self.mlp = Mlp(
+                spec.width, spec.mlp_hidden, gelu_approximate=spec.gelu_approximate, **shared
+            )
+        scale = spec.layer_scale
+        self.attention_scale = nnx.Param(jnp.full(spec.width, scale)) if scale else None
+        self.mlp_scale = nnx.Param(jnp.full(spec.width, scale)) if scale else None
+        self.norm_placement = spec.norm_placement
+
+    def __call__(
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        rope: Rope | None = None,
+        valid_tokens: int | None = None,
+        key: jax.Array | None = None,
+        drop_rate: Float[Array, ""] | None = None,
+        capture: tuple[str, ...] = (),
+    ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
+        """Returns the new tokens and the intermediates named in `capture`.
+
+        Args:
+            x: tokens.
+            rope: rotations for queries and keys.
+            valid_tokens: tokens beyond this many are padding.
+            key: turns dropout and stochastic depth on.
+            drop_rate: chance that an example skips a residual branch of this block.
+            capture: names from BLOCK_INTERMEDIATES.
+        """
+        keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
+        pre = self.norm_placement == "pre"
+
+        attended, weights = self.attention(
+            self.attention_norm(x) if pre else x,
+            rope=rope,
+            valid_tokens=valid_tokens,
+            key=keys[0],
+            want_weights="attention_weights" in capture,
+        )
+        x = x + _residual(attended, self.attention_scale, keys[1], drop_rate)
+        x = x if pre else self.attention_norm(x)
+
+        processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
+        x = x + _residual(processed, self.mlp_scale, keys[3], drop_rate)
+        x = x if pre else self.mlp_norm(x)
+
+        found = dict(zip(BLOCK_INTERMEDIATES, (weights, attended, processed, x), strict=True))
+        return x, {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
+
+
+def _residual(
+    branch: Float[Array, "B N D"],
+    scale: nnx.Param | None,
+    key: jax.Array | None,
+    drop_rate: Float[Array, ""] | None,
+) -> Float[Array, "B N D"]:
+    """Scales a residual branch and drops it for whole examples, keeping its expectation."""
+    if scale is not None:
+        branch = branch * scale[...].astype(branch.dtype)
+    if key is None or drop_rate is None:
+        return branch
+    keep = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
+    return jnp.where(keep, branch / (1 - drop_rate).astype(branch.dtype), 0)
+
+
+_REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Encoder(nnx.Module):
+    """`depth` equal blocks. Every parameter of `blocks` has a leading axis of size depth.
+
+    One block is compiled and looped over, so that compile time does not grow with depth. The
+    parameters look the same whether the loop is kept or unrolled.
+
+    Args:
+        spec: shape of a block.
+        depth: L, number of blocks.
+        stochastic_depth: rate of the last block, growing linearly from 0 at the first.
+        remat: what a block keeps for its backward pass: "none" keeps everything, "dots" the results
+            of matmuls with parameters, "full" only the block's input.
+        scan: False unrolls the loop.
+        rngs: source of the initial values.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        depth: int,
+        *,
+        stochastic_depth: float = 0.0,
+        remat: Literal["none", "dots", "full"] = "none",
+        scan: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        @nnx.split_rngs(splits=depth)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs: nnx.Rngs) -> EncoderBlock:
+            return EncoderBlock(spec, rngs=rngs)
+
+        self.blocks = make(rngs)
+        self.depth = depth
+        self.stochastic_depth = stochastic_depth
+        self.remat = remat
+        self.scan = scan
+
+    def __call__(
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        rope: Rope | None = None,
+        valid_tokens: int | None = None,
+        key: jax.Array | None = None,
+        capture: tuple[str, ...] = (),
+    ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
+        """Returns the tokens after the last block, and the captured intermediates of all blocks."""
+        graphdef, state = nnx.split(self.blocks)
+        keys = None if key is None else jax.random.split(key, self.depth)
+        rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
+        drop_rates = jnp.asarray(rates) if key is not None and self.stochastic_depth else None
+
+        def body(x, layer):
+            params, key, drop_rate = layer
+            block = nnx.merge(graphdef, params)
+            return block(
+                x, rope=rope, valid_tokens=valid_tokens, key=key, drop_rate=drop_rate, capture=capture
+            )
+
+        if self.remat != "none":
+            body = jax.checkpoint(
+                body, policy=_REMAT_POLICIES[self.remat], prevent_cse=not self.scan
+            )
+        layers = (nnx.to_pure_dict(state), keys, drop_rates)
+        return jax.lax.scan(body, x, layers, unroll=1 if self.scan else self.depth)

@@ -1,0 +1,118 @@
+"""Poolings, from tokens to one feature vector, and the classification head."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.models.attention import attend
+from vit_jax.models.mlp import Mlp
+
+_xavier_uniform = nnx.initializers.xavier_uniform()
+
+
+class AttentionPooling(nnx.Module):
+    """MAP head: a learned probe attends to all tokens, then LayerNorm and MLP with residual.
+
+    Source: arXiv:2106.04560, section 3.1 (multihead attention pooling).
+
+    Args:
+        width: D, features in and out.
+        num_heads: heads of the attention.
+        mlp_dim: hidden features of the MLP.
+        gelu_approximate: as in the encoder.
+        dtype: type the matmuls run in.
+        rngs: source of the initial values.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        gelu_approximate: bool = True,
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        head_dim = width // num_heads
+        make = partial(nnx.LinearGeneral, kernel_init=_xavier_uniform, dtype=dtype, rngs=rngs)
+        self.probe = nnx.Param(_xavier_uniform(rngs.params(), (1, width), jnp.float32)[None])
+        self.query = make(width, (num_heads, head_dim))
+        self.key = make(width, (num_heads, head_dim))
+        self.value = make(width, (num_heads, head_dim))
+        self.out = make((num_heads, head_dim), width, axis=(-2, -1))
+        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, mlp_dim, gelu_approximate=gelu_approximate, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B D"]:
+        """Returns one vector per example."""
+        shape = (tokens.shape[0], *self.probe.shape[1:])
+        query = self.query(jnp.broadcast_to(self.probe[...], shape))
+        x = self.out(attend(query, self.key(tokens), self.value(tokens)))
+        return (x + self.mlp(self.norm(x)))[:, 0]
+
+
+class Head(nnx.Module):
+    """Optional dense + tanh, then a linear layer that starts at zero.
+
+    Source: arXiv:2010.11929, section 3.2 and D.3 (one hidden layer during pretraining, none in
+    fine-tuning; zero-initialised).
+
+    Args:
+        features: features in.
+        num_classes: C; 0 for no linear layer: the features come out.
+        representation_size: width of the tanh layer; None: no such layer.
+        bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many classes.
+        rngs: source of the initial values.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        num_classes: int,
+        *,
+        representation_size: int | None = None,
+        bias_init: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        size = representation_size or features
+        make_linear = partial(
+            nnx.Linear,
+            size,
+            num_classes,
+            kernel_init=nnx.initializers.zeros,
+            bias_init=nnx.initializers.constant(bias_init),
+            rngs=rngs,
+        )
+        self.pre_logits = nnx.Linear(features, size, rngs=rngs) if representation_size else None
+        self.linear = make_linear() if num_classes else None
+
+    def __call__(
+        self, features: Float[Array, "B F"]
+    ) -> tuple[Float[Array, "B C"], Float[Array, "B R"]]:
+        """Returns the logits and the vector they are a linear function of, both f32."""
+        features = features.astype(jnp.float32)
+        if self.pre_logits is not None:
+            features = jnp.tanh(self.pre_logits(features))
+        return (features if self.linear is None else self.linear(features)), features
+
+
+def pool(
+    tokens: Float[Array, "B N D"], pooling: str, num_prefix: int
+) -> Float[Array, "B F"]:
+    """Reduces tokens by a pooling that has no parameters.
+
+    Args:
+        tokens: class token (if any), registers, patches, in this order.
+        pooling: "token": the first one; "gap": the mean of the patches; "flatten": all patches joined.
+        num_prefix: number of tokens before the patches.
+    """
+    if pooling == "token":
+        return tokens[:, 0]
+    patches = tokens[:, num_prefix:]
+    if pooling == "gap":
+        return jnp.mean(patches, axis=1, dtype=jnp.float32).astype(tokens.dtype)
+    return patches.reshape(patches.shape[0], -1)
+

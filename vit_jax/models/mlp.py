@@ -1,0 +1,94 @@
+"""The MLP of an encoder block: two dense layers with GELU between, or the gated SwiGLU."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+_kernel_init = nnx.initializers.xavier_uniform()
+_bias_init = nnx.initializers.normal(stddev=1e-6)
+
+
+class Mlp(nnx.Module):
+    """Dense -> GELU -> dropout -> dense -> dropout. Source: arXiv:2010.11929, section 3.1.
+
+    Args:
+        width: D, features in and out.
+        hidden: features between the two layers.
+        gelu_approximate: the tanh form instead of the exact erf form.
+        dropout_rate: rate after each dense layer.
+        dtype: type the matmuls run in.
+        rngs: source of the initial values.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        gelu_approximate: bool = True,
+        dropout_rate: float = 0.0,
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        make = partial(
+            nnx.Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
+        )
+        self.expand = make(width, hidden)
+        self.contract = make(hidden, width)
+        self.gelu_approximate = gelu_approximate
+        self.dropout = nnx.Dropout(dropout_rate)
+
+    def __call__(
+        self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None
+    ) -> Float[Array, "*B N D"]:
+        """Applies the MLP; dropout is on where `key` is given."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        hidden = jax.nn.gelu(self.expand(x), approximate=self.gelu_approximate)
+        hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
+        return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
+
+
+class SwiGlu(nnx.Module):
+    """(SiLU(x W_gate) * x W_value) W_out. Source: arXiv:2002.05202, equation 6.
+
+    The gated form has three matrices, so that `hidden` is two thirds of the plain MLP's for equal
+    size; see `swiglu_hidden`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        dropout_rate: float = 0.0,
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        make = partial(
+            nnx.Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
+        )
+        self.gate = make(width, hidden)
+        self.value = make(width, hidden)
+        self.contract = make(hidden, width)
+        self.dropout = nnx.Dropout(dropout_rate)
+
+    def __call__(
+        self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None
+    ) -> Float[Array, "*B N D"]:
+        """Applies the gated MLP; dropout is on where `key` is given."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        hidden = jax.nn.silu(self.gate(x)) * self.value(x)
+        hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
+        return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
+
+
+def swiglu_hidden(mlp_dim: int) -> int:
+    """Returns two thirds of `mlp_dim`, rounded up to a multiple of 8, so that sizes stay equal.
+
+    >>> swiglu_hidden(3072)
+    2048
+    """
+    return (int(mlp_dim * 2 / 3) + 7) // 8 * 8

@@ -1,0 +1,125 @@
+"""Position information: tables added to the tokens, rotations and biases inside attention."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+_init = nnx.initializers.normal(stddev=0.02)
+
+
+class Learned1d(nnx.Module):
+    """One learned vector per token of the sequence, class token included. Source: arXiv:2010.11929, eq. 1."""
+
+    def __init__(self, tokens: int, width: int, *, rngs: nnx.Rngs):
+        self.table = nnx.Param(_init(rngs.params(), (1, tokens, width), jnp.float32))
+
+    def __call__(self) -> Float[Array, "1 N D"]:
+        return self.table[...]
+
+
+class Learned2d(nnx.Module):
+    """A learned row and a learned column vector of D/2 each, joined. Source: arXiv:2010.11929, D.4.
+
+    The class token gets none: it has no place in the grid, and is a learned vector itself.
+    """
+
+    def __init__(self, grid: tuple[int, int], width: int, *, rngs: nnx.Rngs):
+        rows, columns = grid
+        self.rows = nnx.Param(_init(rngs.params(), (rows, width // 2), jnp.float32))
+        self.columns = nnx.Param(_init(rngs.params(), (columns, width // 2), jnp.float32))
+
+    def __call__(self) -> Float[Array, "1 N D"]:
+        y, x = self.rows[...], self.columns[...]
+        shape = (y.shape[0], x.shape[0], y.shape[1])
+        table = jnp.concatenate(
+            [jnp.broadcast_to(x[None], shape), jnp.broadcast_to(y[:, None], shape)], axis=-1
+        )
+        return table.reshape(1, shape[0] * shape[1], 2 * shape[2])
+
+
+def sincos_2d(
+    grid: tuple[int, int], width: int, temperature: float = 10_000.0
+) -> Float[np.ndarray, "1 N D"]:
+    """Returns the fixed table [sin x, cos x, sin y, cos y], D/4 frequencies each.
+
+    Args:
+        grid: patches down and across.
+        width: D, a multiple of 4.
+        temperature: ratio of the highest to the lowest frequency.
+
+    Source: arXiv:2205.01580 (as in MoCo v3, arXiv:2104.02057).
+    """
+    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).astype(np.float64)
+    frequency = temperature ** -np.linspace(0, 1, width // 4)
+    angle_x, angle_y = np.outer(x, frequency), np.outer(y, frequency)
+    parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
+    return np.concatenate(parts, axis=1, dtype=np.float32)[None]
+
+
+def rope_2d(
+    grid: tuple[int, int], head_dim: int, num_prefix: int, base: float = 100.0
+) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N H"]]:
+    """Returns the cosines and sines that rotate queries and keys, for every token.
+
+    Patch centres lie in [-1, 1] along each axis; a quarter of the head's features is rotated by the
+    row, a quarter by the column, and each is paired with the feature half a head away. The
+    `num_prefix` tokens before the patches (class token, registers) are left unrotated.
+
+    Args:
+        grid: patches down and across.
+        head_dim: features of a head, a multiple of 4.
+        num_prefix: tokens before the patches.
+        base: ratio of the longest to the shortest period.
+
+    Returns:
+        cos and sin, f32[num_prefix + patches, head_dim].
+
+    Source: axial RoPE of arXiv:2403.13298, with the coordinates and periods of DINOv3
+    (arXiv:2508.10104).
+    """
+    centres = [(np.arange(n) + 0.5) / n * 2 - 1 for n in grid]
+    y, x = np.meshgrid(*centres, indexing="ij")
+    periods = base ** np.linspace(0, 1, head_dim // 4, endpoint=False)
+    angles = [np.outer(axis.ravel(), 2 * np.pi / periods) for axis in (y, x)]
+    angle = np.tile(np.concatenate(angles, axis=1), 2)
+    angle = np.concatenate([np.zeros((num_prefix, head_dim)), angle])
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rotate(
+    x: Float[Array, "B N H K"], rope: tuple[Float[Array, "N K"], Float[Array, "N K"]]
+) -> Float[Array, "B N H K"]:
+    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle, in float32."""
+    cos, sin = (jnp.asarray(a)[None, :, None, :] for a in rope)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    swapped = jnp.concatenate([-second, first], axis=-1)
+    return (x.astype(jnp.float32) * cos + swapped * sin).astype(x.dtype)
+
+
+class RelativeBias(nnx.Module):
+    """Attention logits from the offset of query and key along the sequence.
+
+    Every offset q - k has one learned vector per head; the query's content times that vector, scaled
+    as the main logits are, is added to them before the softmax.
+
+    Source: arXiv:2010.11929, D.4 (1-dimensional relative attention).
+    """
+
+    def __init__(self, tokens: int, num_heads: int, head_dim: int, *, rngs: nnx.Rngs):
+        shape = (2 * tokens - 1, num_heads, head_dim)
+        self.table = nnx.Param(_init(rngs.params(), shape, jnp.float32))
+
+    def __call__(self, query: Float[Array, "B N H K"]) -> Float[Array, "B H N N"]:
+        """Returns f32 logits; entry [b, h, q, k] is query[b, q, h] . table[q - k + N - 1, h] / sqrt(K)."""
+        tokens, head_dim = query.shape[1], query.shape[3]
+        by_offset = jnp.einsum(
+            "bnhk,rhk->bhnr", query, self.table[...].astype(query.dtype),
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        # Reversed, row q needs columns N-1-q to 2N-2-q. In the flat memory of rows padded to 2N these
+        # start at q * (2N-1) + N-1: a reshape to rows of 2N-1 lines them up.
+        padded = jnp.pad(by_offset[..., ::-1], ((0, 0), (0, 0), (0, 0), (0, 1)))
+        flat = padded.reshape(*padded.shape[:2], -1)[..., tokens - 1 : -1]
+        bias = flat.reshape(*padded.shape[:2], tokens, 2 * tokens - 1)[..., :tokens]
+        return bias * head_dim**-0.5

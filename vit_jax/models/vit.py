@@ -1,0 +1,317 @@
+"""The Vision Transformer."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.config import ModelConfig
+from vit_jax.errors import ModelError
+from vit_jax.models.attention import choose_attention, log_choice
+from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
+from vit_jax.models.heads import AttentionPooling, Head, pool
+from vit_jax.models.mlp import swiglu_hidden
+from vit_jax.models.position import Learned1d, Learned2d, rope_2d, sincos_2d
+
+INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTShape:
+    """The sizes that a name like "ViT-B/16" stands for.
+
+    Attributes:
+        width: D, features of a token.
+        depth: number of encoder blocks.
+        mlp_dim: hidden features of a block's MLP.
+        num_heads: attention heads.
+        patch_size: height and width of a patch in pixels.
+    """
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    patch_size: int
+
+
+class PatchEmbedding(nnx.Module):
+    """Cuts an image into patches and projects each linearly.
+
+    The kernel has the shape of a convolution's, [P, P, 3, D], but is applied as one matmul.
+
+    Source: arXiv:2010.11929, equation 1.
+    """
+
+    def __init__(self, patch_size: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        shape = (patch_size, patch_size, 3, width)
+        self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(width))
+        self.patch_size = patch_size
+        self.dtype = dtype
+
+    def __call__(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B N D"]:
+        """Returns the embedded patches in raster order."""
+        batch, height, width, channels = images.shape
+        p = self.patch_size
+        patches = images.reshape(batch, height // p, p, width // p, p, channels)
+        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
+        kernel = self.kernel[...].reshape(p * p * channels, -1)
+        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
+
+
+class ViT(nnx.Module):
+    """Vision Transformer: patches -> tokens -> encoder -> pooling -> head.
+
+    Args:
+        shape: sizes, see `registry.resolve`.
+        options: the model section of a config.
+        num_classes: C; 0 for features instead of logits.
+        image_size: (height, width) in pixels that position information is made for.
+        rngs: source of the initial values.
+
+    Raises:
+        ModelError: sizes that do not go together (image and patch, width and heads, ...).
+
+    Source: arXiv:2010.11929.
+    """
+
+    def __init__(
+        self,
+        shape: ViTShape,
+        options: ModelConfig,
+        *,
+        num_classes: int,
+        image_size: tuple[int, int],
+        rngs: nnx.Rngs,
+    ):
+        check_sizes(shape, options, image_size)
+        dtype = jnp.dtype(options.dtype)
+        self.image_size = image_size
+        self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
+        self.has_class_token = options.pooling == "token"
+        self.num_prefix = self.has_class_token + options.num_registers
+        self.tokens = self.num_prefix + self.grid[0] * self.grid[1]
+        self.pooling = options.pooling
+        self.dtype = dtype
+
+        self.patch_embedding = PatchEmbedding(shape.patch_size, shape.width, dtype=dtype, rngs=rngs)
+        zeros = jnp.zeros((1, 1, shape.width))
+        self.class_token = nnx.Param(zeros) if self.has_class_token else None
+        self.registers = _build_registers(options.num_registers, shape.width, rngs)
+        self.position_embedding = self._build_position(shape.width, options, rngs)
+        has_rope = options.position_embedding == "rope_2d"
+        self.rope_head_dim = shape.width // shape.num_heads if has_rope else None
+        self.dropout = nnx.Dropout(options.dropout)
+
+        relative = options.position_embedding == "relative"
+        self.attention = choose_attention(
+            options.attention_implementation,
+            tokens=self.tokens,
+            head_dim=shape.width // shape.num_heads,
+            num_heads=shape.num_heads,
+            dtype=dtype,
+            has_bias=relative,
+        )
+        spec = BlockSpec(
+            width=shape.width,
+            num_heads=shape.num_heads,
+            tokens=self.tokens,
+            mlp=options.mlp,
+            mlp_hidden=mlp_hidden(shape, options),
+            gelu_approximate=options.gelu_approximate,
+            norm_placement=options.norm_placement,
+            layer_scale=options.layer_scale,
+            relative=relative,
+            qk_norm=options.qk_norm,
+            dropout=options.dropout,
+            attention_implementation=self.attention.implementation,
+            dtype=dtype,
+        )
+        self.encoder = Encoder(
+            spec,
+            shape.depth,
+            stochastic_depth=options.stochastic_depth,
+            remat=options.remat,
+            scan=options.scan,
+            rngs=rngs,
+        )
+        make_norm = partial(nnx.LayerNorm, shape.width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.norm = make_norm() if options.norm_placement == "pre" else None
+        make_pooling = partial(
+            AttentionPooling,
+            shape.width,
+            shape.num_heads,
+            shape.mlp_dim,
+            gelu_approximate=options.gelu_approximate,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.attention_pooling = make_pooling() if options.pooling == "map" else None
+        patches = self.grid[0] * self.grid[1]
+        self.head = Head(
+            shape.width * (patches if options.pooling == "flatten" else 1),
+            num_classes,
+            representation_size=options.representation_size,
+            bias_init=options.head_bias_init,
+            rngs=rngs,
+        )
+
+    def _build_position(self, width: int, options: ModelConfig, rngs: nnx.Rngs):
+        if options.position_embedding == "learned_1d":
+            return Learned1d(self.tokens - options.num_registers, width, rngs=rngs)
+        if options.position_embedding == "learned_2d":
+            return Learned2d(self.grid, width, rngs=rngs)
+        return Sincos2d(self.grid, width) if options.position_embedding == "sincos_2d" else None
+
+    def __call__(
+        self,
+        images: Float[Array, "B H W 3"],
+        *,
+        key: jax.Array | None = None,
+        return_intermediates: tuple[str, ...] = (),
+    ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
+        """Returns the logits, float32.
+
+        Args:
+            images: in [-1, 1], of the size that the model was made for.
+            key: turns dropout and stochastic depth on; without it the model is deterministic.
+            return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
+                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F], and
+                with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
+                "attention_output", "mlp_output" and "block_output" [L, B, N, D].
+
+        Raises:
+            ModelError: images of another size, or an unknown intermediate.
+        """
+        self._check_call(images, return_intermediates)
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+
+        embedded = self.embed(images, keys[0])
+        x = embedded
+        padding = self.attention.padded_tokens - self.tokens
+        if padding:
+            x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
+        x, found = self.encoder(
+            x, rope=self._rope(padding), valid_tokens=self.tokens if padding else None, key=keys[1],
+            capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
+        )  # fmt: skip
+        if padding:
+            x = x[:, : self.tokens]
+            found = {name: _unpad(name, value, self.tokens) for name, value in found.items()}
+        encoded = x if self.norm is None else self.norm(x)
+
+        if self.attention_pooling is not None:
+            features = self.attention_pooling(encoded[:, self.num_prefix :])
+        else:
+            features = pool(encoded, self.pooling, self.num_prefix)
+        logits, pre_logits = self.head(features)
+        if not return_intermediates:
+            return logits
+        found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
+        return logits, {name: found[name] for name in return_intermediates}
+
+    def embed(
+        self, images: Float[Array, "B H W 3"], key: jax.Array | None = None
+    ) -> Float[Array, "B N D"]:
+        """Returns the tokens that enter the encoder: class token, registers, patches."""
+        x = self.patch_embedding(images)
+        prefix = (x.shape[0], 1, x.shape[2])
+        class_token = None
+        if self.class_token is not None:
+            class_token = jnp.broadcast_to(self.class_token[...].astype(self.dtype), prefix)
+        table = None if self.position_embedding is None else self.position_embedding()
+        if isinstance(self.position_embedding, Learned1d) and class_token is not None:
+            x = jnp.concatenate([class_token, x], axis=1) + table.astype(self.dtype)
+            class_token, x = x[:, :1], x[:, 1:]
+        elif table is not None:
+            x = x + table.astype(self.dtype)
+        parts = [class_token, None, x]
+        if self.registers is not None:
+            shape = (x.shape[0], *self.registers.shape[1:])
+            parts[1] = jnp.broadcast_to(self.registers[...].astype(self.dtype), shape)
+        x = jnp.concatenate([part for part in parts if part is not None], axis=1)
+        return self.dropout(x, deterministic=key is None, rngs=key)
+
+    def _rope(self, padding: int):
+        if self.rope_head_dim is None:
+            return None
+        cos, sin = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
+        return np.pad(cos, ((0, padding), (0, 0))), np.pad(sin, ((0, padding), (0, 0)))
+
+    def _check_call(self, images: jax.Array, names: tuple[str, ...]) -> None:
+        log_choice(self.attention, self.tokens)
+        if images.ndim != 4 or images.shape[1:] != (*self.image_size, 3):
+            raise ModelError(
+                f"images of shape {tuple(images.shape)}",
+                f"(batch, {self.image_size[0]}, {self.image_size[1]}, 3)",
+                "resize the images, or make the model with their image_size",
+            )
+        for name in names:
+            if name not in INTERMEDIATES:
+                raise ModelError(
+                    f"unknown intermediate {name!r}", "names from " + ", ".join(INTERMEDIATES),
+                    "ask for one of these",
+                )  # fmt: skip
+
+
+class Sincos2d(nnx.Module):
+    """The fixed table of `position.sincos_2d`, which has no parameters."""
+
+    def __init__(self, grid: tuple[int, int], width: int):
+        self.grid, self.width = grid, width
+
+    def __call__(self) -> Float[Array, "1 N D"]:
+        return jnp.asarray(sincos_2d(self.grid, self.width))
+
+
+def _build_registers(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
+    if not count:
+        return None
+    init = nnx.initializers.normal(stddev=0.02)
+    return nnx.Param(init(rngs.params(), (1, count, width), jnp.float32))
+
+
+def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
+    """Cuts padding tokens off a captured intermediate."""
+    if name == "attention_weights":
+        return value[..., :tokens, :tokens]
+    return value[..., :tokens, :]
+
+
+def mlp_hidden(shape: ViTShape, options: ModelConfig) -> int:
+    """Returns the hidden features of a block's MLP; SwiGLU's are fewer unless set by hand."""
+    if options.mlp == "swiglu" and options.mlp_dim is None:
+        return swiglu_hidden(shape.mlp_dim)
+    return shape.mlp_dim
+
+
+def check_sizes(shape: ViTShape, options: ModelConfig, image_size: tuple[int, int]) -> None:
+    """Raises ModelError where sizes do not go together."""
+    p = shape.patch_size
+    if any(side < p or side % p for side in image_size):
+        below, above = (tuple(max(p, side // p * p + d) for side in image_size) for d in (0, p))
+        raise ModelError(
+            f"image size {image_size[0]}x{image_size[1]} with patch size {p}",
+            f"a multiple of {p}",
+            f"use e.g. {below[0]}x{below[1]} or {above[0]}x{above[1]}, or another patch size",
+        )
+    head_dim, rest = divmod(shape.width, shape.num_heads)
+    if rest:
+        raise ModelError(
+            f"width {shape.width} with {shape.num_heads} heads", "a multiple of the heads",
+            "change model.width or model.num_heads",
+        )  # fmt: skip
+    kind = options.position_embedding
+    divisor = {"learned_2d": (shape.width, 2), "sincos_2d": (shape.width, 4), "rope_2d": (head_dim, 4)}
+    size, factor = divisor.get(kind, (0, 1))
+    if size % factor:
+        raise ModelError(
+            f"position_embedding {kind} with {'head dimension' if kind == 'rope_2d' else 'width'} {size}",
+            f"a multiple of {factor}",
+            "change model.width, model.num_heads or the position embedding",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The device mesh, and where arrays live on it."""

@@ -1,0 +1,93 @@
+"""The device mesh and the way of batches onto it. One device is the smallest case, not a special one."""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.config import MeshConfig
+from vit_jax.errors import ConfigError
+
+AXES = ("data", "fsdp", "tensor")
+# A batch is divided over both axes: with fsdp, parameters are gathered but examples are not.
+BATCH_SPEC = PartitionSpec(("data", "fsdp"))
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh with axes data, fsdp, tensor over the devices.
+
+    Args:
+        config: sizes; -1 takes what is left.
+        devices: None: all devices of all hosts.
+
+    Raises:
+        ConfigError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor]
+    known = math.prod(s for s in sizes if s != -1)
+    if -1 in sizes and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if -1 in sizes or math.prod(sizes) != len(devices):
+        shown = ", ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+        raise ConfigError(
+            f"mesh {shown} on {len(devices)} devices",
+            f"sizes whose product is {len(devices)}",
+            "change mesh.data, mesh.fsdp or mesh.tensor; -1 takes the rest",
+        )
+    return jax.make_mesh(
+        tuple(sizes), AXES, devices=devices, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES)
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of everything with a leading batch axis."""
+    return NamedSharding(mesh, BATCH_SPEC)
+
+
+def check_batch_size(mesh: Mesh, batch_size: int, key: str, parts: int = 1) -> None:
+    """Raises ConfigError unless `batch_size` divides evenly over the devices, `parts` times over.
+
+    Args:
+        mesh: the mesh.
+        batch_size: global number of examples.
+        key: config key to name in the message.
+        parts: microbatches the batch is cut into.
+    """
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % (shards * parts):
+        unit = shards * parts
+        below, above = batch_size // unit * unit, -(-batch_size // unit) * unit
+        raise ConfigError(
+            f"{key} is {batch_size} on {shards} devices"
+            + (f" in {parts} microbatches" if parts > 1 else ""),
+            f"a multiple of {unit}",
+            f"use {below or above} or {above}",
+        )
+
+
+def host_rows(mesh: Mesh, batch_size: int) -> range:
+    """Returns the rows of a global batch that this host's devices hold.
+
+    Raises:
+        ConfigError: the rows do not follow each other, so that this host cannot load them as one.
+    """
+    index_map = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    spans = {s[0].indices(batch_size)[:2] for s in index_map.values() if s is not None}
+    start, stop = min(a for a, _ in spans), max(b for _, b in spans)
+    if sum(b - a for a, b in spans) != stop - start:
+        raise ConfigError(
+            f"host {jax.process_index()} holds scattered rows of a batch",
+            "one block of rows a host",
+            "let mesh.data x mesh.fsdp be a multiple of the number of hosts",
+        )
+    return range(start, stop)
+
+
+def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Puts this host's rows onto its devices and returns the global batch."""
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+    }

@@ -1,0 +1,108 @@
+"""Where parameters and optimizer state live: a short list of (pattern, rule)."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.errors import ConfigError
+
+# Patterns over the whole parameter name; the first match counts. A rule names the mesh axis of each
+# dimension, from the last backwards, so that it holds with and without the leading layer axis of a
+# stacked encoder. Attention and MLP are cut over `tensor` as in Megatron-LM (arXiv:1909.08053): heads
+# and hidden features; the other large dimension over `fsdp`.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r".*attention/qkv/kernel", ("fsdp", None, "tensor", None)),
+    (r".*attention/qkv/bias", (None, "tensor", None)),
+    (r".*attention/out/kernel", ("tensor", None, "fsdp")),
+    (r".*attention/relative/table", (None, "tensor", None)),
+    (r".*mlp/(expand|gate|value)/kernel", ("fsdp", "tensor")),
+    (r".*mlp/(expand|gate|value)/bias", ("tensor",)),
+    (r".*mlp/contract/kernel", ("tensor", "fsdp")),
+    (r"attention_pooling/(query|key|value)/kernel", ("fsdp", "tensor", None)),
+    (r"attention_pooling/out/kernel", ("tensor", None, "fsdp")),
+    (r"head/.*/kernel", ("fsdp", "tensor")),
+    (r"patch_embedding/kernel", (None, None, None, "fsdp")),
+    (r".*", ()),
+)
+
+
+def parameter_names(tree: Any) -> list[str]:
+    """Returns the names of a tree's leaves, keys joined by "/", in the order of its leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return ["/".join(_key_name(k) for k in path) for path, _ in leaves]
+
+
+def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> Any:
+    """Returns the value beside the first pattern that matches a whole name.
+
+    Raises:
+        ConfigError: none does.
+    """
+    for pattern, value in patterns:
+        if re.fullmatch(pattern, name):
+            return value
+    raise ConfigError(
+        f"no pattern of {key} matches parameter '{name}'", "every parameter to be covered",
+        "add a last pattern '.*'",
+    )  # fmt: skip
+
+
+def parameter_shardings(params: Mapping[str, Any], mesh: Mesh) -> Any:
+    """Returns a sharding for each parameter (or its shape), by RULES.
+
+    An axis that does not divide its dimension is left out: that dimension is then not cut.
+    """
+    names = parameter_names(params)
+    leaves, treedef = jax.tree.flatten(params)
+    specs = [
+        _fit_spec(match_first(name, RULES, "RULES"), leaf.shape, mesh)
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, [NamedSharding(mesh, spec) for spec in specs])
+
+
+def state_shardings(state: Any, params: Mapping[str, Any], mesh: Mesh) -> Any:
+    """Returns a sharding for each leaf of a training state.
+
+    Leaves that mirror a parameter (first and second moments, EMA) live where it lives: those whose
+    name ends in a parameter's name and whose shape is the same. All else is on every device.
+
+    Args:
+        state: tree of arrays or shapes that holds the parameters and whatever goes with them.
+        params: the parameters or their shapes.
+        mesh: the mesh.
+    """
+    shardings = dict(
+        zip(parameter_names(params), jax.tree.leaves(parameter_shardings(params, mesh)), strict=True)
+    )
+    shapes = dict(zip(parameter_names(params), (p.shape for p in jax.tree.leaves(params)), strict=True))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(path: tuple, leaf: Any) -> NamedSharding:
+        keys = [_key_name(k) for k in path]
+        for start in range(len(keys)):
+            name = "/".join(keys[start:])
+            if name in shapes and shapes[name] == leaf.shape:
+                return shardings[name]
+        return everywhere
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _fit_spec(rule: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    axes = (None,) * (len(shape) - len(rule)) + rule
+    fitting = [
+        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(axes, shape, strict=True)
+    ]
+    return PartitionSpec(*fitting)
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

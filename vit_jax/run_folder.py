@@ -1,0 +1,149 @@
+"""The run folder: config.json, env.json, result.json, and who may write there."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+
+from vit_jax.config import Config
+from vit_jax.errors import RunFolderError
+from vit_jax.schema import differences
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+
+
+class RunFolder:
+    """One run's folder, held for writing by one process at a time.
+
+    Args:
+        path: made when missing.
+        config: of the run that is to go there.
+
+    Raises:
+        RunFolderError: unwritable, in use by another process, or holding a run of another config.
+    """
+
+    def __init__(self, path: Path, config: Config):
+        self.path = Path(path).expanduser().absolute()
+        self.config = config
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"run folder {self.path} is in use by another process",
+                "one process a folder",
+                "wait for it, or choose another --workdir",
+            ) from None
+        self._check_config()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The final figures of a finished run, else None."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def write_config(self) -> None:
+        """Writes config.json and env.json."""
+        self.write_json("config.json", self.config.to_mapping())
+        self.write_json("env.json", environment())
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Writes a file atomically: a reader sees the old one or the whole new one."""
+        temporary = self.path / f".{name}.tmp"
+        try:
+            with temporary.open("w") as file:
+                json.dump(content, file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path / name)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _check_config(self) -> None:
+        """Raises RunFolderError where a run of another config has left something to lose."""
+        traces = [n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()]
+        saved = self.path / "config.json"
+        if not traces:
+            return
+        if not saved.exists():
+            raise RunFolderError(
+                f"{self.path} has {', '.join(traces)} but no config.json", "a run folder or a new one",
+                "choose another --workdir",
+            )  # fmt: skip
+        there = Config.from_mapping(json.loads(saved.read_text()))
+        rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
+        if rows:
+            more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
+            raise RunFolderError(
+                f"run folder {self.path} holds a run of another config ({'; '.join(rows[:4])}{more})",
+                "the same config",
+                "choose another --workdir, or undo the change",
+            )
+
+    def _unwritable(self, error: OSError) -> RunFolderError:
+        return RunFolderError(
+            f"cannot write to run folder {self.path}: {error.strerror}",
+            "a writable folder with free space",
+            "choose another --workdir, or free some space",
+        )
+
+
+def read_config(workdir: Path) -> Config:
+    """Returns the config of a run folder.
+
+    Raises:
+        RunFolderError: no run there.
+    """
+    path = Path(workdir).expanduser() / "config.json"
+    if not path.is_file():
+        raise RunFolderError(f"no run in {workdir}", "a run folder with config.json", "check --workdir")
+    return Config.from_mapping(json.loads(path.read_text()))
+
+
+def environment() -> dict[str, Any]:
+    """Returns what a run ran on: git revision, versions, devices, hosts."""
+    devices = jax.devices()
+    return {
+        "git_revision": git_revision(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "device_count": len(devices),
+        "host_count": jax.process_count(),
+        "hostname": platform.node(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def git_revision() -> str | None:
+    """Returns the revision of the source tree, with "-dirty" where it has changes; None outside git."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

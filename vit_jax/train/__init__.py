@@ -1,0 +1,1 @@
+"""Training: losses, optimizers, the state, the step, the loop."""

@@ -1,0 +1,184 @@
+"""The optax chain of a config: clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.config import OptimizerConfig
+from vit_jax.errors import ConfigError, nearest
+from vit_jax.parallel.sharding import match_first, parameter_names
+
+# Optimizers of optax whose update needs more than gradients (a loss value, a line search).
+_NEED_MORE = {"lbfgs", "polyak_sgd", "optimistic_gradient_descent_v2"}
+
+_STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
+
+
+def build_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule, params: Any
+) -> optax.GradientTransformation:
+    """Returns the whole update rule.
+
+    The optimizer itself runs at learning rate 1, and everything after it is scaled by the schedule,
+    so that weight decay, layer-wise rates and freezing mean the same with each of them. Optimizers
+    with weight decay inside (lamb, lion, ...) get it there.
+
+    Args:
+        config: the optimizer section.
+        schedule: step -> learning rate.
+        params: parameters or their shapes, for masks by name.
+
+    Raises:
+        ConfigError: unknown optimizer or option, a parameter that no weight-decay pattern covers, a
+            freeze pattern that matches nothing.
+    """
+    weight_decay_mask(config, params)  # Fails early where a parameter is not covered.
+    depth = _depth(params)
+
+    # Functions of the tree, since inside `partition` it lacks the frozen parameters.
+    def mask(tree: Any) -> Any:
+        return weight_decay_mask(config, tree)
+
+    def scale_layers(updates: Any, params: Any = None) -> Any:
+        del params
+        scales = layer_scales(updates, config.layer_decay, depth)
+        return jax.tree.map(lambda u, s: u * s.astype(u.dtype), updates, scales)
+
+    base, decays_inside = _base_optimizer(config, mask)
+    parts = [base]
+    if config.clip_global_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
+    if config.weight_decay and not decays_inside:
+        parts.append(optax.add_decayed_weights(-config.weight_decay, mask))
+    if config.layer_decay < 1:
+        parts.append(optax.stateless(scale_layers))
+    parts.append(optax.scale_by_schedule(schedule))
+    chain = optax.chain(*parts)
+    if not config.freeze:
+        return chain
+    labels = freeze_labels(config.freeze, params)
+    return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
+
+
+def _base_optimizer(
+    config: OptimizerConfig, mask: Callable[[Any], Any]
+) -> tuple[optax.GradientTransformation, bool]:
+    """Returns the optimizer at learning rate 1 and whether it applies weight decay itself."""
+    # adamw is adam with the decay that the chain adds anyway.
+    name = "adam" if config.name == "adamw" else config.name
+    function = getattr(optax, name, None)
+    parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+    known = sorted(n for n in dir(optax) if _is_optimizer(n)) + ["adamw"]
+    if "learning_rate" not in parameters or name in _NEED_MORE:
+        raise ConfigError(
+            f"'optimizer.name' is {config.name!r}",
+            "adamw, adam, sgd, adafactor or another optimizer of optax that needs only gradients",
+            f"did you mean {nearest(config.name, known)!r}?",
+        )
+    options = dict(config.options)
+    if config.name == "sgd":
+        options.setdefault("momentum", 0.9)
+    if config.state_dtype != "float32":
+        key = next((k for k in _STATE_DTYPE_KEYS if k in parameters), None)
+        if key is None:
+            raise ConfigError(
+                f"'optimizer.state_dtype' is {config.state_dtype} with {config.name}",
+                "an optimizer whose momentum type can be set (adamw, sgd, adafactor, ...)",
+                "set it to float32",
+            )
+        options.setdefault(key, jnp.dtype(config.state_dtype))
+    decays_inside = "weight_decay" in parameters and "mask" in parameters
+    if decays_inside:
+        options.update(weight_decay=config.weight_decay, mask=mask)
+    for key in options:
+        if key not in parameters:
+            raise ConfigError(
+                f"unknown option '{key}' of optimizer {config.name}",
+                f"one of {', '.join(p for p in parameters if p != 'learning_rate')}",
+                f"did you mean 'optimizer.options.{nearest(key, parameters)}'?",
+            )
+    try:
+        return function(learning_rate=1.0, **options), decays_inside
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer {config.name} with options {config.options}: {error}",
+            "options that optax accepts",
+            f"see optax.{name}",
+        ) from None
+
+
+def _is_optimizer(name: str) -> bool:
+    function = getattr(optax, name)
+    if not inspect.isfunction(function) or name in _NEED_MORE:
+        return False
+    return "learning_rate" in inspect.signature(function).parameters
+
+
+def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
+    """Returns a tree of bools: which parameters decay. Every parameter must match a pattern.
+
+    Raises:
+        ConfigError: a parameter that no pattern covers.
+    """
+    key = "optimizer.weight_decay_mask"
+    decayed = [match_first(n, config.weight_decay_mask, key) for n in parameter_names(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), decayed)
+
+
+def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
+    """Returns a tree of "frozen" or "trained".
+
+    Raises:
+        ConfigError: a pattern that matches no parameter, or all parameters frozen.
+    """
+    names = parameter_names(params)
+    for pattern in patterns:
+        if not any(re.fullmatch(pattern, name) for name in names):
+            close = nearest(pattern, names)
+            raise ConfigError(
+                f"'optimizer.freeze' has {pattern!r}, which matches no parameter",
+                "regular expressions over whole names",
+                f"did you mean {close!r}?",
+            )
+    frozen = [any(re.fullmatch(p, name) for p in patterns) for name in names]
+    if all(frozen):
+        raise ConfigError(
+            "'optimizer.freeze' matches every parameter", "something left to train", "narrow it"
+        )
+    labels = ["frozen" if f else "trained" for f in frozen]
+    return jax.tree.unflatten(jax.tree.structure(params), labels)
+
+
+def layer_scales(params: Any, decay: float, depth: int) -> Any:
+    """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
+
+    The embedding is layer 0, block i (from 0) is layer i + 1, the rest (final norm, pooling, head) layer
+    depth + 1; a parameter of layer k gets decay ** (depth + 1 - k). Stacked blocks get a vector over
+    their leading axis.
+
+    Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
+    """
+    names = parameter_names(params)
+    leaves, treedef = jax.tree.flatten(params)
+
+    def scale(name: str, leaf: Any) -> jax.Array:
+        if name.startswith("encoder/blocks/"):
+            powers = depth - jnp.arange(depth, dtype=jnp.float32)
+            return (decay**powers).reshape(-1, *(1,) * (len(leaf.shape) - 1))
+        embedding = re.match(r"patch_embedding|position_embedding|class_token|registers", name)
+        return jnp.asarray(decay ** (depth + 1) if embedding else 1.0, jnp.float32)
+
+    scales = [scale(n, p) for n, p in zip(names, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, scales)
+
+
+
+def _depth(params: Any) -> int:
+    """Returns the number of encoder blocks, read off their stacked parameters."""
+    leaves = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
+    return next((p.shape[0] for n, p in leaves if n.startswith("encoder/blocks/")), 0)

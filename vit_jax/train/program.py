@@ -1,0 +1,137 @@
+"""Everything of a run that is computed on devices, built from a config and three numbers.
+
+Training, evaluation, benchmarks, plans and the tests of every recipe all start here. Nothing is
+computed and no array is made until asked for.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.config import Config, duration_in_steps
+from vit_jax.evaluation.classification import EvalStep, jit_eval_step, make_eval_step
+from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.registry import build_model
+from vit_jax.parallel.mesh import batch_sharding, check_batch_size
+from vit_jax.rng import stream
+from vit_jax.train.losses import make_loss
+from vit_jax.train.optimizers import build_optimizer
+from vit_jax.train.schedules import build_schedule
+from vit_jax.train.state import TrainState, abstract_state, init_sharded, make_init
+from vit_jax.train.step import StepFn, make_batch_loss, make_prepare, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The functions and shapes of a run.
+
+    Attributes:
+        config: as given.
+        mesh: devices.
+        num_classes: C.
+        graphdef: the model without its parameters.
+        total_steps: length of the run.
+        schedule: step -> learning rate.
+        step_fn: one training step, not jitted.
+        abstract: shapes, types and shardings of the state.
+        init_fn: makes the state at step 0; may be traced.
+        eval_step: sums over one batch, jitted.
+        flops_per_image: model FLOPs of training on one image.
+    """
+
+    config: Config
+    mesh: Mesh
+    num_classes: int
+    graphdef: nnx.GraphDef
+    total_steps: int
+    schedule: optax.Schedule
+    step_fn: StepFn
+    abstract: TrainState
+    init_fn: Any
+    eval_step: EvalStep
+    flops_per_image: int
+
+    def init(self) -> TrainState:
+        """Makes the state at step 0, sharded."""
+        return init_sharded(self.init_fn, self.abstract)
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of a training batch as it comes over the wire."""
+        size, batch = self.config.data.image_size, self.config.data.global_batch_size
+        sharding = batch_sharding(self.mesh)
+        shapes = {"image": ((batch, size, size, 3), np.uint8), "label": ((batch,), np.int32),
+                  "mask": ((batch,), np.bool_)}  # fmt: skip
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def lower(self) -> jax.stages.Lowered:
+        """Returns the jitted step, its state donated, traced for the shapes of this run."""
+        shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, everywhere))
+        return jitted.lower(self.abstract, self.batch_shapes())
+
+    def num_parameters(self) -> int:
+        """Returns the number of trainable values."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
+
+
+def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples: int) -> Program:
+    """Builds the program of a run.
+
+    Args:
+        config: the run.
+        mesh: devices.
+        num_classes: C.
+        num_examples: examples an epoch.
+
+    Raises:
+        ConfigError, ModelError: sizes that do not go together.
+    """
+    batch_size, side = config.data.global_batch_size, config.data.image_size
+    check_batch_size(mesh, batch_size, "data.global_batch_size", config.accumulation_steps)
+    sizes = {"batch_size": batch_size, "num_examples": num_examples}
+    total_steps = duration_in_steps(config, "train", **sizes) or 1
+
+    def build(key: jax.Array) -> nnx.Module:
+        return build_model(config.model, num_classes=num_classes, image_size=side, key=key)
+
+    def init_params() -> Any:
+        return nnx.to_pure_dict(nnx.state(build(stream(config.seed, "init"))))
+
+    graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
+    schedule = build_schedule(
+        config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
+    )
+    optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
+    init_fn = make_init(init_params, optimizer, ema=config.ema_decay is not None)
+    abstract = abstract_state(init_fn, mesh)
+    step_fn = make_train_step(
+        config,
+        batch_loss=make_batch_loss(graphdef, config),
+        prepare=make_prepare(config, num_classes),
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+    shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
+    macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
+    return Program(
+        config=config,
+        mesh=mesh,
+        num_classes=num_classes,
+        graphdef=graphdef,
+        total_steps=total_steps,
+        schedule=schedule,
+        step_fn=step_fn,
+        abstract=abstract,
+        init_fn=init_fn,
+        eval_step=jit_eval_step(make_eval_step(graphdef, make_loss(config.loss)), shardings, mesh),
+        flops_per_image=training_flops(macs),
+    )

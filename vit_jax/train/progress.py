@@ -1,0 +1,96 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+
+class ProgressView:
+    """Shows steps, loss, speed and time left. Use as a context manager.
+
+    Args:
+        total_steps: of the run.
+        start_step: where it continues from.
+        enabled: False on all hosts but the first.
+    """
+
+    def __init__(self, total_steps: int, start_step: int, *, enabled: bool = True):
+        self._console = Console(quiet=not enabled)
+        self._total, self._first = total_steps, start_step
+        self._begin: float | None = None
+        self._last_line = 0.0
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]train"), BarColumn(bar_width=None), MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]} images/s"),
+                TextColumn("eta {task.fields[eta]}"), console=self._console,
+            )  # fmt: skip
+            self._task = self._bar.add_task(
+                "", total=total_steps, completed=start_step, loss="-", speed="-", eta="-"
+            )
+
+    def __enter__(self) -> "ProgressView":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stepped(self, step: int) -> None:
+        """Moves the bar."""
+        if self._begin is None:
+            # The first step carries the warm-up; the estimate starts after it.
+            self._begin, self._first = time.perf_counter(), step
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, eta=self._eta(step))
+
+    def logged(self, step: int, figures: dict[str, float]) -> None:
+        """Shows logged figures."""
+        loss = f"{figures['train/loss']:.4f}"
+        speed = f"{figures['train/images_per_second']:,.0f}"
+        if self._bar is not None:
+            self._bar.update(self._task, loss=loss, speed=speed)
+        elif time.perf_counter() - self._last_line > 2 or step == self._total:
+            self._last_line = time.perf_counter()
+            self.say(
+                f"step {step}/{self._total}  loss {loss}  {speed} images/s  eta {self._eta(step)}"
+            )
+
+    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+        """Shows the accuracies of an evaluation."""
+        shown = [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items()
+                 if name.endswith(("accuracy_top1", "loss"))]  # fmt: skip
+        if shown:
+            self.say(f"step {step}  " + "  ".join(shown))
+
+    def _eta(self, step: int) -> str:
+        if self._begin is None or step <= self._first:
+            return "-"
+        left = (time.perf_counter() - self._begin) / (step - self._first) * (self._total - step)
+        return f"{int(left // 3600)}:{int(left % 3600 // 60):02d}:{int(left % 60):02d}"
+
+
+def print_summary(title: str, figures: dict[str, Any]) -> None:
+    """Prints a table of figures."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, _format(value))
+    Console().print(table)
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,66 @@
+"""Learning rate over time, from optax's pieces."""
+
+import logging
+
+import jax.numpy as jnp
+import optax
+
+from vit_jax.config import ScheduleConfig, duration_in_steps
+
+log = logging.getLogger(__name__)
+
+
+def build_schedule(
+    config: ScheduleConfig,
+    learning_rate: float,
+    *,
+    total_steps: int,
+    batch_size: int,
+    num_examples: int,
+) -> optax.Schedule:
+    """Returns step -> learning rate: warmup, decay, cooldown.
+
+    Warmup rises linearly from 0, reaching `learning_rate` at its end. Cooldown falls linearly from
+    where the decay stands to 0. Cosine and linear decay end where cooldown begins. Where the run is
+    too short for both, they shrink in proportion to at most half of it, with a warning.
+
+    Args:
+        config: shape of the schedule.
+        learning_rate: peak.
+        total_steps: steps of the run.
+        batch_size: examples a step.
+        num_examples: examples an epoch.
+
+    Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt, cooldown).
+    """
+    sizes = {"batch_size": batch_size, "num_examples": num_examples}
+    warmup = duration_in_steps(config, "warmup", **sizes) or 0
+    cooldown = duration_in_steps(config, "cooldown", **sizes) or 0
+    if warmup + cooldown > total_steps:
+        shrink = total_steps / 2 / (warmup + cooldown)
+        log.warning(
+            "warmup of %d and cooldown of %d steps do not fit into %d steps: using %d and %d",
+            warmup, cooldown, total_steps, int(warmup * shrink), int(cooldown * shrink),
+        )  # fmt: skip
+        warmup, cooldown = int(warmup * shrink), int(cooldown * shrink)
+
+    decay = _decay(config, learning_rate, total_steps - warmup - cooldown)
+    pieces = [optax.linear_schedule(0, learning_rate, warmup), decay]
+    boundaries = [warmup]
+    if cooldown:
+        last = float(decay(total_steps - warmup - cooldown))
+        pieces.append(optax.linear_schedule(last, 0, cooldown))
+        boundaries.append(total_steps - cooldown)
+    return optax.join_schedules(pieces, boundaries)
+
+
+def _decay(config: ScheduleConfig, peak: float, steps: int) -> optax.Schedule:
+    """Returns the decay, counted from the end of warmup."""
+    steps = max(steps, 1)
+    if config.decay == "cosine":
+        return optax.cosine_decay_schedule(peak, steps, alpha=config.end_learning_rate / peak)
+    if config.decay == "linear":
+        return optax.linear_schedule(peak, config.end_learning_rate, steps)
+    if config.decay == "rsqrt":
+        return lambda step: peak / jnp.sqrt(1 + step / config.timescale_steps)
+    return optax.constant_schedule(peak)

@@ -1,0 +1,72 @@
+"""The training state, born sharded."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from vit_jax.parallel.sharding import state_shardings
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything a step reads and writes.
+
+    Attributes:
+        step: i32 scalar, number of updates made.
+        params: nested dict of f32 arrays.
+        opt_state: of the optax chain.
+        ema: moving average of params, or None.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema: Any
+
+    @property
+    def eval_params(self) -> Any:
+        """The parameters to evaluate: the average where it is kept."""
+        return self.params if self.ema is None else self.ema
+
+
+InitParams = Callable[[], Any]
+
+
+def make_init(
+    init_params: InitParams, optimizer: optax.GradientTransformation, *, ema: bool
+) -> Callable[[], TrainState]:
+    """Returns init_fn() -> TrainState at step 0; may be traced."""
+
+    def init_fn() -> TrainState:
+        params = init_params()
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            ema=jax.tree.map(jnp.copy, params) if ema else None,
+        )
+
+    return init_fn
+
+
+def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh) -> TrainState:
+    """Returns the state's shapes, types and shardings, computing nothing."""
+    shapes = jax.eval_shape(init_fn)
+    shardings = state_shardings(shapes, shapes.params, mesh)
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def init_sharded(init_fn: Callable[[], TrainState], abstract: TrainState) -> TrainState:
+    """Makes the state directly on the devices that hold its parts; no device sees the whole."""
+    shardings = jax.tree.map(lambda s: s.sharding, abstract)
+    return jax.jit(init_fn, out_shardings=shardings)()

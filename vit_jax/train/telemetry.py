@@ -1,0 +1,101 @@
+"""Speed and memory of a run: images/s, data wait, MFU, device and host memory."""
+
+import logging
+import time
+
+import jax
+import psutil
+
+log = logging.getLogger(__name__)
+
+# Part of `Device.device_kind` -> dense bfloat16 peak in TFLOP/s of one JAX device; the first match
+# counts. TPU v2 and v3 devices are cores, half a chip. Source: the makers' data sheets.
+_PEAK_TFLOPS = (
+    ("TPU v2", 22.5),
+    ("TPU v3", 61.5),
+    ("TPU v4 lite", 138.0),
+    ("TPU v4", 275.0),
+    ("TPU v5 lite", 197.0),
+    ("TPU v5e", 197.0),
+    ("TPU v5p", 459.0),
+    ("TPU v5", 459.0),
+    ("TPU v6 lite", 918.0),
+    ("TPU v6e", 918.0),
+    ("V100", 125.0),
+    ("A100", 312.0),
+    ("H100 PCIe", 756.0),
+    ("H100", 989.0),
+    ("H200", 989.0),
+    ("B200", 2250.0),
+    ("L40S", 362.0),
+    ("L4", 121.0),
+    ("RTX 3090", 71.0),
+    ("RTX 4090", 165.0),
+)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Returns the bfloat16 peak of a device in FLOP/s, or None for an unknown one.
+
+    >>> peak_flops("NVIDIA H200")
+    989000000000000.0
+    """
+    for part, tflops in _PEAK_TFLOPS:
+        if part in device_kind:
+            return tflops * 1e12
+    return None
+
+
+class Telemetry:
+    """Clocks a run. Time in evaluation and saving, put inside `pause`, does not count.
+
+    Args:
+        global_batch_size: images a step.
+        flops_per_image: model FLOPs of training on one image.
+    """
+
+    def __init__(self, global_batch_size: int, flops_per_image: int):
+        device = jax.local_devices()[0]
+        self._device = device
+        self._batch_size = global_batch_size
+        self._flops_per_image = flops_per_image
+        self._peak = peak_flops(device.device_kind)
+        if self._peak is None:
+            log.info("no MFU: peak FLOP/s of %r unknown", device.device_kind)
+        self._process = psutil.Process()
+        self._start = time.perf_counter()
+        self._paused = 0.0
+        self._waited = 0.0
+        self._steps = 0
+
+    def waited(self, seconds: float) -> None:
+        """Counts time in which the device had nothing to do but wait for data."""
+        self._waited += seconds
+
+    def pause(self, seconds: float) -> None:
+        """Takes time out of the clock."""
+        self._paused += seconds
+
+    def stepped(self) -> None:
+        """Counts a finished step."""
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Returns the figures since the last reading, and starts anew."""
+        elapsed = max(time.perf_counter() - self._start - self._paused, 1e-9)
+        images_per_second = self._steps * self._batch_size / elapsed
+        per_device = images_per_second / jax.device_count()
+        figures = {
+            "train/images_per_second": images_per_second,
+            "train/images_per_second_per_device": per_device,
+            "train/step_time_s": elapsed / max(self._steps, 1),
+            "train/data_wait_fraction": min(self._waited / elapsed, 1.0),
+            "host/rss_mb": self._process.memory_info().rss / 2**20,
+        }
+        if self._peak is not None:
+            figures["train/mfu"] = per_device * self._flops_per_image / self._peak
+        stats = self._device.memory_stats() or {}
+        if "peak_bytes_in_use" in stats:
+            figures["device/peak_memory_mb"] = stats["peak_bytes_in_use"] / 2**20
+        self._start, self._paused, self._waited, self._steps = time.perf_counter(), 0.0, 0.0, 0
+        return figures
