@@ -20,8 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
                 "augment": {"crop": "pad", "pad_pixels": 1, "flip": False},
             },
             "optimizer": {
-                "name": "adamw", "learning_rate": 2e-3, "weight_decay": 0.1, "clip_global_norm": 1.0,
-                "schedule": {"decay": "cosine", "warmup_epochs": 5},
+                "name": "adamw", "learning_rate": 2e-3, "weight_decay": 0.1, "clip_global_norm":
+                1.0, "schedule": {"decay": "cosine", "warmup_epochs": 5},
             },
             "loss": {"label_smoothing": 0.1},
             "train_epochs": 60,

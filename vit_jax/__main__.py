@@ -1,7 +1,7 @@
 """`python -m vit_jax COMMAND`: train, eval, bench.
 
-Exit codes: 0 done; 2 an error that the user can mend, told in one line on stderr; 75 stopped by SIGTERM
-or SIGINT after saving, to be run again; anything else is a bug.
+Exit codes: 0 done; 2 an error that the user can mend, told in one line on stderr; 75 stopped by
+SIGTERM or SIGINT after saving, to be run again; anything else is a bug.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 
-from vit_jax.errors import ConfigError, UserError, nearest
+from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 
 # command: what `--help` says of it.
 COMMANDS = {
@@ -40,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise
-        return _report(f"{error.filename or 'disk'}: {error.strerror}; expected a writable folder "
-                       "with free space; free some space or choose another --workdir", debug)  # fmt: skip
+        return _report(str(_disk_error(error)), debug)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -73,6 +72,14 @@ def _dispatch(argv: list[str]) -> int:
     if unknown:
         command.error(f"unknown argument {unknown[0]!r}")
     return module.run(args, overrides)
+
+
+def _disk_error(error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"{error.filename or 'disk'}: {error.strerror}",
+        "a writable folder with free space",
+        "free some space or choose another --workdir",
+    )
 
 
 def _report(line: str, debug: bool) -> int:

@@ -1,8 +1,9 @@
 """Checkpoints: one thin layer over Orbax.
 
-A checkpoint is one Orbax composite: `params`, `optimizer`, `ema` (where kept) as arrays, `data` (position in the
-example order) and `config` as JSON. It appears under its final name only when complete, so that a run
-killed at any moment finds the last complete one.
+A checkpoint is one Orbax composite: `params`, `optimizer`, `ema` (where kept) as arrays, `data`
+(position in the
+example order) and `config` as JSON. It appears under its final name only when complete, so that a
+run killed at any moment finds the last complete one.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ class Restored:
 
 
 class CheckpointFolder:
-    """The `checkpoints` folder of a run. Close it, or use it as a context manager, to wait for the last save.
+    """The `checkpoints` folder of a run; closing it waits for the last save.
 
     Args:
         folder: made when missing, unless read only.
@@ -148,8 +149,9 @@ class CheckpointFolder:
         """
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
+            wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
             raise CheckpointError(
-                f"no {'checkpoint' if step is None else f'checkpoint of step {step}'} in {self.folder}",
+                f"no {wanted} in {self.folder}",
                 f"one of {', '.join(map(str, steps))}" if steps else "a run that has saved one",
                 "check the path",
             )
@@ -177,7 +179,9 @@ class CheckpointFolder:
                 "a complete checkpoint of this version",
                 f"remove that folder to go on from an earlier one ({steps[:-1] or 'none'})",
             ) from None
-        return Restored(step, {name: found[name] for name in abstract}, found["data"], found["config"])
+        return Restored(
+            step, {name: found[name] for name in abstract}, found["data"], found["config"]
+        )
 
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config in a checkpoint, reading no arrays."""
@@ -212,7 +216,7 @@ class CheckpointFolder:
 def latest_params(
     path: Path, abstract_params: Any, step: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the parameters to use of a run folder or a `checkpoints` folder, and that run's config.
+    """Returns the parameters to use of a run folder, and that run's config.
 
     These are the moving average where the run kept one.
 
@@ -229,7 +233,9 @@ def latest_params(
         path, step = path.parent, int(path.name)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not folder.is_dir():
-        raise CheckpointError(f"no folder {folder}", "a run folder or its checkpoints", "check the path")
+        raise CheckpointError(
+            f"no folder {folder}", "a run folder or its checkpoints", "check the path"
+        )
     with CheckpointFolder(folder, CheckpointConfig(), read_only=True) as checkpoints:
         config = checkpoints.read_config(step)
         item = "params" if config.get("ema_decay") is None else "ema"
@@ -246,14 +252,20 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _as_run_folder_error(folder: Path) -> Iterator[None]:
-    """Turns what a full or unwritable disk raises, in this thread or the saving one, into one clear line."""
+    """Turns what a full or unwritable disk raises, here or in the saving thread, into one line."""
     try:
         yield
     except RunFolderError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         text = str(error)
-        causes = ("No space left", "RESOURCE_EXHAUSTED", "Permission denied", "Read-only", "PERMISSION")
+        causes = (
+            "No space left",
+            "RESOURCE_EXHAUSTED",
+            "Permission denied",
+            "Read-only",
+            "PERMISSION",
+        )
         if not isinstance(error, OSError) and not any(cause in text for cause in causes):
             raise
         reason = getattr(error, "strerror", None) or text.splitlines()[0][:200]

@@ -1,6 +1,7 @@
 """The schema of a run: every key a config may have, its type, range, default and meaning.
 
-A config file is `configs/NAME.py` with `get_config(arg)` that returns an `ml_collections.ConfigDict`
+A config file is `configs/NAME.py` with `get_config(arg)` that returns an
+`ml_collections.ConfigDict`
 (or a plain dict) of the keys that differ from the defaults here. It is turned into a frozen
 `Config` at once; nothing downstream reads a raw dictionary.
 """
@@ -20,7 +21,10 @@ DURATION_UNITS = ("steps", "epochs", "examples")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """What `create_model` builds. Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own."""
+    """What `create_model` builds.
+
+    Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own.
+    """
 
     # The paper's name, `ViT-{Ti,S,M,B,L,H,g,G}/{patch}`.
     name: str = option()
@@ -119,7 +123,9 @@ class MixingConfig(Section):
 class LossConfig(Section):
     """What is minimised."""
 
-    name: Literal["softmax_cross_entropy", "sigmoid_cross_entropy"] = option("softmax_cross_entropy")
+    name: Literal["softmax_cross_entropy", "sigmoid_cross_entropy"] = option(
+        "softmax_cross_entropy"
+    )
     label_smoothing: float = option(0.0, at_least=0, below=1)
 
 
@@ -146,7 +152,7 @@ class ScheduleConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """The optax chain: clip -> optimizer -> decoupled weight decay -> per-layer scale -> schedule."""
+    """The optax chain: clip, optimizer, decoupled weight decay, per-layer scale, schedule."""
 
     # adamw, adam, sgd, adafactor, or any optimizer function of optax by its name there.
     name: str = option("adamw")
@@ -299,7 +305,7 @@ def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
 def duration_in_steps(
     holder: Section, prefix: str, *, batch_size: int, num_examples: int
 ) -> int | None:
-    """Returns the duration `prefix` of a section in steps, rounded to the nearest; None if not given.
+    """Returns a duration of a section in steps, rounded to the nearest; None if not given.
 
     Args:
         holder: section with fields `{prefix}_steps`, `_epochs` and `_examples`.

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one line that says what was got, what was expected, how to mend it."""
+"""Errors that a user can mend, in one line: what was got, what was expected, how to mend it."""
 
 import difflib
 from collections.abc import Iterable

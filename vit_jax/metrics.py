@@ -1,7 +1,6 @@
 """Where numbers go: metrics.jsonl, TensorBoard event files, Weights & Biases."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def _truncate(path: Path, start_step: int) -> None:
     if text != path.read_text():
         temporary = path.with_suffix(".jsonl.tmp")
         temporary.write_text(text)
-        os.replace(temporary, path)
+        temporary.replace(path)
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
@@ -117,5 +116,7 @@ def _start_wandb(project: str, workdir: Path, run_config: dict[str, Any]) -> Any
             "run: pip install wandb, or set logging.wandb_project=none",
         ) from None
     # One W&B run a folder: a resumed run goes on in the same one.
-    run_id = f"{workdir.name}-{os.stat(workdir).st_ino:x}"
-    return wandb.init(project=project, id=run_id, dir=str(workdir), config=run_config, resume="allow")
+    run_id = f"{workdir.name}-{workdir.stat().st_ino:x}"
+    return wandb.init(
+        project=project, id=run_id, dir=str(workdir), config=run_config, resume="allow"
+    )

@@ -16,7 +16,16 @@ from vit_jax.config import Config
 from vit_jax.errors import RunFolderError
 from vit_jax.schema import differences
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorflow-datasets",
+    "numpy",
+)
 
 
 class RunFolder:
@@ -74,27 +83,31 @@ class RunFolder:
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
+            temporary.replace(self.path / name)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def _check_config(self) -> None:
         """Raises RunFolderError where a run of another config has left something to lose."""
-        traces = [n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()]
+        traces = [
+            n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()
+        ]
         saved = self.path / "config.json"
         if not traces:
             return
         if not saved.exists():
             raise RunFolderError(
-                f"{self.path} has {', '.join(traces)} but no config.json", "a run folder or a new one",
+                f"{self.path} has {', '.join(traces)} but no config.json",
+                "a run folder or a new one",
                 "choose another --workdir",
-            )  # fmt: skip
+            )
         there = Config.from_mapping(json.loads(saved.read_text()))
         rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
         if rows:
             more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
             raise RunFolderError(
-                f"run folder {self.path} holds a run of another config ({'; '.join(rows[:4])}{more})",
+                f"run folder {self.path} holds a run of another config"
+                f" ({'; '.join(rows[:4])}{more})",
                 "the same config",
                 "choose another --workdir, or undo the change",
             )
@@ -115,7 +128,9 @@ def read_config(workdir: Path) -> Config:
     """
     path = Path(workdir).expanduser() / "config.json"
     if not path.is_file():
-        raise RunFolderError(f"no run in {workdir}", "a run folder with config.json", "check --workdir")
+        raise RunFolderError(
+            f"no run in {workdir}", "a run folder with config.json", "check --workdir"
+        )
     return Config.from_mapping(json.loads(path.read_text()))
 
 
@@ -137,7 +152,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """Returns the revision of the source tree, with "-dirty" where it has changes; None outside git."""
+    """Returns the source tree's revision, with "-dirty" where it has changes; None outside git."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

@@ -102,7 +102,9 @@ class Section:
         except ConfigError as error:
             if not path or path in error.got:
                 raise
-            raise ConfigError(error.got.replace("'", f"'{path}", 1), error.expected, error.mend) from None
+            raise ConfigError(
+                error.got.replace("'", f"'{path}", 1), error.expected, error.mend
+            ) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns nested plain dicts and lists, ready for JSON."""
@@ -251,6 +253,9 @@ def _fit_tuple(value: Any, inner: tuple[Any, ...], key: str) -> tuple[bool, Any]
     return True, tuple(_coerce(v, t, key) for v, t in zip(value, inner, strict=True))
 
 
+_TYPE_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+
+
 def _describe(annotation: Any) -> str:
     names = []
     for member in _members(annotation):
@@ -259,8 +264,7 @@ def _describe(annotation: Any) -> str:
         elif member is type(None):
             names.append("none")
         elif isinstance(member, type):
-            names.append({"str": "a string", "int": "a whole number", "float": "a number",
-                          "bool": "true or false"}.get(member.__name__, member.__name__))  # fmt: skip
+            names.append(_TYPE_WORDS.get(member, member.__name__))
         else:
             names.append(str(member).replace("typing.", ""))
     return " or ".join(names)

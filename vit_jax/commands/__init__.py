@@ -1,1 +1,1 @@
-"""The commands of `python -m vit_jax`, one module each: add_arguments(parser) and run(args, overrides)."""
+"""The commands of `python -m vit_jax`, one module each: `add_arguments` and `run`."""

@@ -1,7 +1,7 @@
 """Evaluate the checkpoint of a run folder, every example exactly once.
 
-    python -m vit_jax eval --workdir=runs/quickstart
-    python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation.splits.train=train
+python -m vit_jax eval --workdir=runs/quickstart
+python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation.splits.train=train
 """
 
 import argparse
@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the latest")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:

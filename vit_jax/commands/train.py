@@ -3,8 +3,8 @@
     python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m vit_jax train --config=FILE.py:ARG --workdir=DIR --config.optimizer.learning_rate=1e-3
 
-The same command on the same folder resumes; on a finished run it says so. SIGTERM or Ctrl-C saves and exits
-with code 75.
+The same command on the same folder resumes; on a finished run it says so. SIGTERM or Ctrl-C saves
+and exits with code 75.
 """
 
 import argparse

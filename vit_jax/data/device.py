@@ -53,7 +53,7 @@ def cutmix(
 def cutmix_box(
     height: int, width: int, share: Float[Array, ""], key: jax.Array
 ) -> Bool[Array, "H W"]:
-    """Returns the mask of a box with sides sqrt(1 - share) of the image's, cut off at its border."""
+    """Returns the mask of a box with sides sqrt(1 - share) of the image's, cut at its border."""
     key_y, key_x = jax.random.split(key)
     side = jnp.sqrt(1 - share)
 
@@ -91,17 +91,17 @@ def mix(
     key_coin, key_mixup, key_cutmix, key_box = jax.random.split(key, 4)
     one_hot = jax.nn.one_hot(labels, num_classes)
 
-    def with_mixup(operands):
+    def with_mixup(images, labels):
         share = jax.random.beta(key_mixup, config.mixup_alpha, config.mixup_alpha)
-        return mixup(*operands, share)
+        return mixup(images, labels, share)
 
-    def with_cutmix(operands):
+    def with_cutmix(images, labels):
         share = jax.random.beta(key_cutmix, config.cutmix_alpha, config.cutmix_alpha)
-        return cutmix(*operands, share, key_box)
+        return cutmix(images, labels, share, key_box)
 
     if not config.cutmix_alpha:
-        return with_mixup((images, one_hot))
+        return with_mixup(images, one_hot)
     if not config.mixup_alpha:
-        return with_cutmix((images, one_hot))
+        return with_cutmix(images, one_hot)
     coin = jax.random.bernoulli(key_coin)
-    return jax.lax.cond(coin, with_cutmix, with_mixup, (images, one_hot))
+    return jax.lax.cond(coin, with_cutmix, with_mixup, images, one_hot)

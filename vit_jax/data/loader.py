@@ -1,4 +1,4 @@
-"""Batches of uint8 images from a source: Grain threads, an order that depends on (seed, step) alone."""
+"""Batches of uint8 images from a source, in an order that depends on (seed, step) alone."""
 
 import dataclasses
 import os
@@ -37,7 +37,13 @@ class BatchSpec:
 
 
 def train_batches(
-    source: Source, transform: Transform, spec: BatchSpec, *, seed: int, start_step: int, end_step: int
+    source: Source,
+    transform: Transform,
+    spec: BatchSpec,
+    *,
+    seed: int,
+    start_step: int,
+    end_step: int,
 ) -> Iterator[HostBatch]:
     """Yields this host's rows of the batches of steps start_step to end_step - 1.
 
@@ -57,7 +63,8 @@ def train_batches(
     Raises:
         DataError: an example that cannot be read, or whose label is out of range; it is named.
     """
-    order = grain.MapDataset.range(len(source)).seed(seed).shuffle(seed=shuffle_seed(seed)).repeat()
+    shuffled = grain.MapDataset.range(len(source)).shuffle(seed=shuffle_seed(seed))
+    order: Any = shuffled.repeat()
 
     def load(step: int) -> HostBatch:
         positions = [step * spec.global_batch_size + row for row in spec.rows]
@@ -68,9 +75,7 @@ def train_batches(
     return _iterate(load, start_step, end_step, spec)
 
 
-def eval_batches(
-    source: Source, transform: Transform, spec: BatchSpec
-) -> Iterator[HostBatch]:
+def eval_batches(source: Source, transform: Transform, spec: BatchSpec) -> Iterator[HostBatch]:
     """Yields this host's rows of batches that hold every example once, in order.
 
     The last batch is filled up with zeros whose mask is False, on every host alike, so that all
@@ -85,7 +90,9 @@ def eval_batches(
         positions = [step * spec.global_batch_size + row for row in spec.rows]
         indices = [p for p in positions if p < len(source)]
         # Without a single example of its own, a host needs one for the image's shape.
-        batch = _load(source, transform, spec, indices or [0], [generator(0, "eval", 0)] * len(positions))
+        batch = _load(
+            source, transform, spec, indices or [0], [generator(0, "eval", 0)] * len(positions)
+        )
         batch["mask"][len(indices) :] = False
         return {name: _fill(rows[: len(positions)], len(positions)) for name, rows in batch.items()}
 
@@ -94,7 +101,9 @@ def eval_batches(
 
 def _iterate(load: Any, start: int, end: int, spec: BatchSpec) -> Iterator[HostBatch]:
     threads = os.cpu_count() or 1 if spec.num_threads is None else spec.num_threads
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=spec.prefetch if threads else 0)
+    options = grain.ReadOptions(
+        num_threads=threads, prefetch_buffer_size=spec.prefetch if threads else 0
+    )
     return iter(grain.MapDataset.range(start, end).map(load).to_iter_dataset(options))
 
 

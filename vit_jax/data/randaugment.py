@@ -1,7 +1,7 @@
 """RandAugment: random chains of simple image operations, with Pillow.
 
-Source: arXiv:1909.13719, with the sixteen operations and the scale (10 = strongest published) of its
-authors' code. Here a larger magnitude is a stronger change for every operation; in that code it
+Source: arXiv:1909.13719, with the sixteen operations and the scale (10 = strongest published) of
+its authors' code. Here a larger magnitude is a stronger change for every operation; in that code it
 weakens posterize and solarize.
 """
 

@@ -34,7 +34,7 @@ class Source(Protocol):
     """What the loader needs of a dataset. Must be cheap to read at random and from many threads."""
 
     name: str
-    class_names: Sequence[str]
+    class_names: tuple[str, ...]
     fingerprint: str
 
     def __len__(self) -> int: ...
@@ -176,8 +176,9 @@ def _open_split(builder: Any, split: str) -> Any:
         ) from None
     except ValueError as error:
         names = ", ".join(builder.info.splits)
+        reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"split {split!r} of {builder.info.full_name}: {str(error).splitlines()[0].rstrip('.')}",
+            f"split {split!r} of {builder.info.full_name}: {reason}",
             f"one of {names}, or a part such as {next(iter(builder.info.splits))}[:90%]",
             "check data.train_split and evaluation.splits",
         ) from None

@@ -127,6 +127,6 @@ def _resize(image: Image.Image, size: int) -> Image.Image:
 
 
 def _shift(image: Image.Image, pixels: int, rng: np.random.Generator) -> Image.Image:
-    """Moves the image by up to `pixels` each way, black coming in (as a padded random crop does)."""
+    """Moves the image by up to `pixels` each way, black coming in, as a padded crop does."""
     dx, dy = (int(d) for d in rng.integers(-pixels, pixels + 1, size=2))
     return image.crop((dx, dy, dx + image.width, dy + image.height))

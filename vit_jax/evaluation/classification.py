@@ -21,8 +21,10 @@ EvalStep = Callable[[Any, Batch], Sums]
 def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums over the examples whose mask is True.
 
-    The sums: loss (f32), top1, top5 and examples (i32). An example is right in top k when fewer than
-    k classes have a logit above its label's, or an equal one and a lower index: ties never count twice.
+    The sums: loss (f32), top1, top5 and examples (i32). An example is right in top k when fewer
+    than
+    k classes have a logit above its label's, or an equal one and a lower index: ties never count
+    twice.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> Sums:

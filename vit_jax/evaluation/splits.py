@@ -36,7 +36,11 @@ class SplitEvaluator:
         }
         self._transform = make_eval_transform(data.image_size, data.eval_crop)
         self._spec = BatchSpec(
-            batch_size, host_rows(mesh, batch_size), num_classes, data.num_threads, data.prefetch_batches
+            batch_size,
+            host_rows(mesh, batch_size),
+            num_classes,
+            data.num_threads,
+            data.prefetch_batches,
         )
 
     def __call__(self, eval_step: EvalStep, params: Any) -> dict[str, float]:

@@ -65,7 +65,9 @@ def choose_attention(
     if platform not in ("gpu", "cuda"):
         return AttentionChoice("xla", tokens, f"cuDNN needs a GPU, this is a {platform}")
     if dtype not in (jnp.bfloat16, jnp.float16):
-        return AttentionChoice("xla", tokens, f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}")
+        return AttentionChoice(
+            "xla", tokens, f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
+        )
     if has_bias:
         return AttentionChoice("xla", tokens, "the position bias has a gradient of its own")
     if head_dim > 128 or head_dim % 8:
@@ -78,7 +80,7 @@ def choose_attention(
 
 @functools.lru_cache
 def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
-    """Compiles cuDNN attention forward and backward once; returns the error's first line, if any."""
+    """Compiles cuDNN attention with its gradient; returns the error's first line, if any."""
     shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
 
     def total(q, k, v):
@@ -86,7 +88,7 @@ def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> st
 
     try:
         jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
-    except Exception as error:  # noqa: BLE001: whatever cuDNN raises, XLA's kernel still works
+    except Exception as error:  # whatever cuDNN raises, XLA's kernel still works
         return str(error).strip().splitlines()[0][:200]
     return None
 
@@ -186,7 +188,7 @@ class SelfAttention(nnx.Module):
         self.key_norm = make_norm(dtype=dtype) if qk_norm else None
         self.relative = RelativeBias(tokens, num_heads, head_dim, rngs=rngs) if relative else None
         self.dropout = nnx.Dropout(dropout_rate)
-        self.implementation = implementation
+        self.implementation: Literal["xla", "cudnn"] = implementation
 
     def __call__(
         self,

@@ -108,7 +108,7 @@ class EncoderBlock(nnx.Module):
         x = x if pre else self.mlp_norm(x)
 
         found = dict(zip(BLOCK_INTERMEDIATES, (weights, attended, processed, x), strict=True))
-        return x, {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
+        return x, {n: v for n, v in found.items() if n in capture and v is not None}
 
 
 def _residual(
@@ -188,7 +188,12 @@ class Encoder(nnx.Module):
             params, key, drop_rate = layer
             block = nnx.merge(graphdef, params)
             return block(
-                x, rope=rope, valid_tokens=valid_tokens, key=key, drop_rate=drop_rate, capture=capture
+                x,
+                rope=rope,
+                valid_tokens=valid_tokens,
+                key=key,
+                drop_rate=drop_rate,
+                capture=capture,
             )
 
         if self.remat != "none":

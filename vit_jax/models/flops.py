@@ -16,7 +16,8 @@ def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[in
         num_classes: C; 0 for a model without a head.
         image_size: (height, width) in pixels.
 
-    >>> round(forward_macs(ModelConfig(name="ViT-B/16"), num_classes=1000, image_size=(224, 224)) / 1e9, 2)
+    >>> config = ModelConfig(name="ViT-B/16")
+    >>> round(forward_macs(config, num_classes=1000, image_size=(224, 224)) / 1e9, 2)
     17.56
     """
     shape = resolve(options)
@@ -48,7 +49,9 @@ def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[in
 def training_flops(macs: int) -> int:
     """Returns the floating-point operations of training on one image: 6 a multiply-accumulate.
 
-    Two for the multiply and the add, times three: forward, and backward to inputs and to parameters.
-    Recomputation by remat does not count, as in model FLOPs utilisation (arXiv:2204.02311, appendix B).
+    Two for the multiply and the add, times three: forward, and backward to inputs and to
+    parameters.
+    Recomputation by remat does not count, as in model FLOPs utilisation (arXiv:2204.02311,
+    appendix B).
     """
     return 6 * macs

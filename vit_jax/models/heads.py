@@ -64,7 +64,8 @@ class Head(nnx.Module):
         features: features in.
         num_classes: C; 0 for no linear layer: the features come out.
         representation_size: width of the tanh layer; None: no such layer.
-        bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many classes.
+        bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many
+            classes.
         rngs: source of the initial values.
     """
 
@@ -99,14 +100,13 @@ class Head(nnx.Module):
         return (features if self.linear is None else self.linear(features)), features
 
 
-def pool(
-    tokens: Float[Array, "B N D"], pooling: str, num_prefix: int
-) -> Float[Array, "B F"]:
+def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:
     """Reduces tokens by a pooling that has no parameters.
 
     Args:
         tokens: class token (if any), registers, patches, in this order.
-        pooling: "token": the first one; "gap": the mean of the patches; "flatten": all patches joined.
+        pooling: "token": the first one; "gap": the mean of the patches; "flatten": all patches
+            joined.
         num_prefix: number of tokens before the patches.
     """
     if pooling == "token":
@@ -115,4 +115,3 @@ def pool(
     if pooling == "gap":
         return jnp.mean(patches, axis=1, dtype=jnp.float32).astype(tokens.dtype)
     return patches.reshape(patches.shape[0], -1)
-

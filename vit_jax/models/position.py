@@ -9,7 +9,7 @@ _init = nnx.initializers.normal(stddev=0.02)
 
 
 class Learned1d(nnx.Module):
-    """One learned vector per token of the sequence, class token included. Source: arXiv:2010.11929, eq. 1."""
+    """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1."""
 
     def __init__(self, tokens: int, width: int, *, rngs: nnx.Rngs):
         self.table = nnx.Param(_init(rngs.params(), (1, tokens, width), jnp.float32))
@@ -90,7 +90,7 @@ def rope_2d(
 def rotate(
     x: Float[Array, "B N H K"], rope: tuple[Float[Array, "N K"], Float[Array, "N K"]]
 ) -> Float[Array, "B N H K"]:
-    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle, in float32."""
+    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle."""
     cos, sin = (jnp.asarray(a)[None, :, None, :] for a in rope)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     swapped = jnp.concatenate([-second, first], axis=-1)
@@ -100,8 +100,8 @@ def rotate(
 class RelativeBias(nnx.Module):
     """Attention logits from the offset of query and key along the sequence.
 
-    Every offset q - k has one learned vector per head; the query's content times that vector, scaled
-    as the main logits are, is added to them before the softmax.
+    Every offset q - k has one learned vector per head; the query's content times that vector,
+    scaled as the main logits are, is added to them before the softmax.
 
     Source: arXiv:2010.11929, D.4 (1-dimensional relative attention).
     """
@@ -111,14 +111,14 @@ class RelativeBias(nnx.Module):
         self.table = nnx.Param(_init(rngs.params(), shape, jnp.float32))
 
     def __call__(self, query: Float[Array, "B N H K"]) -> Float[Array, "B H N N"]:
-        """Returns f32 logits; entry [b, h, q, k] is query[b, q, h] . table[q - k + N - 1, h] / sqrt(K)."""
+        """Returns f32 logits: at [b, h, q, k] query[b, q, h] . table[q-k+N-1, h] / sqrt(K)."""
         tokens, head_dim = query.shape[1], query.shape[3]
         by_offset = jnp.einsum(
             "bnhk,rhk->bhnr", query, self.table[...].astype(query.dtype),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
-        # Reversed, row q needs columns N-1-q to 2N-2-q. In the flat memory of rows padded to 2N these
-        # start at q * (2N-1) + N-1: a reshape to rows of 2N-1 lines them up.
+        # Reversed, row q needs columns N-1-q to 2N-2-q. In the flat memory of rows padded to 2N
+        # these start at q * (2N-1) + N-1: a reshape to rows of 2N-1 lines them up.
         padded = jnp.pad(by_offset[..., ::-1], ((0, 0), (0, 0), (0, 0), (0, 1)))
         flat = padded.reshape(*padded.shape[:2], -1)[..., tokens - 1 : -1]
         bias = flat.reshape(*padded.shape[:2], tokens, 2 * tokens - 1)[..., :tokens]

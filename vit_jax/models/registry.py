@@ -75,9 +75,13 @@ def build_model(
     Raises:
         ModelError: unknown name, or sizes that do not go together.
     """
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
     return ViT(
-        resolve(options), options, num_classes=num_classes, image_size=size, rngs=nnx.Rngs(params=key)
+        resolve(options),
+        options,
+        num_classes=num_classes,
+        image_size=size,
+        rngs=nnx.Rngs(params=key),
     )
 
 

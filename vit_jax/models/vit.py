@@ -5,13 +5,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
-from vit_jax.models.attention import choose_attention, log_choice
+from vit_jax.models.attention import Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
 from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.mlp import swiglu_hidden
@@ -61,7 +60,9 @@ class PatchEmbedding(nnx.Module):
         patches = images.reshape(batch, height // p, p, width // p, p, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
         kernel = self.kernel[...].reshape(p * p * channels, -1)
-        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
+        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(
+            self.dtype
+        )
 
 
 class ViT(nnx.Module):
@@ -181,8 +182,8 @@ class ViT(nnx.Module):
             images: in [-1, 1], of the size that the model was made for.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
-                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F], and
-                with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
+                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
+                and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "attention_output", "mlp_output" and "block_output" [L, B, N, D].
 
         Raises:
@@ -220,28 +221,29 @@ class ViT(nnx.Module):
     ) -> Float[Array, "B N D"]:
         """Returns the tokens that enter the encoder: class token, registers, patches."""
         x = self.patch_embedding(images)
-        prefix = (x.shape[0], 1, x.shape[2])
-        class_token = None
+        patches = x.shape[1]
+        prefix = []
+        if self.position_embedding is not None:
+            table = self.position_embedding().astype(self.dtype)
+            x = x + table[:, -patches:]
         if self.class_token is not None:
-            class_token = jnp.broadcast_to(self.class_token[...].astype(self.dtype), prefix)
-        table = None if self.position_embedding is None else self.position_embedding()
-        if isinstance(self.position_embedding, Learned1d) and class_token is not None:
-            x = jnp.concatenate([class_token, x], axis=1) + table.astype(self.dtype)
-            class_token, x = x[:, :1], x[:, 1:]
-        elif table is not None:
-            x = x + table.astype(self.dtype)
-        parts = [class_token, None, x]
+            class_token = self.class_token[...].astype(self.dtype)
+            # Only the 1-D table has a row for it.
+            if isinstance(self.position_embedding, Learned1d):
+                class_token = class_token + self.position_embedding().astype(self.dtype)[:, :1]
+            prefix.append(class_token)
         if self.registers is not None:
-            shape = (x.shape[0], *self.registers.shape[1:])
-            parts[1] = jnp.broadcast_to(self.registers[...].astype(self.dtype), shape)
-        x = jnp.concatenate([part for part in parts if part is not None], axis=1)
+            prefix.append(self.registers[...].astype(self.dtype))
+        prefix = [jnp.broadcast_to(p, (x.shape[0], *p.shape[1:])) for p in prefix]
+        x = jnp.concatenate([*prefix, x], axis=1)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
-    def _rope(self, padding: int):
+    def _rope(self, padding: int) -> Rope | None:
         if self.rope_head_dim is None:
             return None
         cos, sin = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
-        return np.pad(cos, ((0, padding), (0, 0))), np.pad(sin, ((0, padding), (0, 0)))
+        rows = ((0, padding), (0, 0))
+        return jnp.pad(jnp.asarray(cos), rows), jnp.pad(jnp.asarray(sin), rows)
 
     def _check_call(self, images: jax.Array, names: tuple[str, ...]) -> None:
         log_choice(self.attention, self.tokens)
@@ -307,11 +309,16 @@ def check_sizes(shape: ViTShape, options: ModelConfig, image_size: tuple[int, in
             "change model.width or model.num_heads",
         )  # fmt: skip
     kind = options.position_embedding
-    divisor = {"learned_2d": (shape.width, 2), "sincos_2d": (shape.width, 4), "rope_2d": (head_dim, 4)}
+    divisor = {
+        "learned_2d": (shape.width, 2),
+        "sincos_2d": (shape.width, 4),
+        "rope_2d": (head_dim, 4),
+    }
     size, factor = divisor.get(kind, (0, 1))
     if size % factor:
+        what = "head dimension" if kind == "rope_2d" else "width"
         raise ModelError(
-            f"position_embedding {kind} with {'head dimension' if kind == 'rope_2d' else 'width'} {size}",
+            f"position_embedding {kind} with {what} {size}",
             f"a multiple of {factor}",
             "change model.width, model.num_heads or the position embedding",
         )  # fmt: skip

@@ -1,6 +1,8 @@
-"""The device mesh and the way of batches onto it. One device is the smallest case, not a special one."""
+"""The device mesh and the way of batches onto it; one device is the smallest case."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +16,7 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh with axes data, fsdp, tensor over the devices.
 
     Args:

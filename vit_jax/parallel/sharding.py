@@ -11,8 +11,8 @@ from vit_jax.errors import ConfigError
 
 # Patterns over the whole parameter name; the first match counts. A rule names the mesh axis of each
 # dimension, from the last backwards, so that it holds with and without the leading layer axis of a
-# stacked encoder. Attention and MLP are cut over `tensor` as in Megatron-LM (arXiv:1909.08053): heads
-# and hidden features; the other large dimension over `fsdp`.
+# stacked encoder. Attention and MLP are cut over `tensor` as in Megatron-LM (arXiv:1909.08053):
+# heads and hidden features; the other large dimension over `fsdp`.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*attention/qkv/kernel", ("fsdp", None, "tensor", None)),
     (r".*attention/qkv/bias", (None, "tensor", None)),
@@ -76,9 +76,13 @@ def state_shardings(state: Any, params: Mapping[str, Any], mesh: Mesh) -> Any:
         mesh: the mesh.
     """
     shardings = dict(
-        zip(parameter_names(params), jax.tree.leaves(parameter_shardings(params, mesh)), strict=True)
+        zip(
+            parameter_names(params), jax.tree.leaves(parameter_shardings(params, mesh)), strict=True
+        )
     )
-    shapes = dict(zip(parameter_names(params), (p.shape for p in jax.tree.leaves(params)), strict=True))
+    shapes = dict(
+        zip(parameter_names(params), (p.shape for p in jax.tree.leaves(params)), strict=True)
+    )
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple, leaf: Any) -> NamedSharding:

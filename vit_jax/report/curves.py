@@ -48,7 +48,9 @@ def _plot(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str]) -> None:
     for name, label in lines.items():
         points = [(row["step"], row[name]) for row in rows if name in row]
         marker = "o" if name.startswith("eval/") else None
-        axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3, linewidth=1.4)
+        axes.plot(
+            *zip(*points, strict=True), label=label, marker=marker, markersize=3, linewidth=1.4
+        )
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

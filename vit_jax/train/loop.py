@@ -16,7 +16,7 @@ from vit_jax.config import Config, duration_in_steps
 from vit_jax.data.loader import BatchSpec, train_batches
 from vit_jax.data.sources import Source, TfdsSource
 from vit_jax.data.transforms import make_train_transform
-from vit_jax.errors import CheckpointError, DataError, DivergenceError
+from vit_jax.errors import DataError, DivergenceError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import MetricsWriter
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
@@ -44,7 +44,8 @@ def train(config: Config, workdir: Path) -> dict[str, Any]:
         The content of result.json.
 
     Raises:
-        UserError: anything wrong with config, data, model, folder or checkpoint; DivergenceError where
+        UserError: anything wrong with config, data, model, folder or checkpoint; DivergenceError
+            where
             loss or gradient is no longer finite.
         Stopped: SIGTERM or SIGINT came; the state is saved.
     """
@@ -64,7 +65,10 @@ def train(config: Config, workdir: Path) -> dict[str, Any]:
                 start = int(state.step)
                 with (
                     MetricsWriter(
-                        folder.path, config.logging, start_step=start, run_config=config.to_mapping()
+                        folder.path,
+                        config.logging,
+                        start_step=start,
+                        run_config=config.to_mapping(),
                     ) as writer,
                     ProgressView(
                         program.total_steps, start, enabled=jax.process_index() == 0
@@ -98,7 +102,9 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         )  # fmt: skip
     log.info("resuming from step %d", found.step)
     step = jax.device_put(np.int32(found.step), abstract.step.sharding)
-    return TrainState(step, found.arrays["params"], found.arrays["optimizer"], found.arrays.get("ema"))
+    return TrainState(
+        step, found.arrays["params"], found.arrays["optimizer"], found.arrays.get("ema")
+    )
 
 
 def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:
@@ -199,7 +205,8 @@ class _Run:
         """Returns the next batch; the time counts as waiting where the device ran dry meanwhile."""
         begin = time.perf_counter()
         batch = next(feed)
-        if not self.pending or self.pending[-1][1]["train/loss"].is_ready():
+        newest: Any = self.pending[-1][1]["train/loss"] if self.pending else None
+        if newest is None or newest.is_ready():
             self.telemetry.waited(time.perf_counter() - begin)
         return batch
 

@@ -54,7 +54,8 @@ def sigmoid_cross_entropy(
 ) -> Float[Array, " B"]:
     """-sum_c targets_c log sigmoid(logits_c) + (1 - targets_c) log sigmoid(-logits_c).
 
-    Summed over the classes, as the ImageNet-21k and JFT recipes do. Source: arXiv:2006.07159, section 5.
+    Summed over the classes, as the ImageNet-21k and JFT recipes do. Source: arXiv:2006.07159,
+    section 5.
 
     >>> sigmoid_cross_entropy(jnp.zeros((1, 4)), jnp.array([[0.0, 1, 0, 0]])).round(4)  # 4 log 2
     Array([2.7726], dtype=float32)

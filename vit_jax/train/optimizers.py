@@ -71,9 +71,9 @@ def _base_optimizer(
     """Returns the optimizer at learning rate 1 and whether it applies weight decay itself."""
     # adamw is adam with the decay that the chain adds anyway.
     name = "adam" if config.name == "adamw" else config.name
-    function = getattr(optax, name, None)
+    function: Any = getattr(optax, name, None)
     parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
-    known = sorted(n for n in dir(optax) if _is_optimizer(n)) + ["adamw"]
+    known = [*filter(_is_optimizer, dir(optax)), "adamw"]
     if "learning_rate" not in parameters or name in _NEED_MORE:
         raise ConfigError(
             f"'optimizer.name' is {config.name!r}",
@@ -157,9 +157,10 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
 def layer_scales(params: Any, decay: float, depth: int) -> Any:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
-    The embedding is layer 0, block i (from 0) is layer i + 1, the rest (final norm, pooling, head) layer
-    depth + 1; a parameter of layer k gets decay ** (depth + 1 - k). Stacked blocks get a vector over
-    their leading axis.
+    The embedding is layer 0, block i (from 0) is layer i + 1, the rest (final norm, pooling, head)
+    layer
+    depth + 1; a parameter of layer k gets decay ** (depth + 1 - k). Stacked blocks get a vector
+    over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
@@ -175,7 +176,6 @@ def layer_scales(params: Any, decay: float, depth: int) -> Any:
 
     scales = [scale(n, p) for n, p in zip(names, leaves, strict=True)]
     return jax.tree.unflatten(treedef, scales)
-
 
 
 def _depth(params: Any) -> int:

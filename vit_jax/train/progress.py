@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
+"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any

@@ -31,7 +31,8 @@ def build_schedule(
         batch_size: examples a step.
         num_examples: examples an epoch.
 
-    Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt, cooldown).
+    Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt,
+    cooldown).
     """
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     warmup = duration_in_steps(config, "warmup", **sizes) or 0
@@ -48,7 +49,7 @@ def build_schedule(
     pieces = [optax.linear_schedule(0, learning_rate, warmup), decay]
     boundaries = [warmup]
     if cooldown:
-        last = float(decay(total_steps - warmup - cooldown))
+        last = float(jnp.asarray(decay(total_steps - warmup - cooldown)))
         pieces.append(optax.linear_schedule(last, 0, cooldown))
         boundaries.append(total_steps - cooldown)
     return optax.join_schedules(pieces, boundaries)

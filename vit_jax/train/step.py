@@ -33,7 +33,7 @@ def make_batch_loss(graphdef: nnx.GraphDef, config: Config) -> BatchLoss:
 
 
 def make_prepare(config: Config, num_classes: int) -> Callable[[Batch, jax.Array], Batch]:
-    """Returns prepare_fn(batch, step): uint8 images -> [-1, 1], flips and mixing by (seed, step)."""
+    """Returns prepare_fn(batch, step): uint8 to [-1, 1], flips and mixing by (seed, step)."""
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
         images = to_unit_range(batch["image"])

@@ -44,7 +44,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         return {"train": self._generate_examples(False), "test": self._generate_examples(True)}
 
     def _generate_examples(self, test: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-        digits = load_digits()
+        digits: Any = load_digits()
         for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
             if (index % _TEST_EVERY == 0) == test:
                 png = io.BytesIO()

@@ -1,0 +1,49 @@
+import pickle
+
+import pytest
+
+from vit_jax import errors
+from vit_jax.errors import ConfigError, DataError, UserError, nearest
+
+
+def test_message_is_got_expected_mend():
+    error = UserError("a tap", "a tub", "turn the handle")
+    assert str(error) == "a tap; expected a tub; turn the handle"
+    assert (error.got, error.expected, error.mend) == ("a tap", "a tub", "turn the handle")
+
+
+def test_message_is_one_line_whatever_the_parts_hold():
+    error = ConfigError("two\nlines", "one\t\tline", "join\r\n  them")
+    assert str(error) == "two lines; expected one line; join them"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ConfigError", "ModelError", "DataError", "RunFolderError", "CheckpointError",
+        "DivergenceError",
+    ],
+)  # fmt: skip
+def test_every_kind_is_a_user_error_and_a_value_error(name):
+    kind = getattr(errors, name)
+    assert issubclass(kind, UserError)
+    assert issubclass(kind, ValueError)
+
+
+def test_pickle_keeps_the_kind_and_the_parts():
+    error = pickle.loads(pickle.dumps(DataError("got", "expected", "mend")))
+    assert type(error) is DataError
+    assert (error.got, error.expected, error.mend) == ("got", "expected", "mend")
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "expected"),
+    [
+        ("lerning_rate", ["learning_rate", "weight_decay", "name"], "learning_rate"),
+        ("VIT-b/16", ["ViT-B/16", "ViT-B/32", "ViT-L/16"], "ViT-B/16"),
+        ("zzz", ["b", "a"], "a"),  # Nothing alike: the first in order.
+        ("x", [], ""),
+    ],
+)
+def test_nearest_ignores_case_and_always_answers(name, names, expected):
+    assert nearest(name, names) == expected

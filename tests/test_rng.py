@@ -1,0 +1,65 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax.rng import generator, name_id, shuffle_seed, stream
+
+_STREAMS = [(0, "flip", 0), (1, "flip", 0), (0, "mixing", 0), (0, "flip", 1)]
+
+
+def _bits(key: jax.Array) -> tuple[int, ...]:
+    return tuple(jax.random.key_data(key).tolist())
+
+
+def test_name_id_is_the_crc32_of_the_name():
+    # The check value that the definition of CRC-32 gives for these nine digits.
+    assert name_id("123456789") == 0xCBF43926
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(_STREAMS, 2))
+def test_device_streams_differ_by_seed_name_and_step(one, other):
+    assert _bits(stream(*one)) != _bits(stream(*other))
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(_STREAMS, 2))
+def test_host_streams_differ_by_seed_name_and_step(one, other):
+    assert generator(*one).integers(2**62) != generator(*other).integers(2**62)
+
+
+def test_a_stream_is_the_same_each_time_it_is_asked_for():
+    assert _bits(stream(3, "init")) == _bits(stream(3, "init", 0))
+    first, second = (generator(3, "augment", 7).random(4) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_traced_step_gives_the_stream_of_the_same_number():
+    traced = jax.jit(lambda step: jax.random.key_data(stream(5, "dropout", step)))(11)
+    assert tuple(traced.tolist()) == _bits(stream(5, "dropout", 11))
+
+
+def test_seeds_and_steps_at_their_ends_are_streams_of_their_own():
+    ends = [generator(2**32 - 1, "augment", 2**62), generator(2**32 - 1, "augment", 0)]
+    ends += [generator(0, "augment", 2**62)]
+    assert len({g.integers(2**62) for g in ends}) == 3
+    assert _bits(stream(2**32 - 1, "init")) != _bits(stream(2**31 - 1, "init"))
+
+
+# Golden: a change here changes every run that is resumed or repeated.
+def test_golden_device_streams():
+    assert _bits(stream(0, "init")) == GOLD_INIT
+    assert _bits(stream(42, "dropout", 1000)) == GOLD_DROPOUT
+
+
+def test_golden_host_stream():
+    assert generator(0, "augment", 0).integers(1000, size=4).tolist() == GOLD_HOST0
+    assert generator(42, "augment", 1000).integers(1000, size=4).tolist() == GOLD_HOST42
+
+
+def test_golden_shuffle_seeds_fit_32_bits_and_lie_far_apart():
+    seeds = [shuffle_seed(s) for s in (0, 1, 2)]
+    assert seeds == GOLD_SHUFFLE
+    assert all(0 <= s < 2**32 for s in seeds)
+    # Grain adds the epoch: nearer seeds would share orders within a million epochs.
+    assert min(abs(a - b) for a, b in itertools.combinations(seeds, 2)) > 1_000_000
