@@ -7,6 +7,7 @@ A config file is `configs/NAME.py` with `get_config(arg)` that returns an
 """
 
 import dataclasses
+import inspect
 import json
 import runpy
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class ModelConfig(Section):
     remat: Literal["none", "dots", "full"] = option("none")
     # True: one compiled block looped over depth; False: the same blocks written out one by one.
     scan: bool = option(True)
-    attention_implementation: Literal["auto", "xla", "cudnn"] = option("auto")
+    attention_implementation: Literal["auto", "xla", "cudnn", "einsum"] = option("auto")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -371,6 +372,14 @@ def _call_get_config(spec: str) -> dict[str, Any]:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
         raise ConfigError(f"{path} has no get_config", "def get_config(arg)", "add that function")
+    try:
+        inspect.signature(get_config).bind(*([arg] if colon else []))
+    except TypeError:
+        raise ConfigError(
+            f"get_config of {path} {'takes no' if colon else 'needs an'} argument",
+            f"--config={path}" + ("" if colon else ":ARG"),
+            "leave ':ARG' out" if colon else "add ':ARG'",
+        ) from None
     made = get_config(arg) if colon else get_config()
     mapping = made.to_dict() if hasattr(made, "to_dict") else made
     if not isinstance(mapping, Mapping):
@@ -379,16 +388,29 @@ def _call_get_config(spec: str) -> dict[str, Any]:
             "an ml_collections.ConfigDict or a dict",
             "return one",
         )
-    return json.loads(json.dumps(mapping))
+    try:
+        return json.loads(json.dumps(mapping))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"get_config of {path} returned a value that JSON cannot hold ({error})",
+            "numbers, strings, booleans, None, lists and dicts",
+            "write it as one of these",
+        ) from None
 
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        return json.loads(Path(path).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: {error}", "the config.json of a run folder", "check the path"
         ) from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path} holds a {type(content).__name__}", "the config.json of a run folder",
+            "check the path",
+        )  # fmt: skip
+    return content
 
 
 def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:

@@ -40,30 +40,43 @@ class MetricsWriter:
         self._path = workdir / "metrics.jsonl"
         self._tensorboard: Any = None
         self._wandb: Any = None
+        wandb = None if config.wandb_project is None else _import_wandb(config.wandb_project)
         try:
-            if self._path.exists() and self._path.is_file():
+            if self._path.is_file():
                 _truncate(self._path, start_step)
+            if config.tensorboard:
+                from tensorboardX import SummaryWriter
+
+                self._tensorboard = SummaryWriter(
+                    str(workdir / "tensorboard"), purge_step=start_step + 1
+                )
             self._file = self._path.open("a")
         except OSError as error:
             raise _unwritable(self._path, error) from None
-        if config.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._tensorboard = SummaryWriter(
-                str(workdir / "tensorboard"), purge_step=start_step + 1 if start_step else None
+        if wandb is not None:
+            # One W&B run a folder: a resumed run goes on in the same one.
+            run_id = f"{workdir.name}-{workdir.stat().st_ino:x}"
+            self._wandb = wandb.init(
+                project=config.wandb_project,
+                id=run_id,
+                dir=str(workdir),
+                config=run_config,
+                resume="allow",
             )
-        if config.wandb_project is not None:
-            self._wandb = _start_wandb(config.wandb_project, workdir, run_config)
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        try:
+            self._file.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+        except OSError as error:  # What a failed write left in the buffer fails again here.
+            raise _unwritable(self._path, error) from None
+        finally:
+            if self._wandb is not None:
+                self._wandb.finish()
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Writes one line.
@@ -106,7 +119,7 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
     )
 
 
-def _start_wandb(project: str, workdir: Path, run_config: dict[str, Any]) -> Any:
+def _import_wandb(project: str) -> Any:
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -115,8 +128,4 @@ def _start_wandb(project: str, workdir: Path, run_config: dict[str, Any]) -> Any
             "the wandb package",
             "run: pip install wandb, or set logging.wandb_project=none",
         ) from None
-    # One W&B run a folder: a resumed run goes on in the same one.
-    run_id = f"{workdir.name}-{workdir.stat().st_ino:x}"
-    return wandb.init(
-        project=project, id=run_id, dir=str(workdir), config=run_config, resume="allow"
-    )
+    return wandb

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -57,7 +57,7 @@ class RunFolder:
             ) from None
         self._check_config()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -12,9 +12,12 @@ import types
 import typing
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from vit_jax.errors import ConfigError, nearest
+
+# Not `Self`, which beartype cannot check in a class that it does not decorate as a whole.
+S = TypeVar("S", bound="Section")
 
 
 def option(
@@ -69,7 +72,7 @@ class Section:
         """Checks what no single field can know; sections override it."""
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], path: str = "") -> Self:
+    def from_mapping(cls: type[S], mapping: Mapping[str, Any], path: str = "") -> S:
         """Builds the section from nested mappings (a ConfigDict, parsed JSON).
 
         Args:
@@ -195,11 +198,12 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def _literal(text: str, annotation: Any) -> Any:
     """Turns command-line text into a Python value; plain words stay strings."""
     members = _members(annotation)
-    if type(None) in members and text.lower() in ("none", "null"):
+    free = Any in members
+    if (free or type(None) in members) and text.lower() in ("none", "null"):
         return None
     if any(m is str or typing.get_origin(m) is typing.Literal for m in members):
         return text
-    if bool in members and text.lower() in ("true", "false"):
+    if (free or bool in members) and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
@@ -236,11 +240,20 @@ def _fit(value: Any, kind: Any, key: str) -> tuple[bool, Any]:
         inner = typing.get_args(kind)[1]
         return True, {str(k): _coerce(v, inner, f"{key}.{k}") for k, v in value.items()}
     if kind is float:
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        return ok, float(value) if ok else None
+        return _fit_float(value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(value, kind), value
+
+
+def _fit_float(value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False, None
+    try:
+        value = float(value)
+    except OverflowError:
+        return False, None
+    return isfinite(value), value
 
 
 def _fit_tuple(value: Any, inner: tuple[Any, ...], key: str) -> tuple[bool, Any]:

@@ -59,7 +59,7 @@ def cutmix_box(
 
     def span(length: int, key: jax.Array) -> Bool[Array, " L"]:
         centre = jax.random.randint(key, (), 0, length)
-        half = jnp.floor(side * length / 2)
+        half = jnp.floor(side * length / 2).astype(jnp.int32)
         position = jnp.arange(length)
         return (position >= centre - half) & (position < centre + half)
 

@@ -1,8 +1,8 @@
 """RandAugment: random chains of simple image operations, with Pillow.
 
 Source: arXiv:1909.13719, with the sixteen operations and the scale (10 = strongest published) of
-its authors' code. Here a larger magnitude is a stronger change for every operation; in that code it
-weakens posterize and solarize.
+its authors' code. Here a larger magnitude strengthens posterize and solarize too; in that code it
+weakens them. Color, contrast, brightness and sharpness leave the image as it is at 5, as there.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vit_jax.data.builders import BUNDLED
 from vit_jax.errors import DataError, nearest
@@ -30,6 +30,7 @@ class Example:
     id: str
 
 
+@runtime_checkable
 class Source(Protocol):
     """What the loader needs of a dataset. Must be cheap to read at random and from many threads."""
 
@@ -91,11 +92,22 @@ class TfdsSource:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Example:
-        return self._example(index, self._source[index])
+        return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one."""
-        records = self._source.__getitems__(list(indices))
+        """Returns several examples; faster than one by one.
+
+        Raises:
+            DataError: a file of the dataset is missing or damaged.
+        """
+        try:
+            records = self._source.__getitems__(list(indices))
+        except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
+            raise DataError(
+                f"cannot read {self.name}: {(str(error).splitlines() or [''])[0]}",
+                "the dataset's files as they were prepared",
+                "restore them or prepare the dataset again",
+            ) from None
         return [self._example(i, record) for i, record in zip(indices, records, strict=True)]
 
     def _example(self, index: int, record: dict[str, Any]) -> Example:
@@ -117,18 +129,24 @@ def _open_builder(name: str, data_dir: str | None) -> Any:
     folder = Path(data_dir).expanduser() if data_dir else default_data_dir()
     base = name.split("/")[0].split(":")[0]
     if base in BUNDLED:
-        return _prepare_bundled(base, folder)
-    known = sorted({p.name for p in folder.glob("*") if p.is_dir()} | set(BUNDLED))
+        return _prepare_bundled(name, folder)
+    prepared = [p for depth in ("*/*", "*/*/*") for p in folder.glob(f"{depth}/dataset_info.json")]
+    known = sorted({p.relative_to(folder).parts[0] for p in prepared} | set(BUNDLED))
     hint = f"set data.data_dir to where it is (here: {', '.join(known[:20])})"
     if not folder.is_dir():
         raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
+    close = f"did you mean {nearest(base, known)!r}? Or {hint}"
     try:
         builder = tfds.builder(name, data_dir=str(folder), try_gcs=False)
     except tfds.core.DatasetNotFoundError:
         raise DataError(
-            f"no dataset {name!r} in {folder}",
-            "a TFDS-prepared dataset",
-            f"did you mean {nearest(name, known)!r}? Or {hint}",
+            f"no dataset {name!r} in {folder}", "a TFDS-prepared dataset", close
+        ) from None
+    except ValueError as error:
+        raise DataError(
+            f"dataset name {name!r}: {(str(error).splitlines() or [''])[0].rstrip('.')}",
+            "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
+            close,
         ) from None
     if not builder.is_prepared():
         raise DataError(
@@ -140,14 +158,16 @@ def _open_builder(name: str, data_dir: str | None) -> Any:
     return builder
 
 
-def _prepare_bundled(base: str, folder: Path) -> Any:
+def _prepare_bundled(name: str, folder: Path) -> Any:
     import tensorflow_datasets as tfds
 
+    base = name.split("/")[0].split(":")[0]
     module, _, cls = BUNDLED[base].partition(":")
+    builder_class = getattr(importlib.import_module(module), cls)
+    if name not in (base, full := f"{base}:{builder_class.VERSION}"):
+        raise DataError(f"no dataset {name!r}", f"{base} or {full}", f"set data.name={base}")
     tfds.disable_progress_bar()
-    builder = getattr(importlib.import_module(module), cls)(
-        data_dir=str(folder), file_format="array_record"
-    )
+    builder = builder_class(data_dir=str(folder), file_format="array_record")
     if not builder.is_prepared():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,13 +187,20 @@ def _open_split(builder: Any, split: str) -> Any:
 
     try:
         decoders = {"image": tfds.decode.SkipDecoding()}
-        source = builder.as_data_source(split=split, decoders=decoders)
+        if not builder.info.splits[split].num_examples:
+            raise DataError(
+                f"split {split!r} of {builder.info.full_name} is empty", "at least one example",
+                "widen the split",
+            )  # fmt: skip
+        return builder.as_data_source(split=split, decoders=decoders)
     except NotImplementedError:
         raise DataError(
             f"dataset {builder.info.full_name} is stored as {builder.info.file_format.value}",
             "array_record, which can be read at random",
             "convert it: tfds convert_format --dataset_dir=DIR --out_file_format=array_record",
         ) from None
+    except DataError:
+        raise
     except ValueError as error:
         names = ", ".join(builder.info.splits)
         reason = str(error).splitlines()[0].rstrip(".")
@@ -182,9 +209,3 @@ def _open_split(builder: Any, split: str) -> Any:
             f"one of {names}, or a part such as {next(iter(builder.info.splits))}[:90%]",
             "check data.train_split and evaluation.splits",
         ) from None
-    if not len(source):
-        raise DataError(
-            f"split {split!r} of {builder.info.full_name} is empty", "at least one example",
-            "widen the split",
-        )  # fmt: skip
-    return source

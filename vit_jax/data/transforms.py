@@ -75,13 +75,18 @@ def make_eval_transform(image_size: int, crop: str) -> Transform:
 
 
 def decode(encoded: bytes) -> Image.Image:
-    """Returns the RGB image of encoded bytes.
+    """Returns the RGB image of encoded bytes, 8 bits a channel; transparency is dropped.
 
     Raises:
         DataError: not an image, or a truncated one.
     """
     try:
         image = Image.open(io.BytesIO(encoded))
+        if image.mode.startswith("I;16"):
+            # The high byte, as Pillow reads 16-bit RGB; its own conversion cuts grays off at 255.
+            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+        if "transparency" in image.info:
+            image = image.convert("RGBA")
         return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         start = encoded[:4].hex(" ") or "nothing"

@@ -9,13 +9,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
 
 log = logging.getLogger(__name__)
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
+
+Implementation = Literal["xla", "cudnn", "einsum"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 
@@ -24,7 +28,7 @@ Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 class AttentionChoice:
     """The kernel to use, the token count to pad to, and why."""
 
-    implementation: Literal["xla", "cudnn"]
+    implementation: Implementation
     padded_tokens: int
     reason: str
 
@@ -35,7 +39,7 @@ def choose_attention(
     tokens: int,
     head_dim: int,
     num_heads: int,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
     has_bias: bool,
     platform: str | None = None,
 ) -> AttentionChoice:
@@ -45,7 +49,7 @@ def choose_attention(
     ViT) are padded by one token that `key_value_seq_lengths` hides.
 
     Args:
-        requested: "auto", "xla" or "cudnn".
+        requested: "auto", "xla", "cudnn" or "einsum".
         tokens: N, class token and registers included.
         head_dim: features of a head.
         num_heads: heads.
@@ -58,10 +62,12 @@ def choose_attention(
     """
     platform = platform or jax.default_backend()
     padded = tokens + tokens % 2
-    if requested == "xla":
-        return AttentionChoice("xla", tokens, "asked for")
+    if requested in ("xla", "einsum"):
+        return AttentionChoice(requested, tokens, "asked for")
     if requested == "cudnn":
         return AttentionChoice("cudnn", padded, "asked for")
+    if platform == "cpu":
+        return AttentionChoice("einsum", tokens, "fastest on a CPU")
     if platform not in ("gpu", "cuda"):
         return AttentionChoice("xla", tokens, f"cuDNN needs a GPU, this is a {platform}")
     if dtype not in (jnp.bfloat16, jnp.float16):
@@ -109,19 +115,26 @@ def attend(
     value: Float[Array, "B M H K"],
     *,
     bias: Float[Array, "B H N M"] | None = None,
-    implementation: Literal["xla", "cudnn"] = "xla",
+    implementation: Implementation = "xla",
     valid_tokens: int | None = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
+
+    "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the same written out,
+    with a softmax that keeps only its result for the backward pass: about 10 % faster for a whole
+    training step on CPUs, where no kernel fuses any of it.
 
     Args:
         query: [B, N, H, K].
         key: [B, M, H, K].
         value: [B, M, H, K].
         bias: logits added before the softmax.
-        implementation: kernel of `jax.nn.dot_product_attention`.
+        implementation: how to compute it.
         valid_tokens: keys and values beyond this many are padding and get no weight.
     """
+    if implementation == "einsum":
+        weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
+        return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
     lengths = None
     if valid_tokens is not None and valid_tokens < key.shape[1]:
         lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
@@ -138,13 +151,14 @@ def attention_weights(
     valid_tokens: int | None = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, f32, each row summing to 1."""
-    logits = jnp.einsum("bnhk,bmhk->bhnm", query, key, preferred_element_type=jnp.float32)
-    logits *= query.shape[-1] ** -0.5
+    scaled = query * query.shape[-1] ** -0.5
+    logits = jnp.einsum("bnhk,bmhk->bhnm", scaled, key, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias
     if valid_tokens is not None:
-        logits = jnp.where(jnp.arange(key.shape[1]) < valid_tokens, logits, -jnp.inf)
-    return jax.nn.softmax(logits, axis=-1)
+        real = jnp.arange(key.shape[1]) < valid_tokens
+        logits = jnp.where(real[None, None, None], logits, -jnp.inf)
+    return softmax(logits)
 
 
 class SelfAttention(nnx.Module):
@@ -171,8 +185,8 @@ class SelfAttention(nnx.Module):
         relative: bool = False,
         qk_norm: bool = False,
         dropout_rate: float = 0.0,
-        implementation: Literal["xla", "cudnn"] = "xla",
-        dtype: jnp.dtype = jnp.float32,
+        implementation: Implementation = "xla",
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         head_dim = width // num_heads
@@ -183,12 +197,12 @@ class SelfAttention(nnx.Module):
             (num_heads, head_dim), width, axis=(-2, -1), kernel_init=_xavier_uniform, dtype=dtype,
             rngs=rngs,
         )  # fmt: skip
-        make_norm = partial(nnx.LayerNorm, head_dim, epsilon=1e-6, use_bias=False, rngs=rngs)
-        self.query_norm = make_norm(dtype=dtype) if qk_norm else None
-        self.key_norm = make_norm(dtype=dtype) if qk_norm else None
+        make_norm = partial(LayerNorm, head_dim, use_bias=False, dtype=dtype)
+        self.query_norm = make_norm() if qk_norm else None
+        self.key_norm = make_norm() if qk_norm else None
         self.relative = RelativeBias(tokens, num_heads, head_dim, rngs=rngs) if relative else None
         self.dropout = nnx.Dropout(dropout_rate)
-        self.implementation: Literal["xla", "cudnn"] = implementation
+        self.implementation: Implementation = implementation
 
     def __call__(
         self,
@@ -222,7 +236,7 @@ class SelfAttention(nnx.Module):
         return out, weights
 
 
-def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Xavier uniform for the query, key and value matrix each on its own; `shape` is (D, 3D)."""
     each = [_xavier_uniform(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
     return jnp.concatenate(each, axis=1)

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import Rope, SelfAttention
+from vit_jax.models.attention import Implementation, Rope, SelfAttention
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 
 BLOCK_INTERMEDIATES = ("attention_weights", "attention_output", "mlp_output", "block_output")
@@ -31,8 +33,8 @@ class BlockSpec:
     relative: bool
     qk_norm: bool
     dropout: float
-    attention_implementation: Literal["xla", "cudnn"]
-    dtype: jnp.dtype
+    attention_implementation: Implementation
+    dtype: DTypeLike
 
 
 class EncoderBlock(nnx.Module):
@@ -44,7 +46,7 @@ class EncoderBlock(nnx.Module):
     """
 
     def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
-        make_norm = partial(nnx.LayerNorm, spec.width, epsilon=1e-6, dtype=spec.dtype, rngs=rngs)
+        make_norm = partial(LayerNorm, spec.width, dtype=spec.dtype)
         self.attention_norm = make_norm()
         self.attention = SelfAttention(
             spec.width,
@@ -119,7 +121,7 @@ def _residual(
 ) -> Float[Array, "B N D"]:
     """Scales a residual branch and drops it for whole examples, keeping its expectation."""
     if scale is not None:
-        branch = branch * scale[...].astype(branch.dtype)
+        branch = branch * scale[...].astype(branch.dtype)[None, None]
     if key is None or drop_rate is None:
         return branch
     keep = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))

@@ -4,9 +4,11 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import attend
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
@@ -33,7 +35,7 @@ class AttentionPooling(nnx.Module):
         mlp_dim: int,
         *,
         gelu_approximate: bool = True,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         head_dim = width // num_heads
@@ -43,7 +45,7 @@ class AttentionPooling(nnx.Module):
         self.key = make(width, (num_heads, head_dim))
         self.value = make(width, (num_heads, head_dim))
         self.out = make((num_heads, head_dim), width, axis=(-2, -1))
-        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, dtype=dtype)
         self.mlp = Mlp(width, mlp_dim, gelu_approximate=gelu_approximate, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B D"]:

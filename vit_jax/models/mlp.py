@@ -5,7 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from vit_jax.models.layers import gelu
 
 _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)
@@ -30,7 +33,7 @@ class Mlp(nnx.Module):
         *,
         gelu_approximate: bool = True,
         dropout_rate: float = 0.0,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         make = partial(
@@ -46,7 +49,7 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the MLP; dropout is on where `key` is given."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = jax.nn.gelu(self.expand(x), approximate=self.gelu_approximate)
+        hidden = gelu(self.expand(x), self.gelu_approximate)
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
@@ -64,7 +67,7 @@ class SwiGlu(nnx.Module):
         hidden: int,
         *,
         dropout_rate: float = 0.0,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         make = partial(

@@ -5,7 +5,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.config import ModelConfig
@@ -13,6 +15,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models.attention import Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
 from vit_jax.models.heads import AttentionPooling, Head, pool
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.position import Learned1d, Learned2d, rope_2d, sincos_2d
 
@@ -46,7 +49,7 @@ class PatchEmbedding(nnx.Module):
     Source: arXiv:2010.11929, equation 1.
     """
 
-    def __init__(self, patch_size: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, patch_size: int, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         shape = (patch_size, patch_size, 3, width)
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(width))
@@ -60,9 +63,8 @@ class PatchEmbedding(nnx.Module):
         patches = images.reshape(batch, height // p, p, width // p, p, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
         kernel = self.kernel[...].reshape(p * p * channels, -1)
-        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(
-            self.dtype
-        )
+        embedded = patches.astype(self.dtype) @ kernel.astype(self.dtype)
+        return embedded + self.bias[...].astype(self.dtype)[None, None]
 
 
 class ViT(nnx.Module):
@@ -141,7 +143,7 @@ class ViT(nnx.Module):
             scan=options.scan,
             rngs=rngs,
         )
-        make_norm = partial(nnx.LayerNorm, shape.width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        make_norm = partial(LayerNorm, shape.width, dtype=dtype)
         self.norm = make_norm() if options.norm_placement == "pre" else None
         make_pooling = partial(
             AttentionPooling,
@@ -171,7 +173,7 @@ class ViT(nnx.Module):
 
     def __call__(
         self,
-        images: Float[Array, "B H W 3"],
+        images: Array | np.ndarray,
         *,
         key: jax.Array | None = None,
         return_intermediates: tuple[str, ...] = (),
@@ -179,7 +181,7 @@ class ViT(nnx.Module):
         """Returns the logits, float32.
 
         Args:
-            images: in [-1, 1], of the size that the model was made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model was made for.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
@@ -189,6 +191,7 @@ class ViT(nnx.Module):
         Raises:
             ModelError: images of another size, or an unknown intermediate.
         """
+        images = jnp.asarray(images)
         self._check_call(images, return_intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
@@ -252,6 +255,10 @@ class ViT(nnx.Module):
                 f"images of shape {tuple(images.shape)}",
                 f"(batch, {self.image_size[0]}, {self.image_size[1]}, 3)",
                 "resize the images, or make the model with their image_size",
+            )
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            raise ModelError(
+                f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
             )
         for name in names:
             if name not in INTERMEDIATES:
