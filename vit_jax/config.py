@@ -260,6 +260,8 @@ class Config(Section):
     train_examples: int | None = option(None, at_least=1)
     # Microbatches a step; their mean gradient equals that of the whole batch.
     accumulation_steps: int = option(1, at_least=1)
+    # XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}.
+    compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     # Exponential moving average of the parameters (Polyak); None: not kept.
     ema_decay: float | None = option(None, above=0, below=1)
     # Run folder or checkpoint whose parameters training starts from.

@@ -3,6 +3,7 @@
 import fcntl
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import Config
+from vit_jax.config import Config, load_config
 from vit_jax.errors import RunFolderError
 from vit_jax.schema import differences
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = (
     "jax",
@@ -48,14 +51,11 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"run folder {self.path} is in use by another process",
-                "one process a folder",
-                "wait for it, or choose another --workdir",
-            ) from None
-        self._check_config()
+            self._take_lock()
+            self._check_config()
+        except BaseException:
+            self._lock.close()
+            raise
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -87,6 +87,18 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from None
 
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"run folder {self.path} is in use by another process",
+                "one process a folder",
+                "wait for it, or choose another --workdir",
+            ) from None
+        except OSError as error:  # Some network file systems have no locks.
+            log.warning("no lock on run folder %s: %s", self.path, error.strerror)
+
     def _check_config(self) -> None:
         """Raises RunFolderError where a run of another config has left something to lose."""
         traces = [
@@ -101,7 +113,7 @@ class RunFolder:
                 "a run folder or a new one",
                 "choose another --workdir",
             )
-        there = Config.from_mapping(json.loads(saved.read_text()))
+        there = load_config(str(saved))
         rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
         if rows:
             more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
@@ -125,13 +137,14 @@ def read_config(workdir: Path) -> Config:
 
     Raises:
         RunFolderError: no run there.
+        ConfigError: its config.json cannot be read, or is of another version.
     """
     path = Path(workdir).expanduser() / "config.json"
     if not path.is_file():
         raise RunFolderError(
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"
         )
-    return Config.from_mapping(json.loads(path.read_text()))
+    return load_config(str(path))
 
 
 def environment() -> dict[str, Any]:

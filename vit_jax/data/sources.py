@@ -75,7 +75,7 @@ class TfdsSource:
         missing = {"image", "label"} - set(features or ())
         if missing or not isinstance(features["label"], tfds.features.ClassLabel):
             raise DataError(
-                f"dataset {info.full_name} with features {', '.join(features or ())}",
+                f"dataset {info.full_name} with features {', '.join(sorted(features or ()))}",
                 "an 'image' and a class 'label'",
                 "use an image-classification dataset",
             )

@@ -22,22 +22,22 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums over the examples whose mask is True.
 
     The sums: loss (f32), top1, top5 and examples (i32). An example is right in top k when fewer
-    than
-    k classes have a logit above its label's, or an equal one and a lower index: ties never count
-    twice.
+    than k classes have a logit above its label's, or an equal one and a lower index: ties never
+    count twice.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> Sums:
         labels, mask = batch["label"], batch["mask"]
         logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
         own = jnp.take_along_axis(logits, labels[:, None], axis=1)
-        before = jnp.arange(logits.shape[1]) < labels[:, None]
+        before = jnp.arange(logits.shape[1])[None] < labels[:, None]
         # A NaN logit beats all: a broken model must not score.
         rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
+        valid = mask & ~jnp.isnan(own[:, 0])
         return {
             "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
-            "top1": jnp.sum((rank < 1) & mask),
-            "top5": jnp.sum((rank < 5) & mask),
+            "top1": jnp.sum((rank < 1) & valid),
+            "top5": jnp.sum((rank < 5) & valid),
             "examples": jnp.sum(mask),
         }
 

@@ -120,9 +120,9 @@ def attend(
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the same written out,
-    with a softmax that keeps only its result for the backward pass: about 10 % faster for a whole
-    training step on CPUs, where no kernel fuses any of it.
+    "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the same written
+    out, with a softmax that keeps only its result for the backward pass: about 10 % faster for a
+    whole training step on CPUs, where no kernel fuses any of it.
 
     Args:
         query: [B, N, H, K].

@@ -7,6 +7,7 @@ alone, which saves memory everywhere and, where memory traffic is what costs, ti
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def layer_norm(
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "*B D"]:
     """LayerNorm as a function; see `LayerNorm`."""
-    y = _normalize(x, epsilon)
+    y: Any = _normalize(x, epsilon)
     rows = (1,) * (x.ndim - 1)
     y = y * scale.reshape(*rows, -1)
     return (y if bias is None else y + bias.reshape(*rows, -1)).astype(dtype)
@@ -85,7 +86,7 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gelu(x: jax.Array, approximate: bool = True) -> jax.Array:
-    """x * Phi(x), Phi the normal distribution function: exact, or by its tanh approximation.
+    """Returns x * Phi(x), Phi the normal distribution function, exact or by tanh.
 
     Source: arXiv:1606.08415, section 2.
     """

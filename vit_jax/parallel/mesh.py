@@ -65,7 +65,7 @@ def check_batch_size(mesh: Mesh, batch_size: int, key: str, parts: int = 1) -> N
             f"{key} is {batch_size} on {shards} devices"
             + (f" in {parts} microbatches" if parts > 1 else ""),
             f"a multiple of {unit}",
-            f"use {below or above} or {above}",
+            f"use {below} or {above}" if below else f"use {above}",
         )
 
 

@@ -175,7 +175,7 @@ class _Run:
     def _compile(self) -> Any:
         """Compiles the step and says how long it took."""
         begin = time.perf_counter()
-        compiled = self.program.lower().compile()
+        compiled = self.program.compile()
         seconds = time.perf_counter() - begin
         self.view.say(
             f"{self.config.model.name}: {self.program.num_parameters():,} parameters, "

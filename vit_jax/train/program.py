@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import Config, duration_in_steps
+from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step, make_eval_step
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
@@ -77,6 +78,23 @@ class Program:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, everywhere))
         return jitted.lower(self.abstract, self.batch_shapes())
+
+    def compile(self) -> jax.stages.Compiled:
+        """Returns the compiled step.
+
+        Raises:
+            ConfigError: a compiler option that XLA does not know.
+        """
+        options: Any = self.config.compiler_options
+        lowered = self.lower()
+        try:
+            return lowered.compile(compiler_options=dict(options) or None)
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+            raise ConfigError(
+                f"'compiler_options' is {options}: {error}", "options of this XLA", "correct them"
+            ) from None
 
     def num_parameters(self) -> int:
         """Returns the number of trainable values."""

@@ -24,7 +24,8 @@ class TrainState:
         ema: moving average of params, or None.
     """
 
-    step: jax.Array
+    # Any: the same tree also holds shapes, shardings or names in place of the arrays.
+    step: Any
     params: Any
     opt_state: Any
     ema: Any

@@ -1,0 +1,55 @@
+"""A ViT from scratch on CIFAR-10."""
+
+import ml_collections
+
+from vit_jax.config import parse_arg
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """Returns the recipe; ARG is `cpu` (default) or `gpu`."""
+    size = parse_arg(arg, size=("cpu", "gpu"))["size"]
+    config = ml_collections.ConfigDict(
+        {
+            "model": {"name": "ViT-Ti/4", "pooling": "gap", "position_embedding": "sincos_2d"},
+            "data": {
+                "name": "cifar10",
+                "image_size": 32,
+                "augment": {"crop": "pad", "pad_pixels": 4},
+                "eval_crop": "resize",
+            },
+            "loss": {"label_smoothing": 0.1},
+            "optimizer": {"name": "adamw", "weight_decay": 0.05, "clip_global_norm": 1.0},
+            "evaluation": {"splits": {"test": "test"}},
+            "logging": {"interval_steps": 50},
+        }
+    )
+    config.update(_cpu() if size == "cpu" else _gpu())
+    return config
+
+
+def _cpu() -> dict:
+    return {
+        "model": {
+            "width": 128, "depth": 6, "mlp_dim": 256, "num_heads": 2, "scan": False,
+        },
+        "data": {"global_batch_size": 128},
+        "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 1.0}},
+        "train_epochs": 15.0,
+        "evaluation": {"interval_epochs": 3.0},
+        "checkpoint": {"interval_epochs": 1.0},
+    }  # fmt: skip
+
+
+def _gpu() -> dict:
+    return {
+        "model": {"name": "ViT-S/4", "stochastic_depth": 0.1, "dtype": "bfloat16"},
+        "data": {
+            "global_batch_size": 512,
+            "augment": {"crop": "pad", "randaugment_layers": 2, "randaugment_magnitude": 9.0},
+        },
+        "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
+        "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 10.0}},
+        "train_epochs": 300.0,
+        "evaluation": {"interval_epochs": 10.0},
+        "checkpoint": {"interval_epochs": 10.0},
+    }

@@ -1,0 +1,1 @@
+"""Measurements that are commands: side by side, in turn, in one run."""

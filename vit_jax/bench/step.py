@@ -1,0 +1,224 @@
+"""How fast a full training step is: forward, backward, clipping, AdamW, on synthetic images."""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.program import build_program
+from vit_jax.train.telemetry import peak_flops
+
+NUM_CLASSES = 1000
+
+
+@dataclasses.dataclass
+class Measurement:
+    """One implementation of one model's step.
+
+    Attributes:
+        name: e.g. "vit_jax" or "timm, torch.compile, SDPA".
+        model: "ViT-B/16".
+        batch_size: images a step.
+        flops_per_image: model FLOPs of training on one image.
+        compile_s: seconds before the first step.
+        peak_memory_mb: device memory at its highest; None: unknown.
+        step_s: seconds a step, one value a round.
+    """
+
+    name: str
+    model: str
+    batch_size: int
+    flops_per_image: int
+    compile_s: float
+    peak_memory_mb: float | None
+    step_s: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def images_per_second(self) -> float:
+        """Images a second at the median step."""
+        return self.batch_size / statistics.median(self.step_s)
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the devices' bfloat16 peak that model FLOPs take; None: peak unknown."""
+        peak = peak_flops(jax.devices()[0].device_kind)
+        if peak is None:
+            return None
+        return self.images_per_second * self.flops_per_image / peak / jax.device_count()
+
+    def row(self) -> dict[str, Any]:
+        """Returns the figures for a table or JSON."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "images_per_second": self.images_per_second,
+            "step_ms": statistics.median(self.step_s) * 1e3,
+            "step_ms_min": min(self.step_s) * 1e3,
+            "step_ms_max": max(self.step_s) * 1e3,
+            "mfu": self.mfu,
+            "tflops_per_second": self.images_per_second * self.flops_per_image / 1e12,
+            "compile_s": self.compile_s,
+            "peak_memory_mb": self.peak_memory_mb,
+        }
+
+
+class JaxStep:
+    """The step of this project, compiled and ready to be timed.
+
+    Args:
+        config: the run; its data are never opened.
+    """
+
+    def __init__(self, config: Config):
+        mesh = make_mesh(config.mesh)
+        batch_size, size = config.data.global_batch_size, config.data.image_size
+        program = build_program(config, mesh, num_classes=NUM_CLASSES, num_examples=batch_size)
+        begin = time.perf_counter()
+        self._step = program.compile()
+        seconds = time.perf_counter() - begin
+        rng = np.random.default_rng(0)
+        batch = {
+            "image": rng.integers(0, 256, (batch_size, size, size, 3), np.uint8),
+            "label": rng.integers(0, NUM_CLASSES, batch_size).astype(np.int32),
+            "mask": np.ones(batch_size, bool),
+        }
+        self._batch = to_devices(batch, mesh)
+        self._state = program.init()
+        self.measurement = Measurement(
+            "vit_jax", config.model.name, batch_size, program.flops_per_image, seconds, None
+        )
+        self.time(1)
+
+    def time(self, steps: int) -> float:
+        """Runs steps and returns the seconds of one, the device's work included."""
+        begin = time.perf_counter()
+        metrics = {}
+        for _ in range(steps):
+            self._state, metrics = self._step(self._state, self._batch)
+        jax.block_until_ready((self._state, metrics))
+        return (time.perf_counter() - begin) / steps
+
+    def close(self) -> None:
+        """Notes the memory at its highest."""
+        stats = jax.local_devices()[0].memory_stats() or {}
+        peak = stats.get("peak_bytes_in_use")
+        self.measurement.peak_memory_mb = None if peak is None else peak / 2**20
+
+
+class TorchStep:
+    """The same step in PyTorch, in a process of its own that waits while others are timed.
+
+    Args:
+        library: "transformers" or "timm".
+        config: model, batch size, image size and type are read.
+        flops_per_image: as `JaxStep` has it.
+        compiled: run it through torch.compile.
+
+    Raises:
+        TorchMissing: torch or the library is not installed, or cannot make this model.
+    """
+
+    def __init__(self, library: str, config: Config, flops_per_image: int, *, compiled: bool):
+        request = {
+            "library": library,
+            "model": config.model.name,
+            "batch_size": config.data.global_batch_size,
+            "image_size": config.data.image_size,
+            "dtype": config.model.dtype,
+            "num_classes": NUM_CLASSES,
+            "compiled": compiled,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        ready = self._read()
+        name = f"{library}{', torch.compile' if compiled else ''}, SDPA"
+        self.measurement = Measurement(
+            name,
+            config.model.name,
+            request["batch_size"],
+            flops_per_image,
+            ready["compile_s"],
+            None,
+        )
+
+    def time(self, steps: int) -> float:
+        """Runs steps and returns the seconds of one."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        self.measurement.peak_memory_mb = answer["peak_memory_mb"]
+        return answer["step_s"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer = json.loads(line)
+                if "error" in answer:
+                    self.close()
+                    raise TorchMissing(answer["error"])
+                return answer
+        _, stderr = self._process.communicate()
+        last = stderr.strip().splitlines()[-1:] or ["no message"]
+        raise TorchMissing(last[0])
+
+
+class TorchMissing(Exception):
+    """The comparison cannot be made here."""
+
+
+def measure_in_turn(steps: list[Any], *, rounds: int, steps_per_round: int) -> list[Measurement]:
+    """Times several implementations in turn, so that a drifting machine hits all alike."""
+    for _ in range(rounds):
+        for step in steps:
+            step.measurement.step_s.append(step.time(steps_per_round))
+    for step in steps:
+        step.close()
+    return [step.measurement for step in steps]
+
+
+def largest_fast_batch(make: Any, *, start: int, limit: int) -> int:
+    """Returns the batch size with the most images a second, doubling until memory is full.
+
+    Args:
+        make: batch size -> JaxStep.
+        start: first size to try.
+        limit: last size to try.
+
+    Raises:
+        UserError: not even the first fits.
+    """
+    best, speed, size = 0, 0.0, start
+    while size <= limit:
+        try:
+            step = make(size)
+            rate = size / min(step.time(3) for _ in range(2))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            break
+        if rate > speed:
+            best, speed = size, rate
+        del step
+        size *= 2
+    if not best:
+        raise UserError(f"batch size {start} does not fit", "a smaller one", "lower --batch_size")
+    return best
