@@ -23,8 +23,8 @@ from vit_jax.config import parse_arg
 
 # dataset -> model -> (epochs, learning rate). Source: Table 3.
 ROWS = {
-    "imagenet2012": {m: (300, 3e-3) for m in ("B/16", "B/32", "L/16", "L/32")},
-    "imagenet21k": {m: (90, 1e-3) for m in ("B/16", "B/32", "L/16", "L/32")},
+    "imagenet2012": dict.fromkeys(("B/16", "B/32", "L/16", "L/32"), (300, 0.003)),
+    "imagenet21k": dict.fromkeys(("B/16", "B/32", "L/16", "L/32"), (90, 0.001)),
     "jft": {
         "B/16": (7, 8e-4),
         "B/32": (7, 8e-4),
@@ -42,7 +42,7 @@ _SETTINGS = {
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns one row; ARG is DATASET,MODEL[,epochs]: `30` epochs for L on ImageNet-21k, `7` on JFT."""
+    """Returns one row; ARG is DATASET,MODEL[,EPOCHS]: 30 for L on ImageNet-21k, 7 for L on JFT."""
     chosen = parse_arg(
         arg,
         dataset=tuple(ROWS),

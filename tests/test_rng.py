@@ -18,12 +18,12 @@ def test_name_id_is_the_crc32_of_the_name():
     assert name_id("123456789") == 0xCBF43926
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(_STREAMS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_STREAMS, 2)))
 def test_device_streams_differ_by_seed_name_and_step(one, other):
     assert _bits(stream(*one)) != _bits(stream(*other))
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(_STREAMS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_STREAMS, 2)))
 def test_host_streams_differ_by_seed_name_and_step(one, other):
     assert generator(*one).integers(2**62) != generator(*other).integers(2**62)
 
@@ -41,25 +41,25 @@ def test_a_traced_step_gives_the_stream_of_the_same_number():
 
 def test_seeds_and_steps_at_their_ends_are_streams_of_their_own():
     ends = [generator(2**32 - 1, "augment", 2**62), generator(2**32 - 1, "augment", 0)]
-    ends += [generator(0, "augment", 2**62)]
-    assert len({g.integers(2**62) for g in ends}) == 3
+    ends += [generator(0, "augment", 2**62), generator(2**32 - 1, "flip", 0)]
+    assert len({g.integers(2**62) for g in ends}) == 4
     assert _bits(stream(2**32 - 1, "init")) != _bits(stream(2**31 - 1, "init"))
 
 
 # Golden: a change here changes every run that is resumed or repeated.
 def test_golden_device_streams():
-    assert _bits(stream(0, "init")) == GOLD_INIT
-    assert _bits(stream(42, "dropout", 1000)) == GOLD_DROPOUT
+    assert _bits(stream(0, "init")) == (517294207, 118925294)
+    assert _bits(stream(42, "dropout", 1000)) == (2900164665, 466112962)
 
 
 def test_golden_host_stream():
-    assert generator(0, "augment", 0).integers(1000, size=4).tolist() == GOLD_HOST0
-    assert generator(42, "augment", 1000).integers(1000, size=4).tolist() == GOLD_HOST42
+    assert generator(0, "augment", 0).integers(1000, size=4).tolist() == [752, 271, 303, 421]
+    assert generator(42, "augment", 1000).integers(1000, size=4).tolist() == [46, 546, 998, 733]
 
 
 def test_golden_shuffle_seeds_fit_32_bits_and_lie_far_apart():
     seeds = [shuffle_seed(s) for s in (0, 1, 2)]
-    assert seeds == GOLD_SHUFFLE
+    assert seeds == [1428798525, 89010101, 105878415]
     assert all(0 <= s < 2**32 for s in seeds)
     # Grain adds the epoch: nearer seeds would share orders within a million epochs.
     assert min(abs(a - b) for a, b in itertools.combinations(seeds, 2)) > 1_000_000

@@ -1,0 +1,175 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import MixingConfig
+from vit_jax.data.device import cutmix, cutmix_box, flip, mix, mixup, to_unit_range
+
+
+def constant_images(values, side: int = 4) -> jax.Array:
+    """One image per value, every pixel at it."""
+    values = jnp.array(values, jnp.float32)[:, None, None, None]
+    return jnp.broadcast_to(values, (len(values), side, side, 3))
+
+
+def ramp_images(count: int, height: int = 2, width: int = 3) -> jax.Array:
+    return jnp.arange(count * height * width * 3, dtype=jnp.float32).reshape(
+        count, height, width, 3
+    )
+
+
+def share(value: float) -> jax.Array:
+    return jnp.array(value, jnp.float32)
+
+
+def test_unit_range_ends_exactly_at_minus_one_and_one():
+    images = jnp.array([0, 51, 102, 153, 204, 255], jnp.uint8)[None, :, None, None]
+    found = to_unit_range(jnp.broadcast_to(images, (1, 6, 1, 3)))
+    assert found.dtype == jnp.float32
+    assert found[0, 0, 0].tolist() == [-1.0] * 3
+    assert found[0, 5, 0].tolist() == [1.0] * 3
+    np.testing.assert_allclose(found[0, :, 0, 0], [-1, -0.6, -0.2, 0.2, 0.6, 1], atol=1e-6)
+
+
+def test_flip_mirrors_half_of_the_images_left_to_right_and_leaves_the_rest():
+    images = ramp_images(1000)
+    found = flip(images, jax.random.key(0))
+    same = np.all(found == images, axis=(1, 2, 3))
+    mirrored = np.all(found == images[:, :, ::-1], axis=(1, 2, 3))
+    assert (same ^ mirrored).all()
+    # 500 expected, standard deviation 16.
+    assert 430 < mirrored.sum() < 570
+
+
+def test_flip_is_the_same_for_a_key_and_differs_by_key():
+    images = ramp_images(100)
+    one, same, other = (flip(images, jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
+
+
+def test_mixup_blends_each_example_with_the_one_before_it():
+    images, labels = mixup(constant_images([0.0, 4.0, 8.0]), jnp.eye(3), share(0.75))
+    # 0.75 * 0 + 0.25 * 8, 0.75 * 4 + 0.25 * 0, 0.75 * 8 + 0.25 * 4.
+    np.testing.assert_array_equal(images, constant_images([2.0, 3.0, 7.0]))
+    expected = [[0.75, 0, 0.25], [0.25, 0.75, 0], [0, 0.25, 0.75]]
+    np.testing.assert_array_equal(labels, expected)
+
+
+@pytest.mark.parametrize("function", [mixup, cutmix])
+def test_a_share_of_one_changes_nothing(function):
+    key = () if function is mixup else (jax.random.key(0),)
+    images = ramp_images(3)
+    found, labels = function(images, jnp.eye(3), share(1), *key)
+    np.testing.assert_array_equal(found, images)
+    np.testing.assert_array_equal(labels, np.eye(3))
+
+
+def test_cutmix_pastes_one_box_of_the_example_before_and_its_labels_are_the_pixel_shares():
+    originals = constant_images([0.0, 1.0, 2.0], side=16)
+    keys = jax.random.split(jax.random.key(0), 20)
+    run = jax.jit(jax.vmap(lambda key: cutmix(originals, jnp.eye(3), share(0.6), key)))
+    found = run(keys)
+    for images, labels in zip(*map(np.asarray, found), strict=True):
+        pasted = images[1] == 0
+        rows, columns = np.nonzero(pasted[:, :, 0])
+        # A full rectangle, at the same place in every image.
+        assert pasted[:, :, 0].sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        for own, before, image in zip([0, 1, 2], [2, 0, 1], images, strict=True):
+            np.testing.assert_array_equal(image, np.where(pasted, before, own))
+        kept = 1 - pasted.mean()
+        assert 0 < kept < 1
+        expected = kept * np.eye(3) + (1 - kept) * np.roll(np.eye(3), 1, axis=0)
+        np.testing.assert_allclose(labels, expected, atol=1e-7)
+
+
+def test_cutmix_box_has_sides_of_the_square_root_of_the_pasted_share():
+    keys = jax.random.split(jax.random.key(0), 200)
+    run = jax.jit(jax.vmap(lambda key: cutmix_box(12, 20, share(0.75), key)))
+    masks = np.asarray(run(keys))
+    heights, widths = masks.any(axis=2).sum(axis=1), masks.any(axis=1).sum(axis=1)
+    # Half of 12 and of 20; less where the border cuts the box off.
+    assert heights.max() == 6
+    assert widths.max() == 10
+    assert heights.min() == 3
+    assert widths.min() == 5
+    # Every pixel is inside some box.
+    assert masks.any(axis=0).all()
+
+
+@pytest.mark.parametrize(("value", "pixels"), [(1.0, 0), (0.999, 0)])
+def test_cutmix_box_of_less_than_two_pixels_is_empty(value, pixels):
+    assert cutmix_box(12, 20, share(value), jax.random.key(3)).sum() == pixels
+
+
+def mix_often(config, images, times: int = 8):
+    """Images and labels of several keys; the labels are 0, 1, 2, ..."""
+    count = images.shape[0]
+    labels = jnp.arange(count, dtype=jnp.int32)
+
+    @jax.jit
+    @jax.vmap
+    def run(key):
+        return mix(images, labels, num_classes=count + 1, config=config, key=key)
+
+    return zip(*map(np.asarray, run(jax.random.split(jax.random.key(0), times))), strict=True)
+
+
+def test_without_mixing_images_and_whole_number_labels_come_back_untouched():
+    images, labels = ramp_images(4), jnp.arange(4, dtype=jnp.int32)
+    found = mix(images, labels, num_classes=5, config=MixingConfig(), key=jax.random.key(0))
+    assert found[0] is images
+    assert found[1] is labels
+
+
+@pytest.fixture(scope="module")
+def mixed_by_both():
+    """400 mixed batches: class c is the image of constant c."""
+    config = MixingConfig(mixup_alpha=0.8, cutmix_alpha=1.0)
+    return list(mix_often(config, constant_images([0.0, 1.0, 2.0, 3.0], 8), times=400))
+
+
+def test_mixed_labels_are_distributions_over_two_classes_that_fit_the_images(mixed_by_both):
+    for images, labels in mixed_by_both[:20]:
+        assert images.shape == (4, 8, 8, 3)
+        assert labels.shape == (4, 5)
+        assert images.dtype == labels.dtype == np.float32
+        own, before = labels[range(4), range(4)], labels[range(4), [3, 0, 1, 2]]
+        assert (labels >= 0).all()
+        np.testing.assert_allclose(own + before, np.ones(4), rtol=1e-6)
+        np.testing.assert_allclose(labels.sum(axis=1), np.ones(4), rtol=1e-6)
+        # As classes are constants, labels @ classes is the mean pixel.
+        mean = labels @ np.arange(5, dtype=np.float32)
+        np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), mean, atol=1e-5)
+
+
+def test_the_share_is_drawn_anew_for_each_key(mixed_by_both):
+    assert len({labels[0, 0] for _, labels in mixed_by_both[:20]}) > 15
+
+
+def test_with_both_on_each_batch_is_mixed_by_one_of_the_two_by_a_fair_coin(mixed_by_both):
+    pasted = sum(np.isin(images, [0, 1, 2, 3]).all() for images, _ in mixed_by_both)
+    # 200 expected, standard deviation 10.
+    assert 155 < pasted < 245
+
+
+def test_cutmix_alone_only_pastes():
+    images = constant_images([0.0, 1.0], 8)
+    for found, labels in mix_often(MixingConfig(cutmix_alpha=1.0), images):
+        assert np.isin(found, [0, 1]).all()
+        np.testing.assert_allclose(labels[0, 1], found[0].mean(), atol=1e-6)
+
+
+def test_the_share_of_mixup_is_beta_distributed():
+    config, images = MixingConfig(mixup_alpha=0.2), constant_images([0.0, 1.0], 1)
+    shares = np.array([labels[0, 0] for _, labels in mix_often(config, images, times=4000)])
+    assert abs(shares.mean() - 0.5) < 0.03
+    # Variance of Beta(a, a): 1 / (4 (2 a + 1)) = 1 / 5.6.
+    assert abs(shares.var() - 0.1786) < 0.015
+
+
+def test_a_batch_of_one_is_mixed_with_itself():
+    images, labels = mixup(ramp_images(1), jnp.eye(1), share(0.25))
+    np.testing.assert_allclose(images, ramp_images(1), rtol=1e-6)
+    assert labels.tolist() == [[1.0]]

@@ -1,0 +1,261 @@
+import io
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.config import AugmentConfig
+from vit_jax.data.loader import BatchSpec, eval_batches, train_batches
+from vit_jax.data.sources import Example
+from vit_jax.data.transforms import decode, make_train_transform
+from vit_jax.errors import DataError
+
+
+class Memory:
+    """Examples in memory: image i has every pixel at i, label i % 10."""
+
+    name = "memory"
+    class_names = tuple("0123456789")
+    fingerprint = "0"
+
+    def __init__(self, count: int, changes: dict[int, Example] | None = None):
+        self._examples = []
+        for index in range(count):
+            png = io.BytesIO()
+            Image.new("RGB", (4, 4), (index,) * 3).save(png, "PNG")
+            example = Example(png.getvalue(), index % 10, f"number {index}")
+            self._examples.append((changes or {}).get(index, example))
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    def read(self, indices):
+        return [self._examples[i] for i in indices]
+
+
+def plain(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+    return np.asarray(decode(encoded))
+
+
+def noisy(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+    """The example's number, and a drawn one."""
+    return np.stack([plain(encoded, rng)[0, 0], rng.integers(256, size=3, dtype=np.uint8)])
+
+
+def spec(batch_size: int, rows: range | None = None, threads: int = 0, **changes) -> BatchSpec:
+    return BatchSpec(
+        global_batch_size=batch_size,
+        rows=range(batch_size) if rows is None else rows,
+        num_threads=threads,
+        **{"num_classes": 10, **changes},
+    )
+
+
+def train(source, spec, start=0, end=10, seed=0, transform=noisy):
+    return list(train_batches(source, transform, spec, seed=seed, start_step=start, end_step=end))
+
+
+def numbers(batches) -> np.ndarray:
+    """Numbers of the examples, batch after batch."""
+    return np.concatenate([b["image"][:, 0, 0, 0] if b["image"].ndim == 4
+                           else b["image"][:, 0, 0] for b in batches])  # fmt: skip
+
+
+def assert_equal(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys() == {"image", "label", "mask"}
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype
+
+
+@pytest.fixture(scope="module")
+def source():
+    return Memory(50)
+
+
+@pytest.fixture(scope="module")
+def batches(source):
+    """Ten batches of eight: one and a half epochs."""
+    return train(source, spec(8))
+
+
+def test_a_batch_has_u8_images_i32_labels_and_a_true_mask(batches):
+    assert len(batches) == 10
+    for batch in batches:
+        assert (batch["image"].shape, batch["image"].dtype) == ((8, 2, 3), np.uint8)
+        assert (batch["label"].shape, batch["label"].dtype) == ((8,), np.int32)
+        assert (batch["mask"].shape, batch["mask"].dtype) == ((8,), np.bool_)
+        assert batch["mask"].all()
+
+
+def test_labels_belong_to_their_images(batches):
+    for batch in batches:
+        np.testing.assert_array_equal(batch["label"], batch["image"][:, 0, 0] % 10)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_batches_are_the_same_with_any_number_of_threads(source, batches, threads):
+    assert_equal(train(source, spec(8, threads=threads)), batches)
+    assert_equal(train(source, spec(8, threads=threads, prefetch=1)), batches)
+
+
+@pytest.mark.parametrize("start", [0, 1, 6, 9])
+@pytest.mark.parametrize("threads", [0, 4])
+def test_batches_are_the_same_from_any_start(source, batches, start, threads):
+    assert_equal(train(source, spec(8, threads=threads), start=start), batches[start:])
+
+
+def test_no_step_is_left_at_the_end(source):
+    assert train(source, spec(8), start=10) == []
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_rows_of_several_hosts_make_up_the_batch_of_one(source, batches, hosts):
+    size = 8 // hosts
+    parts = [train(source, spec(8, rows=range(h * size, (h + 1) * size))) for h in range(hosts)]
+    together = [
+        {name: np.concatenate([rows[name] for rows in step]) for name in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert_equal(together, batches)
+
+
+def test_every_epoch_is_a_permutation_of_all_examples_and_no_two_are_alike(source):
+    # Batches of 8 do not divide 50: epochs end inside a batch.
+    order = numbers(train(source, spec(8), end=25))
+    epochs = order.reshape(4, 50)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(50))
+    for one, other in itertools.combinations(epochs, 2):
+        # Two random permutations agree in one place on average.
+        assert (one == other).sum() < 10
+
+
+def test_a_batch_may_be_larger_than_an_epoch():
+    order = numbers(train(Memory(5), spec(12), end=5))
+    for epoch in order.reshape(12, 5):
+        assert sorted(epoch) == list(range(5))
+
+
+def test_order_is_shuffled_and_differs_by_seed(source):
+    orders = [numbers(train(source, spec(10), end=15, seed=seed)) for seed in range(4)]
+    assert (orders[0][:50] != np.arange(50)).sum() > 40
+    for one, other in itertools.combinations(orders, 2):
+        # No epoch of one seed is an epoch of another.
+        for a, b in itertools.product(one.reshape(3, 50), other.reshape(3, 50)):
+            assert (a == b).sum() < 10
+
+
+def test_order_does_not_depend_on_the_batch_size(source):
+    one, other = (numbers(train(source, spec(b), end=60 // b)) for b in (5, 20))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_augmentation_differs_by_position_and_by_seed(source):
+    def drawn(seed):
+        return np.concatenate([b["image"][:, 1] for b in train(source, spec(8), seed=seed)])
+
+    assert len(np.unique(drawn(0), axis=0)) == 80
+    assert (drawn(0) != drawn(1)).any(axis=1).all()
+
+
+def test_order_of_the_first_batch_is_golden(source):
+    # A change here changes the data of every run.
+    assert numbers(train(source, spec(8), end=1)).tolist() == [15, 47, 2, 33, 35, 6, 27, 34]
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("batch_size", [1, 8, 23, 50, 64])
+def test_evaluation_holds_every_example_once_in_order(source, batch_size, threads):
+    found = list(eval_batches(source, plain, spec(batch_size, threads=threads)))
+    assert len(found) == -(-50 // batch_size)
+    assert all(len(b["mask"]) == len(b["image"]) == len(b["label"]) == batch_size for b in found)
+    masks = np.concatenate([b["mask"] for b in found])
+    assert masks.tolist() == [True] * 50 + [False] * (len(found) * batch_size - 50)
+    assert numbers(found)[masks].tolist() == list(range(50))
+    labels = np.concatenate([b["label"] for b in found])
+    assert labels[masks].tolist() == [i % 10 for i in range(50)]
+
+
+@pytest.mark.parametrize(("hosts", "batch_size"), [(2, 16), (4, 64), (4, 8)])
+def test_evaluation_over_hosts_is_that_of_one_with_equally_many_batches(hosts, batch_size):
+    # 50 examples in batches of 64: the last host has none of its own.
+    source, size = Memory(50), batch_size // hosts
+    parts = [
+        list(eval_batches(source, plain, spec(batch_size, rows=range(h * size, (h + 1) * size))))
+        for h in range(hosts)
+    ]
+    assert {len(p) for p in parts} == {-(-50 // batch_size)}
+    seen = []
+    for part in parts:
+        for batch in part:
+            assert batch["image"].shape == (size, 4, 4, 3)
+            seen += batch["image"][batch["mask"], 0, 0, 0].tolist()
+    assert sorted(seen) == list(range(50))
+
+
+def test_a_host_without_an_example_has_a_batch_of_masked_rows():
+    (batch,) = eval_batches(Memory(3), plain, spec(8, rows=range(4, 8)))
+    assert batch["image"].shape == (4, 4, 4, 3)
+    assert not batch["mask"].any()
+
+
+@pytest.mark.parametrize("label", [10, -1, 99])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_label_out_of_range_is_named(label, threads):
+    good = Memory(1)[0]
+    source = Memory(20, {7: Example(good.image, label, "7 (the bad one)")})
+    for run in (
+        lambda: list(eval_batches(source, plain, spec(8, threads=threads))),
+        lambda: train(source, spec(8, threads=threads)),
+    ):
+        with pytest.raises(DataError) as caught:
+            run()
+        assert caught.value.got == f"label {label} of example 7 (the bad one) of memory"
+        assert caught.value.expected == "0 to 9"
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_unreadable_image_is_named(threads):
+    source = Memory(20, {7: Example(b"not a picture", 7, "7 (the bad one)")})
+    for run in (
+        lambda: list(eval_batches(source, plain, spec(8, threads=threads))),
+        lambda: train(source, spec(8, threads=threads)),
+    ):
+        with pytest.raises(DataError) as caught:
+            run()
+        assert caught.value.got.startswith("example 7 (the bad one) of memory: unreadable image")
+
+
+def test_batches_before_a_bad_example_are_still_there():
+    source = Memory(20, {19: Example(b"", 7, "19")})
+    feed = eval_batches(source, plain, spec(4, threads=2))
+    assert numbers([next(feed) for _ in range(4)]).tolist() == list(range(16))
+    with pytest.raises(DataError):
+        next(feed)
+
+
+def test_the_real_transform_is_reproducible_over_threads(digits_dir):
+    from vit_jax.data.sources import TfdsSource
+
+    source = TfdsSource("digits", "train", str(digits_dir))
+    transform = make_train_transform(
+        8, AugmentConfig(crop="pad", pad_pixels=2, randaugment_layers=2)
+    )
+    one, other = (
+        train(source, spec(64, threads=t), start=20, end=26, transform=transform) for t in (0, 4)
+    )
+    assert_equal(one, other)
+    assert one[0]["image"].shape == (64, 8, 8, 3)
+
+
+def test_positions_beyond_32_bits_are_no_trouble(source):
+    # Position 5 * 10**10 is the first of an epoch.
+    order = numbers(train(source, spec(10), start=5 * 10**9, end=5 * 10**9 + 5))
+    assert sorted(order) == list(range(50))

@@ -1,0 +1,208 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.randaugment import OPERATIONS, randaugment
+
+
+class Draws(np.random.Generator):
+    """A generator whose integers are given beforehand; signs: 1 is plus, 0 is minus."""
+
+    def __init__(self, *values: int):
+        super().__init__(np.random.PCG64(0))
+        self.values = list(values)
+
+    def integers(self, high: int) -> int:
+        value = self.values.pop(0)
+        assert value < high
+        return value
+
+
+def apply(name: str, pixels, level: float, *draws: int) -> np.ndarray:
+    """Applies one operation to gray values [H, W]; all three channels must stay equal."""
+    rgb = np.repeat(np.array(pixels, np.uint8)[:, :, None], 3, axis=2)
+    found = np.asarray(OPERATIONS[name](Image.fromarray(rgb), level, Draws(*draws)))
+    assert (found == found[:, :, :1]).all()
+    return found[:, :, 0]
+
+
+ROW = [[0, 16, 31, 100, 127, 128, 200, 255]]
+RAMP = np.arange(8)[None, :] * 10 + np.arange(4)[:, None]  # 4 high, 8 wide, no two pixels alike.
+GRAY = 128
+
+
+def test_there_are_the_sixteen_operations_of_the_authors_code():
+    assert len(OPERATIONS) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "expected"),
+    [
+        ("invert", 0.0, [255, 239, 224, 155, 128, 127, 55, 0]),
+        ("invert", 1.0, [255, 239, 224, 155, 128, 127, 55, 0]),
+        # 8, 6, 4 and 1 bits.
+        ("posterize", 0.0, [0, 16, 31, 100, 127, 128, 200, 255]),
+        ("posterize", 0.5, [0, 16, 28, 100, 124, 128, 200, 252]),
+        ("posterize", 1.0, [0, 16, 16, 96, 112, 128, 192, 240]),
+        ("posterize", 3.0, [0, 0, 0, 0, 0, 128, 128, 128]),
+        # From 256, 192, 128 and 0 on.
+        ("solarize", 0.0, [0, 16, 31, 100, 127, 128, 200, 255]),
+        ("solarize", 0.25, [0, 16, 31, 100, 127, 128, 55, 0]),
+        ("solarize", 0.5, [0, 16, 31, 100, 127, 127, 55, 0]),
+        ("solarize", 1.0, [255, 239, 224, 155, 128, 127, 55, 0]),
+        ("solarize", 3.0, [255, 239, 224, 155, 128, 127, 55, 0]),
+        # 0, 55, 110 and 330 more below 128.
+        ("solarize_add", 0.0, [0, 16, 31, 100, 127, 128, 200, 255]),
+        ("solarize_add", 0.5, [55, 71, 86, 155, 182, 128, 200, 255]),
+        ("solarize_add", 1.0, [110, 126, 141, 210, 237, 128, 200, 255]),
+        ("solarize_add", 3.0, [255, 255, 255, 255, 255, 128, 200, 255]),
+        # Times 0.1, 1 and 1.9.
+        ("brightness", 0.0, [0, 1, 3, 10, 12, 12, 20, 25]),
+        ("brightness", 0.5, [0, 16, 31, 100, 127, 128, 200, 255]),
+        ("brightness", 1.0, [0, 30, 58, 190, 241, 243, 255, 255]),
+        ("color", 1.0, [0, 16, 31, 100, 127, 128, 200, 255]),  # Grays have no colour to change.
+    ],
+)
+def test_pixel_values_by_hand(name, level, expected):
+    assert apply(name, ROW, level).tolist() == [expected]
+
+
+def test_auto_contrast_stretches_each_channel_to_0_to_255():
+    # (75 - 50) * 255 / (101 - 50) = 125
+    assert apply("auto_contrast", [[50, 75, 101]], 1.0).tolist() == [[0, 125, 255]]
+
+
+def test_equalize_spreads_four_equally_frequent_values_evenly():
+    pixels = np.repeat([10, 11, 12, 200], 256).reshape(32, 32)
+    assert np.unique(apply("equalize", pixels, 1.0)).tolist() == [0, 85, 171, 255]
+
+
+def test_contrast_stretches_around_the_mean():
+    # The mean is 150: 150 +- 1.9 * 50, and 150 +- 0.1 * 50.
+    assert apply("contrast", [[100, 200]], 1.0).tolist() == [[55, 245]]
+    assert apply("contrast", [[100, 200]], 0.5).tolist() == [[100, 200]]
+    assert apply("contrast", [[100, 200]], 0.0).tolist() == [[145, 155]]
+
+
+def test_color_goes_from_gray_to_saturated():
+    red = Image.new("RGB", (1, 1), (200, 0, 0))
+    gray = round(200 * 0.299)  # 60
+
+    def found(level):
+        return OPERATIONS["color"](red, level, np.random.default_rng(0)).getpixel((0, 0))
+
+    assert found(0.5) == (200, 0, 0)
+    assert found(0.0) == (gray + 14, gray - 6, gray - 6)
+    assert found(1.0) == (255, 0, 0)
+
+
+def test_sharpness_moves_away_from_the_smoothed_image():
+    pixels = np.zeros((5, 5), int)
+    pixels[2, 2] = 130
+    # Smoothed by (5 in the centre, 1 around it) / 13: 50 in the middle, 10 beside it.
+    assert apply("sharpness", pixels, 1.0)[2, 1:3].tolist() == [0, 202]  # 50 + 1.9 * 80
+    assert apply("sharpness", pixels, 0.0)[2, 1:3].tolist() == [9, 58]  # 50 + 0.1 * 80
+    np.testing.assert_array_equal(apply("sharpness", pixels, 0.5), pixels)
+
+
+def test_translation_by_one_pixel_each_way_lets_gray_in():
+    one = 224 / 100 / 8  # The level that is one of eight pixels: 100 of 224 at level 1.
+    plus, minus = apply("translate_x", RAMP, one, 1), apply("translate_x", RAMP, one, 0)
+    np.testing.assert_array_equal(plus[:, :-1], RAMP[:, 1:])
+    assert (plus[:, -1] == GRAY).all()
+    np.testing.assert_array_equal(minus[:, 1:], RAMP[:, :-1])
+    assert (minus[:, 0] == GRAY).all()
+
+    one = 224 / 100 / 4
+    plus, minus = apply("translate_y", RAMP, one, 1), apply("translate_y", RAMP, one, 0)
+    np.testing.assert_array_equal(plus[:-1], RAMP[1:])
+    assert (plus[-1] == GRAY).all()
+    np.testing.assert_array_equal(minus[1:], RAMP[:-1])
+    assert (minus[0] == GRAY).all()
+
+
+def test_translation_at_level_one_is_100_of_224_pixels():
+    pixels = np.arange(224)[None, :].repeat(2, axis=0)
+    found = apply("translate_x", pixels, 1.0, 1)[0]
+    assert found.tolist() == [*range(100, 224), *[GRAY] * 100]
+
+
+def test_rotation_by_90_degrees_is_exact_and_turns_either_way():
+    square = RAMP[:, :4]
+    # 30 degrees at level 1; plus is counterclockwise, as numpy's.
+    np.testing.assert_array_equal(apply("rotate", square, 3.0, 1), np.rot90(square))
+    np.testing.assert_array_equal(apply("rotate", square, 3.0, 0), np.rot90(square, -1))
+
+
+def test_rotation_lets_gray_in_at_the_corners():
+    assert apply("rotate", np.zeros((9, 9)), 1.0, 1)[0, 0] == GRAY
+
+
+@pytest.mark.parametrize(("sign", "shifts"), [(1, [0, 1, 1, 2]), (0, [0, -1, -1, -2])])
+def test_shear_by_one_half_moves_row_y_by_half_of_it(sign, shifts):
+    # At pixel centres: (y + 0.5) / 2 = 0.25, 0.75, 1.25, 1.75, to the nearest.
+    level = 0.5 / 0.3
+    found = apply("shear_x", RAMP, level, sign)
+    padded = np.pad(RAMP, ((0, 0), (2, 2)), constant_values=GRAY)
+    for y, shift in enumerate(shifts):
+        assert found[y].tolist() == padded[y, 2 + shift : 10 + shift].tolist()
+    # The other axis is the same on its side.
+    np.testing.assert_array_equal(apply("shear_y", RAMP.T, level, sign), found.T)
+
+
+@pytest.mark.parametrize(
+    ("centre", "rows", "columns"),
+    [((28, 28), (18, 38), (18, 38)), ((0, 55), (45, 56), (0, 10)), ((55, 3), (0, 13), (45, 56))],
+)
+def test_cutout_grays_a_square_of_80_of_224_pixels_cut_off_at_the_border(centre, rows, columns):
+    found = apply("cutout", np.zeros((56, 56)), 1.0, *centre)
+    expected = np.zeros((56, 56))
+    expected[slice(*rows), slice(*columns)] = GRAY
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_cutout_at_level_zero_changes_nothing_and_never_the_image_given():
+    image = Image.new("RGB", (56, 56))
+    for level in (0.0, 1.0):
+        OPERATIONS["cutout"](image, level, np.random.default_rng(0))
+        assert image.getextrema() == ((0, 0),) * 3
+    assert (apply("cutout", np.zeros((56, 56)), 0.0, 3, 4) == 0).all()
+
+
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
+def test_geometry_at_level_zero_changes_nothing(name):
+    np.testing.assert_array_equal(apply(name, RAMP, 0.0, 1), RAMP)
+
+
+@pytest.mark.parametrize("name", list(OPERATIONS))
+@pytest.mark.parametrize("size", [(13, 7), (1, 1)])
+def test_size_and_mode_are_kept_at_any_level(name, size):
+    pixels = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    for level in (0.0, 0.45, 1.0, 3.0):
+        found = OPERATIONS[name](Image.fromarray(pixels), level, np.random.default_rng(1))
+        assert (found.mode, found.size) == ("RGB", size)
+
+
+def test_operations_are_drawn_with_replacement_and_applied_in_order_at_a_tenth_of_the_magnitude():
+    pixels = np.random.default_rng(0).integers(256, size=(16, 16, 3), dtype=np.uint8)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        expected = Image.fromarray(pixels)
+        for name in rng.choice(list(OPERATIONS), size=3):
+            expected = OPERATIONS[name](expected, 0.7, rng)
+        found = randaugment(Image.fromarray(pixels), 3, 7.0, np.random.default_rng(seed))
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_every_operation_is_drawn(monkeypatch):
+    drawn = []
+    for name in OPERATIONS:
+        monkeypatch.setitem(
+            OPERATIONS, name, lambda image, level, rng, name=name: drawn.append(name) or image
+        )
+    image = Image.new("RGB", (2, 2))
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        randaugment(image, 2, 5.0, rng)
+    assert len(drawn) == 200
+    assert set(drawn) == set(OPERATIONS)

@@ -1,0 +1,251 @@
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vit_jax.data.sources import Example, TfdsSource, default_data_dir
+from vit_jax.errors import DataError
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _pixels(example: Example) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(example.image)))
+
+
+def _ids(source: TfdsSource) -> list[int]:
+    """Numbers of the digits in scikit-learn's order, read off "INDEX (digits/NUMBER)"."""
+    return [int(e.id.split("/")[1].rstrip(")")) for e in source.read(range(len(source)))]
+
+
+@pytest.fixture
+def train(digits_dir):
+    return TfdsSource("digits", "train", str(digits_dir))
+
+
+@pytest.fixture
+def other_dataset(digits_dir, tmp_path):
+    """Returns make(edit, edit_features): a prepared copy of the digits under the name "pixels"."""
+
+    def make(info_changes=(), feature_changes=()) -> Path:
+        there, here = digits_dir / "digits" / "1.0.0", tmp_path / "pixels" / "1.0.0"
+        here.mkdir(parents=True)
+        for path in there.iterdir():
+            (here / path.name.replace("digits-", "pixels-")).write_bytes(path.read_bytes())
+        changes = {
+            "dataset_info.json": [
+                ("vit_jax.data.builders.digits", "gone"),
+                ('"digits"', '"pixels"'),
+                *info_changes,
+            ],
+            "features.json": list(feature_changes),
+        }
+        for name, pairs in changes.items():
+            text = (here / name).read_text()
+            for old, new in pairs:
+                assert old in text
+                text = text.replace(old, new)
+            (here / name).write_text(text)
+        return tmp_path
+
+    return make
+
+
+def test_digits_are_1437_for_training_and_360_for_testing(digits_dir, train):
+    test = TfdsSource("digits", "test", str(digits_dir))
+    assert (len(train), len(test)) == (1437, 360)
+    ids, test_ids = _ids(train), _ids(test)
+    assert sorted(ids + test_ids) == list(range(1797))
+    assert all(i % 5 == 0 for i in test_ids)
+
+
+def test_digits_have_ten_classes_named_0_to_9_and_their_full_name(train):
+    assert train.class_names == tuple("0123456789")
+    assert train.name == "digits/1.0.0 train"
+
+
+def test_every_pixel_and_label_is_scikit_learns(train):
+    digits = load_digits()
+    for number, example in zip(_ids(train), train.read(range(len(train))), strict=True):
+        # 0 to 16 there, 0 to 255 here.
+        expected = np.round(digits.images[number] * 255 / 16)
+        np.testing.assert_array_equal(_pixels(example), expected)
+        assert example.label == digits.target[number]
+
+
+def test_reading_several_equals_reading_one_by_one(train):
+    indices = [1436, 0, 7, 7]
+    assert train.read(indices) == [train[i] for i in indices]
+
+
+def test_an_example_is_named_by_index_and_id(train):
+    index, _, name = train[12].id.partition(" ")
+    assert index == "12"
+    assert name.startswith("(digits/")
+
+
+def test_a_part_of_a_split_holds_the_examples_that_it_names(digits_dir, train):
+    part = TfdsSource("digits", "train[10:13]", str(digits_dir))
+    assert [e.image for e in part.read([0, 1, 2])] == [e.image for e in train.read([10, 11, 12])]
+    assert len(TfdsSource("digits", "train[90%:]", str(digits_dir))) == 144
+    assert len(TfdsSource("digits", "train+test", str(digits_dir))) == 1797
+
+
+def test_fingerprint_is_stable_and_differs_by_split(digits_dir, train):
+    assert TfdsSource("digits", "train", str(digits_dir)).fingerprint == train.fingerprint
+    splits = ["train", "test", "train[:50%]", "train[50%:]", "train+test"]
+    assert len({TfdsSource("digits", s, str(digits_dir)).fingerprint for s in splits}) == 5
+    # Golden: a change makes every checkpoint refuse to resume.
+    assert train.fingerprint == "e57bc5db0234c1dc"
+
+
+def test_fingerprint_differs_by_dataset_though_files_are_the_same(other_dataset, train):
+    copy = TfdsSource("pixels", "train", str(other_dataset()))
+    assert copy.name == "pixels/1.0.0 train"
+    assert copy[5].image == train[5].image
+    assert copy.fingerprint != train.fingerprint
+
+
+def test_a_version_may_be_named(digits_dir, other_dataset, train):
+    assert TfdsSource("digits:1.0.0", "train", str(digits_dir)).fingerprint == train.fingerprint
+    assert len(TfdsSource("pixels:1.0.0", "test", str(other_dataset()))) == 360
+
+
+def test_bundled_digits_are_prepared_once(digits_dir, train):
+    path = digits_dir / "digits" / "1.0.0" / "dataset_info.json"
+    before = path.stat().st_mtime_ns
+    TfdsSource("digits", "train", str(digits_dir))
+    assert path.stat().st_mtime_ns == before
+
+
+def test_without_a_data_dir_the_environment_names_the_folder(digits_dir, train, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(digits_dir))
+    assert TfdsSource("digits", "train").fingerprint == train.fingerprint
+    monkeypatch.delenv("TFDS_DATA_DIR")
+    assert default_data_dir() == Path.home() / "tensorflow_datasets"
+
+
+@pytest.mark.parametrize(
+    ("name", "got", "mend"),
+    [
+        ("digit", "no dataset 'digit' in", "did you mean 'digits'?"),
+        ("pixel", "no dataset 'pixel' in", "did you mean 'pixels'?"),
+        ("pixel:1.0.0", "no dataset 'pixel:1.0.0' in", "did you mean 'pixels'?"),
+        ("pixels:2.0.0", "no dataset 'pixels:2.0.0' in", "did you mean 'pixels'?"),
+        ("digits:9.9.9", "no dataset 'digits:9.9.9'", "set data.name=digits"),
+        ("cifar10", "dataset 'cifar10' is not prepared in", "run: tfds build cifar10"),
+        ("", "dataset name ''", "did you mean 'digits'?"),
+        ("two words", "dataset name 'two words'", "did you mean 'digits'?"),
+    ],
+)
+def test_a_dataset_that_is_not_there_is_named(other_dataset, name, got, mend):
+    with pytest.raises(DataError) as caught:
+        TfdsSource(name, "train", str(other_dataset()))
+    assert caught.value.got.startswith(got)
+    assert mend in caught.value.mend
+
+
+def test_datasets_on_disk_are_listed_and_other_folders_are_not(other_dataset):
+    folder = other_dataset()
+    (folder / "downloads" / "extracted").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"\(here: digits, pixels\)"):
+        TfdsSource("nothing", "train", str(folder))
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(DataError) as caught:
+        TfdsSource("cifar10", "train", str(tmp_path / "gone"))
+    assert caught.value.got == f"no folder {tmp_path / 'gone'}"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write digits to .*file/data"):
+        TfdsSource("digits", "train", str(tmp_path / "file" / "data"))
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [
+        ("val", "Unknown split 'val'"),
+        ("train[:", "Error parsing split"),
+        ("", "Error parsing split"),
+        ("train[2000:]", "Requested slice"),
+    ],
+)
+def test_a_bad_split_is_named_with_the_good_ones(digits_dir, split, reason):
+    with pytest.raises(DataError) as caught:
+        TfdsSource("digits", split, str(digits_dir))
+    assert caught.value.got.startswith(f"split {split!r} of digits/1.0.0: {reason}")
+    assert caught.value.expected == "one of train, test, or a part such as train[:90%]"
+
+
+@pytest.mark.parametrize("split", ["train[:0%]", "train[10:10]"])
+def test_an_empty_split_is_refused(digits_dir, split):
+    with pytest.raises(DataError) as caught:
+        TfdsSource("digits", split, str(digits_dir))
+    assert caught.value.got == f"split {split!r} of digits/1.0.0 is empty"
+
+
+def test_a_dataset_of_tfrecords_is_refused_with_the_command_that_converts_it(other_dataset):
+    folder = other_dataset([('"array_record"', '"tfrecord"')])
+    for path in (folder / "pixels" / "1.0.0").glob("*.array_record-*"):
+        path.rename(path.with_name(path.name.replace("array_record", "tfrecord")))
+    with pytest.raises(DataError) as caught:
+        TfdsSource("pixels", "train", str(folder))
+    assert caught.value.got == "dataset pixels/1.0.0 is stored as tfrecord"
+    assert "tfds convert_format" in caught.value.mend
+
+
+def test_a_dataset_without_a_label_is_refused(other_dataset):
+    folder = other_dataset(feature_changes=[('"label"', '"target"')])
+    with pytest.raises(DataError) as caught:
+        TfdsSource("pixels", "train", str(folder))
+    assert caught.value.got == "dataset pixels/1.0.0 with features id, image, target"
+
+
+def test_a_label_that_is_no_class_is_refused(other_dataset):
+    folder = other_dataset()
+    path = folder / "pixels" / "1.0.0" / "features.json"
+    features = json.loads(path.read_text())
+    held = features["featuresDict"]["features"]
+    held["label"] = held["id"]
+    path.write_text(json.dumps(features))
+    with pytest.raises(DataError, match="a class 'label'"):
+        TfdsSource("pixels", "train", str(folder))
+
+
+@pytest.mark.parametrize("bytes_left", [None, 0, 100_000])
+def test_a_missing_or_cut_off_file_of_a_dataset_is_a_data_error(other_dataset, bytes_left):
+    folder = other_dataset()
+    path = folder / "pixels" / "1.0.0" / "pixels-train.array_record-00000-of-00001"
+    if bytes_left is None:
+        path.unlink()
+    else:
+        os.truncate(path, bytes_left)
+    with pytest.raises(DataError, match=r"cannot read pixels/1\.0\.0 train: "):
+        TfdsSource("pixels", "train", str(folder))[0]
+
+
+def test_tensorflow_is_not_imported_even_where_it_is_installed(tmp_path):
+    trap = tmp_path / "packages" / "tensorflow"
+    trap.mkdir(parents=True)
+    (trap / "__init__.py").write_text("import os; os._exit(3)")
+    code = (
+        "import sys; from vit_jax.data.sources import TfdsSource;"
+        f"source = TfdsSource('digits', 'train', {str(tmp_path / 'data')!r});"
+        "print(len(source), len(source.read([0, 1])), 'tensorflow' in sys.modules)"
+    )
+    path = os.pathsep.join([str(trap.parent), str(_ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.stdout.split() == ["1437", "2", "False"], done.stderr

@@ -1,0 +1,109 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import attention as module
+from vit_jax.models.attention import attend, attention_weights, choose_attention
+
+
+def choose(requested="auto", **changes):
+    shape = {"tokens": 197, "head_dim": 64, "num_heads": 12, "dtype": jnp.dtype("bfloat16")}
+    return choose_attention(
+        requested, **({**shape, "has_bias": False, "platform": "gpu"} | changes)
+    )
+
+
+def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
+    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: None)
+    assert (choose().implementation, choose().padded_tokens) == ("cudnn", 198)
+    assert choose(tokens=196).padded_tokens == 196
+    assert choose(tokens=1370, head_dim=80).padded_tokens == 1370
+
+
+@pytest.mark.parametrize(
+    ("changes", "implementation", "reason"),
+    [
+        ({"platform": "cpu"}, "einsum", "CPU"),
+        ({"platform": "tpu"}, "xla", "this is a tpu"),
+        ({"dtype": jnp.dtype("float32")}, "xla", "this is float32"),
+        ({"has_bias": True}, "xla", "bias"),
+        ({"head_dim": 160}, "xla", "head dimension 160"),
+        ({"head_dim": 60}, "xla", "head dimension 60"),
+    ],
+)
+def test_where_cudnn_does_not_fit_the_reason_is_given(monkeypatch, changes, implementation, reason):
+    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: None)
+    choice = choose(**changes)
+    assert (choice.implementation, choice.padded_tokens) == (implementation, 197)
+    assert reason in choice.reason
+
+
+def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why():
+    """Here there is no cuDNN at all, so that the probe itself runs and fails."""
+    choice = choose()
+    assert (choice.implementation, choice.padded_tokens) == ("xla", 197)
+    assert choice.reason.startswith("cuDNN failed: ")
+    assert len(choice.reason) > len("cuDNN failed: ")
+
+
+def test_what_is_asked_for_is_taken():
+    assert choose("xla").implementation == "xla"
+    assert choose("einsum", tokens=5).padded_tokens == 5
+    assert (choose("cudnn").implementation, choose("cudnn").padded_tokens) == ("cudnn", 198)
+
+
+def test_the_choice_is_logged_once_with_its_reason(caplog):
+    choice = module.AttentionChoice("cudnn", 198, "because of this")
+    with caplog.at_level("INFO", logger="vit_jax"):
+        module.log_choice(choice, 197)
+        module.log_choice(choice, 197)
+    assert [r.getMessage() for r in caplog.records] == [
+        "attention: cudnn, 197 tokens padded to 198 (because of this)"
+    ]
+
+
+def random_qkv(tokens=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal((2, tokens, 3, 4)), jnp.float32) for _ in range(3)]
+
+
+def test_the_ways_to_compute_attention_agree_with_gradients():
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 5, 5)), jnp.float32)
+
+    def run(implementation, valid):
+        def total(q, k, v, b):
+            out = attend(q, k, v, bias=b, implementation=implementation, valid_tokens=valid)
+            return (out**2).sum(), out
+
+        grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True))(
+            *random_qkv(), bias
+        )
+        return [out, *grads]
+
+    for valid in (None, 4):
+        for a, b in zip(run("einsum", valid), run("xla", valid), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_attend_by_hand():
+    """Two keys with logits 0 and log 3 weigh 1/4 and 3/4."""
+    query = jnp.ones((1, 1, 1, 1))
+    key = jnp.asarray([0.0, np.log(3)], jnp.float32).reshape(1, 2, 1, 1)
+    value = jnp.asarray([4.0, 8.0]).reshape(1, 2, 1, 1)
+    for implementation in ("xla", "einsum"):
+        out = attend(query, key, value, implementation=implementation)
+        assert float(out.squeeze()) == pytest.approx(0.25 * 4 + 0.75 * 8)
+    weights = attention_weights(query, key)
+    np.testing.assert_allclose(weights.squeeze(), [0.25, 0.75], rtol=1e-6)
+
+
+def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
+    q, k, v = random_qkv()
+    padded = [jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)), constant_values=7.0) for x in (q, k, v)]
+    for implementation in ("xla", "einsum"):
+        want = attend(q, k, v, implementation=implementation)
+        got = attend(*padded, implementation=implementation, valid_tokens=5)
+        np.testing.assert_allclose(got[:, :5], want, rtol=1e-6, atol=1e-6)
+    weights = attention_weights(padded[0], padded[1], valid_tokens=5)
+    assert np.abs(weights[..., 5]).max() == 0

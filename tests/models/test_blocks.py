@@ -1,0 +1,45 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.config import ModelConfig
+from vit_jax.models.mlp import SwiGlu, swiglu_hidden
+from vit_jax.models.registry import build_model
+
+
+def lowered(depth, scan=True):
+    config = ModelConfig(name="ViT-Ti/16", depth=depth, scan=scan)
+    sizes = {"num_classes": 10, "image_size": 32}
+    model = nnx.eval_shape(lambda: build_model(config, key=jax.random.key(0), **sizes))
+    graphdef, params = nnx.split(model)
+
+    def loss(params, x):
+        return nnx.merge(graphdef, params)(x).sum()
+
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    return jax.jit(jax.grad(loss)).lower(nnx.to_pure_dict(params), images).as_text()
+
+
+def test_the_program_does_not_grow_with_depth():
+    """What is compiled has as many operations for 48 layers as for 2; unrolled it grows."""
+    count = lowered(2).count("stablehlo.")
+    assert lowered(48).count("stablehlo.") == count
+    assert lowered(6, scan=False).count("stablehlo.") > lowered(2, scan=False).count("stablehlo.")
+
+
+def test_swiglu_by_hand():
+    module = SwiGlu(1, 1, rngs=nnx.Rngs(0))
+    gate, value, out = 2.0, 3.0, 5.0
+    for linear, weight in ((module.gate, gate), (module.value, value), (module.contract, out)):
+        linear.kernel[...] = jnp.full((1, 1), weight)
+        linear.bias[...] = jnp.zeros(1)
+    x = 0.5
+    silu = gate * x / (1 + np.exp(-gate * x))
+    np.testing.assert_allclose(module(jnp.full((1, 1), x)), [[silu * value * x * out]], rtol=1e-6)
+
+
+def test_swiglu_has_about_as_many_parameters_as_the_plain_mlp():
+    for mlp_dim in (768, 1536, 3072, 4096):
+        assert swiglu_hidden(mlp_dim) % 8 == 0
+        assert 0 <= 3 * swiglu_hidden(mlp_dim) - 2 * mlp_dim < 24

@@ -1,0 +1,72 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.models.layers import LayerNorm, gelu, layer_norm, softmax
+
+
+def x(shape=(3, 7, 16), seed=0, scale=2.0):
+    return jnp.asarray(scale * np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def check_gradient(ours, theirs, *args):
+    """Compares value and gradient of a weighted sum with those of a reference."""
+    weights = x(ours(*args).shape, seed=9)
+    for function in (ours, theirs):
+        assert function(*args).shape == weights.shape
+    results = [
+        jax.value_and_grad(lambda *a, f=f: (f(*a) * weights).sum(), argnums=range(len(args)))(*args)
+        for f in (ours, theirs)
+    ]
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_layer_norm_equals_flax_with_its_gradient():
+    reference = nnx.LayerNorm(16, epsilon=1e-6, use_fast_variance=False, rngs=nnx.Rngs(0))
+    graphdef, _ = nnx.split(reference)
+
+    def theirs(x, scale, bias):
+        return nnx.merge(graphdef, {"scale": scale, "bias": bias})(x)
+
+    check_gradient(layer_norm, theirs, x() + 3, x((16,), 1), x((16,), 2))
+
+
+def test_layer_norm_by_hand():
+    got = layer_norm(
+        jnp.asarray([[1.0, 3.0]]), jnp.asarray([2.0, 2.0]), jnp.asarray([0.0, 1.0]), 0.0
+    )
+    np.testing.assert_allclose(got, [[-2.0, 3.0]])
+
+
+def test_layer_norm_of_bfloat16_is_computed_in_float32():
+    """A large offset with a small spread: in bfloat16 the mean alone would lose it."""
+    rows = (256 + jnp.arange(8, dtype=jnp.float32) * 2).astype(jnp.bfloat16)[None]
+    got = LayerNorm(8)(rows)
+    want = (np.arange(8) - 3.5) / np.sqrt(np.mean((np.arange(8) - 3.5) ** 2))
+    np.testing.assert_allclose(got[0], want, rtol=1e-5)
+    assert LayerNorm(8, dtype=jnp.bfloat16)(rows).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_gelu_equals_jax_with_its_gradient(approximate):
+    check_gradient(
+        lambda a: gelu(a, approximate),
+        lambda a: jax.nn.gelu(a, approximate=approximate),
+        x(scale=3.0),
+    )
+
+
+def test_softmax_equals_jax_with_its_gradient():
+    check_gradient(softmax, lambda a: jax.nn.softmax(a, axis=-1), x(scale=5.0))
+
+
+def test_the_backward_pass_keeps_only_what_is_said():
+    """Residuals of the gradient, in floats: the input for GELU, the output for softmax."""
+    rows = x((4, 8))
+    for function in (lambda a: gelu(a, True), softmax):
+        _, pullback = jax.vjp(function, rows)
+        kept = [leaf for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "size")]
+        assert sum(leaf.size for leaf in kept) == rows.size

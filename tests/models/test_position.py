@@ -1,0 +1,78 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.models.position import Learned2d, RelativeBias, rope_2d, rotate, sincos_2d
+
+
+def test_sincos_by_hand():
+    """Width 8: two frequencies, 1 and 1/10000; patch (row 1, column 2) of a 2 x 3 grid."""
+    table = sincos_2d((2, 3), 8)
+    assert table.shape == (1, 6, 8)
+    a, b = 2.0, 1.0
+    want = [np.sin(a), np.sin(a / 1e4), np.cos(a), np.cos(a / 1e4),
+            np.sin(b), np.sin(b / 1e4), np.cos(b), np.cos(b / 1e4)]  # fmt: skip
+    np.testing.assert_allclose(table[0, 5], want, rtol=1e-6)
+    np.testing.assert_allclose(table[0, 0], [0, 0, 1, 1, 0, 0, 1, 1])
+
+
+def test_learned_2d_joins_its_column_and_its_row():
+    module = Learned2d((2, 3), 4, rngs=nnx.Rngs(0))
+    table = module()
+    assert table.shape == (1, 6, 4)
+    np.testing.assert_array_equal(table[0, 5, :2], module.columns[2])
+    np.testing.assert_array_equal(table[0, 5, 2:], module.rows[1])
+
+
+def test_relative_bias_by_its_definition():
+    tokens, heads, head_dim = 5, 2, 4
+    module = RelativeBias(tokens, heads, head_dim, rngs=nnx.Rngs(0))
+    query = jnp.asarray(
+        np.random.default_rng(0).standard_normal((3, tokens, heads, head_dim)), jnp.float32
+    )
+    got = module(query)
+    table = np.asarray(module.table[...], np.float64)
+    want = np.zeros((3, heads, tokens, tokens))
+    for b, h, q, k in np.ndindex(*want.shape):
+        want[b, h, q, k] = query[b, q, h] @ table[q - k + tokens - 1, h] / np.sqrt(head_dim)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_rope_keeps_norms_and_leaves_prefix_tokens_alone():
+    cos, sin = rope_2d((2, 3), 8, num_prefix=2)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 8, 1, 8)), jnp.float32)
+    y = rotate(x, (jnp.asarray(cos), jnp.asarray(sin)))
+    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(y[:, :2], x[:, :2])
+    assert np.abs(y - x)[0, 2:].max(-1).min() > 0.1
+
+
+def test_rope_logits_depend_only_on_the_offset_of_patches():
+    """On a 1 x 4 grid, q at column i and k at column j give a function of i - j."""
+    cos, sin = rope_2d((1, 4), 8, num_prefix=0)
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.standard_normal(8), jnp.float32) for _ in range(2))
+    spread = [jnp.broadcast_to(v, (1, 4, 1, 8)) for v in (q, k)]
+    rotated = [rotate(v, (jnp.asarray(cos), jnp.asarray(sin))) for v in spread]
+    logits = jnp.einsum("bnhk,bmhk->nm", *rotated)
+    for offset in (-2, -1, 0, 1, 2):
+        diagonal = jnp.diagonal(logits, offset)
+        np.testing.assert_allclose(diagonal, jnp.full_like(diagonal, diagonal[0]), rtol=1e-4)
+    assert float(jnp.ptp(logits)) > 0.1
+
+
+def test_rope_angles_by_hand():
+    """Head dimension 4 has one period, 1: the angle is 2 pi times the centre's coordinate."""
+    cos, sin = rope_2d((2, 1), 4, num_prefix=0)
+    angle_y, angle_x = 2 * np.pi * -0.5, 0.0
+    np.testing.assert_allclose(cos[0], np.cos([angle_y, angle_x] * 2), atol=1e-6)
+    np.testing.assert_allclose(sin[1], np.sin([-angle_y, angle_x] * 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rotate_keeps_the_type(dtype):
+    tables = tuple(jnp.asarray(a) for a in rope_2d((2, 2), 4, num_prefix=0))
+    x = jax.random.normal(jax.random.key(0), (1, 4, 1, 4), dtype)
+    assert rotate(x, tables).dtype == dtype

@@ -1,0 +1,142 @@
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from vit_jax.config import MeshConfig
+from vit_jax.errors import ConfigError
+from vit_jax.parallel import mesh as mesh_module
+from vit_jax.parallel.mesh import (
+    batch_sharding,
+    check_batch_size,
+    host_rows,
+    make_mesh,
+    to_devices,
+)
+
+
+def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
+    """A mesh over one real device, listed several times: good for shapes and messages."""
+    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "sizes", "expected"),
+    [
+        (1, {}, (1, 1, 1)),
+        (8, {}, (8, 1, 1)),
+        (8, {"fsdp": 2}, (4, 2, 1)),
+        (8, {"fsdp": 2, "tensor": 2}, (2, 2, 2)),
+        (8, {"data": 1, "fsdp": -1}, (1, 8, 1)),
+        (8, {"data": 2, "fsdp": 1, "tensor": -1}, (2, 1, 4)),
+        (8, {"data": 4, "fsdp": 2, "tensor": 1}, (4, 2, 1)),
+        (6, {"tensor": 3}, (2, 1, 3)),
+    ],
+)
+def test_minus_one_takes_what_is_left(devices, sizes, expected):
+    mesh = mesh_of(devices, **sizes)
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh.devices.shape == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "sizes", "shown"),
+    [
+        (1, {"fsdp": 2}, "data=-1, fsdp=2, tensor=1"),
+        (8, {"fsdp": 3}, "data=-1, fsdp=3, tensor=1"),
+        (8, {"data": 2, "fsdp": 2}, "data=2, fsdp=2, tensor=1"),
+        (8, {"data": 16}, "data=16, fsdp=1, tensor=1"),
+        (4, {"data": 1, "fsdp": -1, "tensor": 8}, "data=1, fsdp=-1, tensor=8"),
+    ],
+)
+def test_sizes_that_do_not_multiply_to_the_devices_are_named(devices, sizes, shown):
+    with pytest.raises(ConfigError) as caught:
+        mesh_of(devices, **sizes)
+    assert caught.value.got == f"mesh {shown} on {devices} devices"
+    assert caught.value.expected == f"sizes whose product is {devices}"
+
+
+def test_without_a_list_all_devices_are_taken():
+    assert make_mesh(MeshConfig()).size == jax.device_count()
+
+
+def test_batches_are_cut_over_data_and_fsdp_but_not_tensor():
+    assert batch_sharding(mesh_of(8)).spec == PartitionSpec(("data", "fsdp"))
+    sharding = batch_sharding(make_mesh(MeshConfig()))
+    assert sharding.shard_shape((16, 3)) == (16, 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "parts"),
+    [({}, 8, 1), ({}, 24, 3), ({"tensor": 8}, 1, 1), ({"fsdp": 2, "tensor": 2}, 12, 3)],
+)
+def test_a_batch_that_divides_over_devices_and_microbatches_is_accepted(sizes, batch, parts):
+    check_batch_size(mesh_of(8, **sizes), batch, "data.global_batch_size", parts)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "parts", "message"),
+    [
+        ({}, 20, 1, "is 20 on 8 devices; expected a multiple of 8; use 16 or 24"),
+        ({}, 3, 1, "is 3 on 8 devices; expected a multiple of 8; use 8"),
+        ({"fsdp": 2, "tensor": 2}, 6, 1, "is 6 on 4 devices; expected a multiple of 4; use 4 or 8"),
+        (
+            {}, 24, 2,
+            "is 24 on 8 devices in 2 microbatches; expected a multiple of 16; use 16 or 32",
+        ),
+    ],
+)  # fmt: skip
+def test_a_batch_that_does_not_divide_is_named_with_its_neighbours_that_do(
+    sizes, batch, parts, message
+):
+    with pytest.raises(ConfigError) as caught:
+        check_batch_size(mesh_of(8, **sizes), batch, "evaluation.batch_size", parts)
+    assert str(caught.value) == f"evaluation.batch_size {message}"
+
+
+def test_one_host_holds_all_rows():
+    assert host_rows(make_mesh(MeshConfig()), 24) == range(24)
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        # One device each; two that hold the same rows (tensor=2); unordered.
+        ([(8, 12), (12, 16)], range(8, 16)),
+        ([(8, 12), (8, 12), (12, 16), (12, 16)], range(8, 16)),
+        ([(12, 16), (8, 12)], range(8, 16)),
+        ([(None, None)], range(32)),
+    ],
+)
+def test_the_rows_of_a_host_are_those_of_its_devices(monkeypatch, slices, expected):
+    fake_devices(monkeypatch, slices)
+    assert host_rows(make_mesh(MeshConfig()), 32) == expected
+
+
+def test_scattered_rows_are_refused(monkeypatch):
+    fake_devices(monkeypatch, [(0, 4), (8, 12)])
+    with pytest.raises(ConfigError, match="holds scattered rows of a batch"):
+        host_rows(make_mesh(MeshConfig()), 32)
+
+
+def fake_devices(monkeypatch, slices):
+    """Lets this host's devices hold these rows."""
+    index_map = {i: (slice(*pair),) for i, pair in enumerate(slices)}
+    sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: index_map)
+    monkeypatch.setattr(mesh_module, "batch_sharding", lambda mesh: sharding)
+
+
+def test_a_batch_on_devices_is_the_batch():
+    batch = {
+        "image": np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3),
+        "label": np.array([3, 4], np.int32),
+        "mask": np.array([True, False]),
+    }
+    mesh = make_mesh(MeshConfig())
+    found = to_devices(batch, mesh)
+    for name, rows in batch.items():
+        np.testing.assert_array_equal(found[name], rows)
+        assert found[name].dtype == rows.dtype
+        assert found[name].sharding == batch_sharding(mesh)

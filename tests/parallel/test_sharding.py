@@ -1,0 +1,171 @@
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.errors import ConfigError
+from vit_jax.models.registry import build_model
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.sharding import (
+    match_first,
+    parameter_names,
+    parameter_shardings,
+    state_shardings,
+)
+
+KEY = "optimizer.weight_decay_mask"
+
+
+def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
+    """A mesh over one real device, listed several times: good for specs."""
+    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
+
+
+def shapes_of(num_classes: int = 10, **options: Any) -> Any:
+    config = ModelConfig(**{"name": "ViT-S/16", **options})
+
+    def init():
+        model = build_model(config, num_classes=num_classes, image_size=32, key=jax.random.key(0))
+        return nnx.to_pure_dict(nnx.state(model))
+
+    return jax.eval_shape(init)
+
+
+def specs_of(params: Any, mesh: jax.sharding.Mesh) -> dict[str, P]:
+    shardings = jax.tree.leaves(parameter_shardings(params, mesh))
+    return dict(zip(parameter_names(params), [s.spec for s in shardings], strict=True))
+
+
+def test_names_are_keys_joined_by_slashes_in_the_order_of_the_leaves():
+    tree = {"b": {"kernel": 1, "bias": 2}, "a": [3, (4,)]}
+    assert parameter_names(tree) == ["a/0", "a/1/0", "b/bias", "b/kernel"]
+    assert jax.tree.leaves(tree) == [3, 4, 2, 1]
+
+
+def test_names_of_attributes_and_numbered_keys_are_words():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Pair:
+        left: Any
+        right: Any
+
+    assert parameter_names(Pair(1, {2: 3})) == ["left", "right/2"]
+    assert parameter_names(optax.EmptyState()) == []
+    assert parameter_names({"opt": optax.TraceState(trace={"w": 1})}) == ["opt/trace/w"]
+
+
+def test_the_first_pattern_that_matches_the_whole_name_counts():
+    patterns = ((".*/kernel", 1), ("head/.*", 2), (".*", 3))
+    assert match_first("head/kernel", patterns, KEY) == 1
+    assert match_first("head/bias", patterns, KEY) == 2
+    assert match_first("a/kernel/b", patterns, KEY) == 3
+    assert match_first("kernel", patterns, KEY) == 3
+
+
+def test_a_parameter_that_no_pattern_covers_is_named():
+    with pytest.raises(ConfigError) as caught:
+        match_first("head/bias", ((".*/kernel", True), ("head", False)), KEY)
+    assert caught.value.got == f"no pattern of {KEY} matches parameter 'head/bias'"
+    assert caught.value.mend == "add a last pattern '.*'"
+
+
+# Golden: axes of every parameter that is cut; the leading one of a block is its layer.
+_CUT = {
+    "encoder/blocks/attention/qkv/kernel": P(None, "fsdp", None, "tensor", None),
+    "encoder/blocks/attention/qkv/bias": P(None, None, "tensor", None),
+    "encoder/blocks/attention/out/kernel": P(None, "tensor", None, "fsdp"),
+    "encoder/blocks/mlp/expand/kernel": P(None, "fsdp", "tensor"),
+    "encoder/blocks/mlp/expand/bias": P(None, "tensor"),
+    "encoder/blocks/mlp/contract/kernel": P(None, "tensor", "fsdp"),
+    "head/linear/kernel": P("fsdp", "tensor"),
+    "patch_embedding/kernel": P(None, None, None, "fsdp"),
+}
+_CUT_BY_OPTION = {
+    "encoder/blocks/attention/relative/table": P(None, None, "tensor", None),
+    "encoder/blocks/mlp/gate/kernel": P(None, "fsdp", "tensor"),
+    "encoder/blocks/mlp/gate/bias": P(None, "tensor"),
+    "encoder/blocks/mlp/value/kernel": P(None, "fsdp", "tensor"),
+    "encoder/blocks/mlp/value/bias": P(None, "tensor"),
+    "attention_pooling/query/kernel": P("fsdp", "tensor", None),
+    "attention_pooling/key/kernel": P("fsdp", "tensor", None),
+    "attention_pooling/value/kernel": P("fsdp", "tensor", None),
+    "attention_pooling/out/kernel": P("tensor", None, "fsdp"),
+    "attention_pooling/mlp/expand/kernel": P("fsdp", "tensor"),
+    "attention_pooling/mlp/expand/bias": P("tensor"),
+    "attention_pooling/mlp/contract/kernel": P("tensor", "fsdp"),
+    "head/pre_logits/kernel": P("fsdp", "tensor"),
+}
+
+
+def cut(specs: dict[str, P]) -> dict[str, P]:
+    return {name: spec for name, spec in specs.items() if any(spec)}
+
+
+def test_what_is_cut_of_a_plain_vit():
+    assert cut(specs_of(shapes_of(), mesh_of(8, fsdp=2, tensor=2))) == _CUT
+
+
+def test_what_is_cut_of_a_vit_with_every_option():
+    options = {
+        "pooling": "map", "position_embedding": "relative", "mlp": "swiglu", "qk_norm": True,
+        "layer_scale": 0.1, "num_registers": 2, "representation_size": 64,
+    }  # fmt: skip
+    found = cut(specs_of(shapes_of(**options), mesh_of(8, fsdp=2, tensor=2)))
+    plain = {n: s for n, s in _CUT.items() if "mlp/expand" not in n}
+    assert found == plain | _CUT_BY_OPTION
+
+
+def test_every_matrix_is_cut_over_fsdp():
+    specs = specs_of(shapes_of(pooling="map"), mesh_of(8, fsdp=2, tensor=2))
+    kernels = [spec for name, spec in specs.items() if name.endswith("kernel")]
+    assert len(kernels) == 12
+    assert all("fsdp" in spec for spec in kernels)
+
+
+def test_an_axis_that_does_not_divide_its_dimension_is_left_out():
+    # ViT-Ti has three heads; ten classes do not divide by four.
+    specs = specs_of(shapes_of(name="ViT-Ti/16"), mesh_of(8, fsdp=2, tensor=4))
+    assert specs["encoder/blocks/attention/qkv/kernel"] == P(None, "fsdp", None, None, None)
+    assert specs["encoder/blocks/attention/out/kernel"] == P(None, None, None, "fsdp")
+    assert specs["encoder/blocks/mlp/expand/kernel"] == P(None, "fsdp", "tensor")
+    assert specs["head/linear/kernel"] == P("fsdp", None)
+
+
+def test_moments_and_averages_live_where_their_parameter_lives():
+    params = shapes_of()
+    mesh = mesh_of(8, fsdp=2, tensor=2)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    state = {
+        "params": params,
+        "opt_state": jax.eval_shape(optimizer.init, params),
+        "ema": params,
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+    }
+    found = dict(
+        zip(
+            parameter_names(state),
+            [s.spec for s in jax.tree.leaves(state_shardings(state, params, mesh))],
+            strict=True,
+        )
+    )
+    kernel, spec = "encoder/blocks/mlp/expand/kernel", P(None, "fsdp", "tensor")
+    holders = [name for name in found if name.endswith(kernel)]
+    assert len(holders) == 4  # Parameter, average, first and second moment.
+    assert {found[name] for name in holders} == {spec}
+    assert found["step"] == P()
+    counts = [name for name in found if name.endswith("count")]
+    assert counts
+    assert {found[name] for name in counts} == {P()}
+
+
+def test_a_leaf_of_another_shape_is_on_every_device_whatever_its_name():
+    params = {"head": {"kernel": jax.ShapeDtypeStruct((4, 8), jnp.float32)}}
+    state = {"row": {"head": {"kernel": jax.ShapeDtypeStruct((4,), jnp.float32)}}}
+    (sharding,) = jax.tree.leaves(state_shardings(state, params, mesh_of(4, tensor=2, fsdp=2)))
+    assert sharding.spec == P()

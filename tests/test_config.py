@@ -1,0 +1,377 @@
+import json
+
+import pytest
+
+from vit_jax.config import (
+    CheckpointConfig,
+    Config,
+    EvaluationConfig,
+    ScheduleConfig,
+    duration_in_steps,
+    load_config,
+    parse_arg,
+    set_key,
+)
+from vit_jax.errors import ConfigError
+from vit_jax.schema import differences
+
+_FILE = """
+import ml_collections
+
+def get_config(arg="plain"):
+    return ml_collections.ConfigDict({
+        "model": {"name": "ViT-S/16"},
+        "data": {"name": "digits", "global_batch_size": 64},
+        "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 5}},
+        "train_epochs": 3 if arg == "short" else 30,
+    })
+"""
+
+
+def mapping(**changes):
+    base = {
+        "model": {"name": "ViT-Ti/16"},
+        "data": {"name": "digits", "global_batch_size": 128},
+        "optimizer": {"learning_rate": 1e-3},
+        "train_steps": 100,
+    }
+    for key, value in changes.items():
+        set_key(base, key.replace("__", "."), value)
+    return base
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "recipe.py"
+    path.write_text(_FILE)
+    return path
+
+
+def test_the_smallest_config_has_four_required_parts():
+    config = Config.from_mapping(mapping())
+    assert config.train_steps == 100
+    for key in ("model", "data", "optimizer"):
+        broken = mapping()
+        del broken[key]
+        with pytest.raises(ConfigError, match=f"no '{key}' in the config"):
+            Config.from_mapping(broken)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("seed", -1, "'seed' is -1"),
+        ("seed", 2**32, "'seed' is 4294967296"),
+        ("seed", 1.5, "'seed' is 1.5 (float)"),
+        ("data__global_batch_size", 0, "'data.global_batch_size' is 0"),
+        ("data__image_size", 0, "'data.image_size' is 0"),
+        ("data__augment__min_area", 0.0, "'data.augment.min_area' is 0.0"),
+        ("data__augment__crop", "centre", "'data.augment.crop' is 'centre' (str)"),
+        ("model__pooling", "mean", "'model.pooling' is 'mean' (str)"),
+        ("model__dropout", 1.0, "'model.dropout' is 1.0"),
+        ("model__layer_scale", 0, "'model.layer_scale' is 0.0"),
+        ("model__dtype", "float16", "'model.dtype' is 'float16' (str)"),
+        ("optimizer__learning_rate", 0, "'optimizer.learning_rate' is 0.0"),
+        ("optimizer__learning_rate", float("nan"), "'optimizer.learning_rate' is nan (float)"),
+        ("optimizer__weight_decay", float("inf"), "'optimizer.weight_decay' is inf (float)"),
+        ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
+        ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0.0"),
+        ("optimizer__schedule__decay", "step", "'optimizer.schedule.decay' is 'step' (str)"),
+        ("ema_decay", 1.0, "'ema_decay' is 1.0"),
+        ("accumulation_steps", 0, "'accumulation_steps' is 0"),
+        ("accumulation_steps", 3, "'accumulation_steps' is 3"),
+        ("loss__label_smoothing", 1, "'loss.label_smoothing' is 1.0"),
+        ("train_steps", 0, "'train_steps' is 0"),
+        ("train_epochs", 0.0, "'train_epochs' is 0.0"),
+        ("evaluation__splits", {"test": 3}, "'evaluation.splits.test' is 3 (int)"),
+        ("logging__interval_steps", 0, "'logging.interval_steps' is 0"),
+        ("mesh__data", 0, "mesh data=0, fsdp=1, tensor=1"),
+        ("mesh__fsdp", -1, "mesh data=-1, fsdp=-1, tensor=1"),
+        ("mesh__tensor", -2, "'mesh.tensor' is -2"),
+    ],
+)
+def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(**{key: value}))
+    assert caught.value.got == part
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("sed", "seed"),
+        ("train_step", "train_steps"),
+        ("model__nam", "model.name"),
+        ("data__batch_size", "data.global_batch_size"),
+        ("optimizer__lr_schedule", "optimizer.schedule"),
+        ("optimizer__schedule__warmup_step", "optimizer.schedule.warmup_steps"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_valid_one(key, hint):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(**{key: 1}))
+    assert caught.value.got == f"unknown config key '{key.replace('__', '.')}'"
+    assert caught.value.mend == f"did you mean '{hint}'?"
+
+
+def test_min_area_above_max_area_is_refused():
+    with pytest.raises(ConfigError, match=r"'data.augment.min_area' is 0.5 and 'max_area' 0.2"):
+        Config.from_mapping(mapping(data__augment={"min_area": 0.5, "max_area": 0.2}))
+
+
+@pytest.mark.parametrize("units", [(), ("steps", "epochs"), ("epochs", "examples")])
+def test_exactly_one_unit_of_the_training_length_is_given(units):
+    broken = mapping()
+    del broken["train_steps"]
+    broken |= {f"train_{unit}": 10 for unit in units}
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(broken)
+    assert caught.value.expected == "exactly one of train_steps, train_epochs, train_examples"
+
+
+@pytest.mark.parametrize(
+    ("make", "prefix"),
+    [
+        (ScheduleConfig, "warmup"),
+        (ScheduleConfig, "cooldown"),
+        (EvaluationConfig, "interval"),
+        (CheckpointConfig, "interval"),
+    ],
+)
+def test_at_most_one_unit_of_the_other_durations_is_given(make, prefix):
+    assert getattr(make(), f"{prefix}_steps") is None
+    with pytest.raises(ConfigError) as caught:
+        make(**{f"{prefix}_steps": 10, f"{prefix}_epochs": 1.0})
+    assert caught.value.got == f"'{prefix}_steps' and '{prefix}_epochs' given"
+    keys = f"{prefix}_steps, {prefix}_epochs, {prefix}_examples"
+    assert caught.value.expected == f"at most one of {keys}"
+
+
+def test_warmup_of_zero_steps_counts_as_given():
+    with pytest.raises(ConfigError, match="at most one of warmup_steps"):
+        ScheduleConfig(warmup_steps=0, warmup_epochs=1.0)
+
+
+def test_keep_best_needs_a_metric_of_an_evaluated_split():
+    with pytest.raises(ConfigError, match=r"'checkpoint.keep_best' is 2 without a 'best_metric'"):
+        Config.from_mapping(mapping(checkpoint__keep_best=2))
+    best = {"checkpoint__best_metric": "eval/val/accuracy_top1"}
+    with pytest.raises(ConfigError, match=r"'checkpoint\.best_metric' is 'eval/val"):
+        Config.from_mapping(mapping(**best))
+    config = Config.from_mapping(mapping(**best, evaluation__splits={"val": "test"}))
+    assert config.checkpoint.best_metric == "eval/val/accuracy_top1"
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [
+        ({"interval_steps": 7}, 7),
+        ({}, None),
+        # 1000 examples an epoch in batches of 128: 7.8125 steps.
+        ({"interval_epochs": 1.0}, 8),
+        ({"interval_epochs": 0.8}, 6),  # 6.25
+        ({"interval_epochs": 3.0}, 23),  # 23.4375
+        ({"interval_epochs": 0.01}, 1),  # 0.08, but never none at all.
+        ({"interval_examples": 1280}, 10),
+        ({"interval_examples": 1}, 1),
+    ],
+)
+def test_durations_in_steps_by_hand(duration, steps):
+    holder = EvaluationConfig(**duration)
+    assert duration_in_steps(holder, "interval", batch_size=128, num_examples=1000) == steps
+
+
+@pytest.mark.parametrize("duration", [{"warmup_epochs": 0.0}, {"warmup_examples": 0}])
+def test_a_duration_of_zero_is_zero_steps(duration):
+    holder = ScheduleConfig(**duration)
+    assert duration_in_steps(holder, "warmup", batch_size=128, num_examples=1000) == 0
+
+
+def test_config_survives_json():
+    config = Config.from_mapping(
+        mapping(
+            evaluation__splits={"val": "train[90%:]"},
+            optimizer__options={"b2": 0.95},
+            optimizer__freeze=["head/.*"],
+            ema_decay=0.99,
+            mesh__fsdp=2,
+        )
+    )
+    text = json.dumps(config.to_mapping())
+    assert Config.from_mapping(json.loads(text)) == config
+
+
+def test_only_what_changes_the_result_is_a_difference():
+    config = Config.from_mapping(mapping())
+    harmless = mapping(
+        data__data_dir="/elsewhere", data__num_threads=3, data__prefetch_batches=1,
+        checkpoint__keep_last=3, logging__tensorboard=False, mesh__tensor=1, mesh__data=4,
+    )  # fmt: skip
+    assert differences(config, Config.from_mapping(harmless)) == []
+    changed = mapping(data__name="cifar10", model__depth=2, seed=1)
+    assert differences(config, Config.from_mapping(changed)) == [
+        ("seed", 0, 1),
+        ("model.depth", None, 2),
+        ("data.name", "digits", "cifar10"),
+    ]
+
+
+def test_a_config_file_is_read_with_and_without_an_argument(config_file):
+    assert load_config(str(config_file)).train_epochs == 30
+    assert load_config(f"{config_file}:short").train_epochs == 3
+    assert load_config(str(config_file)).optimizer.schedule.warmup_epochs == 5.0
+
+
+def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
+    config = load_config(
+        str(config_file),
+        [
+            "seed=1", "seed=2", "optimizer.learning_rate=2e-3", "model.pooling=gap",
+            "data.augment.flip=false", "optimizer.options.b2=0.9", "evaluation.splits.test=test",
+            "model.layer_scale=1e-5", "data.num_classes=none",
+        ],
+    )  # fmt: skip
+    assert config.seed == 2
+    assert config.optimizer.learning_rate == 0.002
+    assert config.model.pooling == "gap"
+    assert config.data.augment.flip is False
+    assert config.optimizer.options == {"b2": 0.9}
+    assert config.evaluation.splits == {"test": "test"}
+    assert config.model.layer_scale == 1e-5
+    assert config.data.num_classes is None
+
+
+def test_the_value_of_an_override_may_hold_an_equals_sign(config_file):
+    config = load_config(str(config_file), ["data.data_dir=/a=b"])
+    assert config.data.data_dir == "/a=b"
+
+
+@pytest.mark.parametrize(
+    ("override", "train", "warmup"),
+    [
+        ("train_steps=20", (20, None, None), (None, 5.0, None)),
+        ("train_examples=640", (None, None, 640), (None, 5.0, None)),
+        ("optimizer.schedule.warmup_steps=3", (None, 30.0, None), (3, None, None)),
+        ("optimizer.schedule.warmup_examples=9", (None, 30.0, None), (None, None, 9)),
+    ],
+)
+def test_an_overridden_unit_replaces_its_siblings(config_file, override, train, warmup):
+    config = load_config(str(config_file), [override])
+    assert (config.train_steps, config.train_epochs, config.train_examples) == train
+    schedule = config.optimizer.schedule
+    found = (schedule.warmup_steps, schedule.warmup_epochs, schedule.warmup_examples)
+    assert found == warmup
+
+
+def test_replacing_one_unit_leaves_other_durations_alone():
+    nested = {"train_steps": 5, "accumulation_steps": 2, "eval": {"interval_epochs": 1}}
+    set_key(nested, "train_epochs", 3)
+    set_key(nested, "eval.interval_steps", 7)
+    set_key(nested, "new.deep.key", 1)
+    assert nested == {
+        "accumulation_steps": 2, "train_epochs": 3, "eval": {"interval_steps": 7},
+        "new": {"deep": {"key": 1}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "got"),
+    [
+        ("seed", "override '--config.seed'"),
+        ("sed=1", "unknown config key 'sed'"),
+        ("optimizer.larning_rate=1", "unknown config key 'optimizer.larning_rate'"),
+        ("optimizer.learning_rate=fast", "'optimizer.learning_rate' is 'fast' (str)"),
+        ("optimizer.learning_rate=-1", "'optimizer.learning_rate' is -1.0"),
+        ("seed=", "'seed' is '' (str)"),
+    ],
+)
+def test_a_wrong_override_is_named(config_file, override, got):
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(config_file), [override])
+    assert caught.value.got == got
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x = 1", "has no get_config"),
+        ("def get_config(): return 3", "returned int"),
+        ("def get_config(): return None", "returned NoneType"),
+        ("def get_config(): return [1]", "returned list"),
+    ],
+)
+def test_a_file_without_a_usable_get_config_is_refused(tmp_path, text, part):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        load_config(str(path))
+
+
+def test_a_plain_dict_is_as_good_as_a_configdict(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(f"def get_config(): return {mapping()!r}")
+    assert load_config(str(path)) == Config.from_mapping(mapping())
+
+
+@pytest.mark.parametrize("spec", ["missing.py", "missing.py:arg", ""])
+def test_a_missing_file_is_named(tmp_path, spec):
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / spec))
+    assert caught.value.got == f"no config file at {tmp_path / spec.partition(':')[0]}"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "spec", "got"),
+    [("", ":B/16", "takes no argument"), ("arg", "", "needs an argument")],
+)
+def test_an_argument_too_many_or_too_few_is_named(tmp_path, parameter, spec, got):
+    path = tmp_path / "plain.py"
+    path.write_text(f"def get_config({parameter}): return {mapping()!r}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(f"{path}{spec}")
+    assert caught.value.got == f"get_config of {path} {got}"
+
+
+def test_an_empty_argument_is_passed_on(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(f"def get_config(arg): return {mapping()!r} | {{'seed': len(arg)}}")
+    assert load_config(f"{path}:").seed == 0
+    assert load_config(f"{path}:a:b").seed == 3
+
+
+def test_a_value_that_json_cannot_hold_is_refused(tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text("def get_config(): return {'seed': {1, 2}}")
+    with pytest.raises(ConfigError, match=r"bad\.py"):
+        load_config(str(path))
+
+
+def test_the_config_json_of_a_run_is_read_as_well(tmp_path):
+    config = Config.from_mapping(mapping(evaluation__splits={"test": "test"}))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_mapping()))
+    assert load_config(str(path)) == config
+    assert load_config(str(path), ["train_epochs=2"]).train_steps is None
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_a_config_json_that_is_none_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_config(str(path))
+
+
+def test_parse_arg_takes_words_in_any_order_and_first_values_as_defaults():
+    choices = {"model": ("B/16", "L/16"), "augment": ("none", "light1"), "size": (224, 384)}
+    assert parse_arg("", **choices) == {"model": "B/16", "augment": "none", "size": 224}
+    assert parse_arg("384,L/16", **choices) == {"model": "L/16", "augment": "none", "size": 384}
+    assert parse_arg("light1,B/16,", **choices)["augment"] == "light1"
+
+
+def test_parse_arg_names_the_word_that_is_nobodys_value():
+    with pytest.raises(ConfigError) as caught:
+        parse_arg("B/61", model=("B/16", "L/16"), size=(224,))
+    assert caught.value.got == "config argument 'B/61'"
+    assert caught.value.expected == "words from model: B/16, L/16; size: 224"

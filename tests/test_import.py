@@ -1,0 +1,59 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import vit_jax
+
+_ROOT = Path(__file__).resolve().parents[1]
+_HEAVY = ("tensorflow", "torch", "matplotlib", "jax", "flax", "orbax", "grain", "sklearn")
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    ).stdout
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    loaded = json.loads(run("import json, sys, vit_jax; print(json.dumps(list(sys.modules)))"))
+    assert "vit_jax" in loaded
+    assert [name for name in _HEAVY if name in loaded] == []
+
+
+def test_importing_the_package_takes_at_most_one_and_a_half_seconds():
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        run("import vit_jax")
+        times.append(time.perf_counter() - begin)
+    assert min(times) <= 1.5
+
+
+def test_the_models_need_neither_tensorflow_nor_torch_nor_matplotlib():
+    code = "import json, sys, vit_jax; vit_jax.create_model; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(run(code))
+    assert "flax" in loaded
+    assert {"tensorflow", "torch", "matplotlib", "grain", "tensorflow_datasets"} & set(loaded) == (
+        set()
+    )
+
+
+def test_every_public_name_is_there_and_listed():
+    for name in vit_jax.__all__:
+        assert getattr(vit_jax, name) is not None
+    assert dir(vit_jax) == sorted(vit_jax.__all__)
+    assert vit_jax.__version__.count(".") == 2
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'vit_jax' has no attribute 'no_such_name'"):
+        vit_jax.no_such_name  # noqa: B018

@@ -1,0 +1,196 @@
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vit_jax import __main__ as program
+from vit_jax.__main__ import COMMANDS, main
+from vit_jax.commands import train as train_command
+from vit_jax.errors import DivergenceError
+
+_ROOT = Path(__file__).resolve().parents[1]
+_CONFIG = """
+def get_config():
+    return {{
+        "model": {{"name": "ViT-Ti/2", "width": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}},
+        "data": {{
+            "name": "digits", "data_dir": {folder!r}, "image_size": 8, "global_batch_size": 32,
+        }},
+        "optimizer": {{"learning_rate": 1e-3}},
+        "train_steps": 2,
+    }}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    levels = {name: logging.getLogger(name).level for name in ("vit_jax", "absl")}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.fixture
+def train(tmp_path, digits_dir):
+    """The arguments of a small run."""
+    path = tmp_path / "small.py"
+    path.write_text(_CONFIG.format(folder=str(digits_dir)))
+    return ["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]
+
+
+def fail(capsys, arguments) -> str:
+    """Runs a command that must fail as a user error does, and returns its one line."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--debug"]])
+def test_help_lists_every_command_and_is_no_error(capsys, arguments):
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for name, text in COMMANDS.items():
+        assert f"{name} " in out
+        assert text in out
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_help_of_a_command_shows_how_to_call_it(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: python -m vit_jax {command} [-h]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("typed", "hint"), [("trian", "train"), ("evaluate", "eval")])
+def test_an_unknown_command_is_named_with_the_nearest(capsys, typed, hint):
+    line = fail(capsys, [typed])
+    known = ", ".join(COMMANDS)
+    assert line == f"unknown command '{typed}'; expected one of {known}; did you mean '{hint}'?"
+
+
+@pytest.mark.parametrize("extra", ["--wrkdir=x", "positional", "-x", "--conf=x"])
+def test_an_unknown_argument_is_named(capsys, train, extra):
+    line = fail(capsys, [*train, extra])
+    assert line.startswith(f"unknown argument '{extra}'; expected ")
+    assert "python -m vit_jax train --help" in line
+
+
+def test_a_missing_argument_is_named(capsys):
+    assert fail(capsys, ["train", "--config=x.py"]).startswith(
+        "the following arguments are required: --workdir; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "part"),
+    [
+        ("--config.optimizer.lerning_rate=1", "did you mean 'optimizer.learning_rate'?"),
+        ("--config.sede=1", "unknown config key 'sede'; expected one of "),
+        ("--config.seed", "override '--config.seed'; expected --config.KEY=VALUE"),
+        ("--config.seed=one", "'seed' is 'one' (str); expected a whole number"),
+        ("--config.data.name=digit", "did you mean 'digits'?"),
+        ("--config.data.data_dir=/dev/null/x", "cannot write digits to /dev/null/x: Not a dir"),
+        ("--config.data.train_split=tran", "split 'tran' of digits/1.0.0: "),
+        ("--config.evaluation.splits.val=val", "split 'val' of digits/1.0.0: "),
+        ("--config.model.name=VitB16", "unknown model 'VitB16'; expected ViT-"),
+        ("--config.data.image_size=9", "image size 9x9 with patch size 2; expected "),
+        ("--config.mesh.fsdp=64", "mesh data=-1, fsdp=64, tensor=1 on "),
+        ("--config.optimizer.name=adamm", "did you mean 'adam"),
+        ("--config.init_from=/nowhere/at/all", "no folder /nowhere/at/all"),
+    ],
+)
+def test_a_wrong_config_is_one_line(capsys, train, extra, part):
+    assert part in fail(capsys, [*train, extra])
+
+
+def test_a_missing_config_file_is_one_line(capsys, tmp_path):
+    line = fail(capsys, ["train", "--config=gone.py", f"--workdir={tmp_path}"])
+    expected = "a Python file with get_config()"
+    assert line == f"no config file at gone.py; expected {expected}; check --config"
+
+
+def test_a_run_folder_that_cannot_be_is_one_line(capsys, train, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = fail(capsys, [*train[:2], f"--workdir={tmp_path / 'file' / 'run'}"])
+    assert line.startswith(f"cannot write to run folder {tmp_path / 'file' / 'run'}: ")
+
+
+def test_evaluating_a_folder_without_a_run_is_one_line(capsys, tmp_path):
+    assert fail(capsys, ["eval", f"--workdir={tmp_path}"]).startswith(f"no run in {tmp_path}; ")
+
+
+def test_debug_shows_the_traceback_before_the_line(capsys, tmp_path):
+    assert main(["train", "--config=gone.py", f"--workdir={tmp_path}", "--debug"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert any("in load_config" in line for line in lines)
+    assert lines[-1].startswith("error: no config file at gone.py; ")
+
+
+def raising(error):
+    def run(args, overrides):
+        raise error
+
+    return run
+
+
+def test_any_user_error_of_a_command_is_one_line(capsys, monkeypatch, train):
+    error = DivergenceError("train/loss is nan at step 7", "a finite number", "lower it")
+    monkeypatch.setattr(train_command, "run", raising(error))
+    assert fail(capsys, train) == str(error)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_a_full_or_unwritable_disk_is_one_line_wherever_it_is_met(
+    capsys, monkeypatch, train, number
+):
+    monkeypatch.setattr(train_command, "run", raising(OSError(number, os.strerror(number), "/x")))
+    assert fail(capsys, train).startswith(f"/x: {os.strerror(number)}; expected a writable folder")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ValueError("y"), OSError(errno.EIO, "io")])
+def test_a_bug_is_not_dressed_up_as_a_user_error(monkeypatch, train, error):
+    monkeypatch.setattr(train_command, "run", raising(error))
+    with pytest.raises(type(error)):
+        main(train)
+
+
+def test_the_code_of_the_command_is_returned_and_overrides_reach_it(monkeypatch, train):
+    seen = []
+
+    def run(args, overrides):
+        seen.extend([args.workdir.name, *overrides])
+        return 75
+
+    monkeypatch.setattr(train_command, "run", run)
+    assert main([*train, "--config.seed=3", "--config.data.name=a=b"]) == 75
+    assert seen == ["run", "seed=3", "data.name=a=b"]
+
+
+def test_arguments_come_from_the_command_line_by_default(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vit_jax", "trian"])
+    assert program.main() == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_dir, train):
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_jax", *train, "--config.data.name=digit"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: no dataset 'digit' in {digits_dir}; expected ")
+    assert not (tmp_path / "run").exists()

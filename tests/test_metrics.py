@@ -1,0 +1,180 @@
+import json
+import sys
+import time
+import types
+
+import pytest
+
+from vit_jax.config import LoggingConfig
+from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.metrics import MetricsWriter, read_metrics
+
+PLAIN = LoggingConfig(tensorboard=False)
+
+
+def writer(folder, config=PLAIN, start_step=0):
+    return MetricsWriter(folder, config, start_step=start_step, run_config={"seed": 0})
+
+
+def write(folder, steps, config=PLAIN, start_step=0, value=1.0):
+    with writer(folder, config, start_step) as made:
+        for step in steps:
+            made.write(step, {"train/loss": value * step})
+
+
+def tensorboard_scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_a_line_is_one_json_object_with_step_and_time(tmp_path):
+    before = time.time()
+    with writer(tmp_path) as made:
+        made.write(5, {"train/loss": 0.5, "eval/test/examples": 360})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert list(row) == ["step", "time", "train/loss", "eval/test/examples"]
+    assert row["step"] == 5
+    assert row["train/loss"] == 0.5
+    assert row["eval/test/examples"] == 360
+    assert before <= row["time"] <= time.time()
+
+
+def test_lines_are_on_disk_as_soon_as_they_are_written(tmp_path):
+    with writer(tmp_path) as made:
+        for step in (1, 2, 3):
+            made.write(step, {"train/loss": 0.0})
+            assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")][-1] == step
+
+
+def test_nothing_is_read_where_no_file_is(tmp_path):
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("start_step", "kept"),
+    [(0, []), (1, [1]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])],
+)
+def test_resuming_drops_the_lines_of_later_steps(tmp_path, start_step, kept):
+    write(tmp_path, [1, 2, 3, 4])
+    write(tmp_path, [10], start_step=start_step)
+    steps = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == [*kept, 10]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_resuming_keeps_the_lines_before_bit_for_bit(tmp_path):
+    write(tmp_path, [1, 2, 3])
+    before = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    write(tmp_path, [3], start_step=2)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines()[:2] == before[:2]
+
+
+@pytest.mark.parametrize("end", ['{"step": 3, "ti', '{"step": 3, "time": 1.0}'])
+def test_a_last_line_cut_off_by_a_crash_is_dropped(tmp_path, end):
+    write(tmp_path, [1, 2])
+    path = tmp_path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write(end)
+    rows = read_metrics(path)
+    assert [r["step"] for r in rows][:2] == [1, 2]
+    assert len(rows) == (3 if end.endswith("}") else 2)
+    write(tmp_path, [3], start_step=2)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+def test_a_whole_last_line_without_its_newline_is_not_joined_to_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "time": 1.0}')
+    write(tmp_path, [2], start_step=1)
+    assert [r["step"] for r in read_metrics(path)] == [1, 2]
+
+
+def test_tensorboard_holds_the_same_scalars(tmp_path):
+    with writer(tmp_path, LoggingConfig()) as made:
+        made.write(1, {"train/loss": 0.5, "train/learning_rate": 0.25})
+        made.write(2, {"train/loss": 2.0})
+    found = tensorboard_scalars(tmp_path)
+    assert found["train/loss"] == [(1, 0.5), (2, 2.0)]
+    assert found["train/learning_rate"] == [(1, 0.25)]
+
+
+@pytest.mark.parametrize(("start_step", "kept"), [(2, [1, 2]), (0, [])])
+def test_tensorboard_forgets_the_steps_that_are_taken_again(tmp_path, start_step, kept):
+    write(tmp_path, [1, 2, 3, 4], LoggingConfig())
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    events.rename(events.with_name("events.out.tfevents.1.host"))  # Files are read in name order.
+    again = range(start_step + 1, 4)
+    write(tmp_path, again, LoggingConfig(), start_step=start_step, value=100.0)
+    expected = [(s, float(s)) for s in kept] + [(s, 100.0 * s) for s in again]
+    assert tensorboard_scalars(tmp_path)["train/loss"] == expected
+
+
+def test_without_tensorboard_there_is_no_folder_of_it(tmp_path):
+    write(tmp_path, [1])
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_weights_and_biases_asked_for_but_missing_is_a_config_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError) as caught:
+        writer(tmp_path, LoggingConfig(wandb_project="vits"))
+    assert caught.value.got == "'logging.wandb_project' is 'vits' but wandb is not installed"
+    assert "pip install wandb" in caught.value.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_and_biases_gets_every_value_in_one_run_a_folder(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        def log(self, values, step):
+            calls.append((step, values))
+
+        def finish(self):
+            calls.append("finish")
+
+    def init(**options):
+        calls.append(options)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    config = LoggingConfig(tensorboard=False, wandb_project="vits")
+    write(tmp_path, [1], config)
+    write(tmp_path, [2], config, start_step=1)
+    first, _, _, second, logged, finish = calls
+    assert first == second
+    assert first["project"] == "vits"
+    assert first["resume"] == "allow"
+    assert first["config"] == {"seed": 0}
+    assert logged == (2, {"train/loss": 2.0})
+    assert finish == "finish"
+
+
+def test_a_full_disk_is_a_run_folder_error(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunFolderError) as caught, writer(tmp_path) as made:
+        made.write(1, {"train/loss": 1.0})
+    assert caught.value.got == f"cannot write {tmp_path}/metrics.jsonl: No space left on device"
+    assert "the last complete checkpoint is kept" in caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+def test_something_in_the_way_is_a_run_folder_error(tmp_path, name):
+    if name == "tensorboard":
+        (tmp_path / name).write_text("")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(RunFolderError, match="cannot write"):
+        writer(tmp_path, LoggingConfig(tensorboard=name == "tensorboard"))
+
+
+def test_a_missing_folder_is_a_run_folder_error(tmp_path):
+    with pytest.raises(RunFolderError, match="No such file or directory"):
+        writer(tmp_path / "gone")

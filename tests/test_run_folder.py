@@ -1,0 +1,257 @@
+import errno
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vit_jax.config import Config, set_key
+from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.run_folder import RunFolder, environment, git_revision, read_config
+
+_HOLD = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def config(**changes) -> Config:
+    mapping = {
+        "model": {"name": "ViT-Ti/16"},
+        "data": {"name": "digits", "global_batch_size": 128},
+        "optimizer": {"learning_rate": 1e-3},
+        "train_steps": 100,
+    }
+    for key, value in changes.items():
+        set_key(mapping, key.replace("__", "."), value)
+    return Config.from_mapping(mapping)
+
+
+def contents(folder) -> dict[str, bytes | None]:
+    """Every file and its bytes, but for the lock."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run folder with a run in it that has saved something."""
+    with RunFolder(tmp_path / "run", config()) as folder:
+        folder.write_config()
+        (folder.path / "checkpoints").mkdir()
+        (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    return tmp_path / "run"
+
+
+def test_a_folder_is_made_with_its_parents(tmp_path):
+    with RunFolder(tmp_path / "a" / "b", config()) as folder:
+        assert folder.path == tmp_path / "a" / "b"
+        assert folder.path.is_dir()
+        assert folder.result is None
+
+
+def test_config_and_environment_are_written(tmp_path):
+    with RunFolder(tmp_path, config(seed=7)) as folder:
+        folder.write_config()
+    assert read_config(tmp_path) == config(seed=7)
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert env["device_count"] == 1
+    assert env["host_count"] == 1
+    assert env["platform"] == "cpu"
+    assert env["python"].startswith("3.")
+    assert set(env["packages"]) >= {"jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy"}
+
+
+def test_environment_is_json_and_names_the_revision():
+    env = environment()
+    assert json.loads(json.dumps(env)) == env
+    revision = git_revision()
+    assert env["git_revision"] == revision
+    assert revision is None or len(revision.removesuffix("-dirty")) == 40
+
+
+def test_a_second_opening_is_refused_until_the_first_is_over(tmp_path):
+    with RunFolder(tmp_path, config()):
+        with pytest.raises(RunFolderError) as caught:
+            RunFolder(tmp_path, config())
+        assert caught.value.got == f"run folder {tmp_path} is in use by another process"
+    with RunFolder(tmp_path, config()):
+        pass
+
+
+def test_a_folder_held_by_another_process_is_refused_and_free_when_that_dies(tmp_path):
+    command = [sys.executable, "-c", _HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RunFolderError, match="in use by another process"):
+            RunFolder(tmp_path, config())
+        holder.kill()
+    with RunFolder(tmp_path, config()):
+        pass
+
+
+def test_a_refused_folder_is_not_held(begun):
+    with pytest.raises(RunFolderError, match="another config") as caught:
+        RunFolder(begun, config(seed=1))
+    with RunFolder(begun, config()):  # While the error is still alive.
+        assert caught.value is not None
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), RunFolder(tmp_path, config()):
+        pass
+    assert caplog.messages == [f"no lock on run folder {tmp_path}: No locks available"]
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 now"),
+        ({"optimizer__learning_rate": 0.01}, "optimizer.learning_rate: 0.001 there, 0.01 now"),
+        ({"train_epochs": 3.0}, "train_steps: 100 there, None now; train_epochs: None there, 3.0"),
+        ({"data__augment__flip": False}, "data.augment.flip: True there, False now"),
+    ],
+)
+def test_another_config_is_refused_and_nothing_changes_on_disk(begun, change, shown):
+    before = contents(begun)
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder(begun, config(**change))
+    assert f"holds a run of another config ({shown}" in caught.value.got
+    assert contents(begun) == before
+
+
+def test_of_many_differences_four_are_shown(begun):
+    many = config(
+        seed=1, ema_decay=0.9, init_from="x", accumulation_steps=2, model__depth=3, train_steps=7
+    )
+    with pytest.raises(RunFolderError, match=r"and 2 more\)"):
+        RunFolder(begun, many)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mesh__data": 1},
+        {"mesh__fsdp": 4},
+        {"logging__interval_steps": 3, "logging__tensorboard": False},
+        {"data__data_dir": "/elsewhere"},
+        {"data__num_threads": 0},
+        {"checkpoint__interval_steps": 5, "checkpoint__keep_last": 2},
+        {},
+    ],
+)
+def test_what_cannot_change_the_result_may_differ(begun, change):
+    with RunFolder(begun, config(**change)) as folder:
+        folder.write_config()
+    assert read_config(begun) == config(**change)
+
+
+@pytest.mark.parametrize("trace", ["result.json", "metrics.jsonl", "checkpoints"])
+def test_results_without_a_config_are_refused(tmp_path, trace):
+    (tmp_path / trace).mkdir() if trace == "checkpoints" else (tmp_path / trace).write_text("{}")
+    before = contents(tmp_path)
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder(tmp_path, config())
+    assert caught.value.got == f"{tmp_path} has {trace} but no config.json"
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_failed_before_its_first_result_leaves_the_folder_free(tmp_path):
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_config()
+    with RunFolder(tmp_path, config(seed=5)) as folder:
+        folder.write_config()
+    assert read_config(tmp_path).seed == 5
+
+
+def test_other_files_in_a_folder_are_no_trouble(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunFolder(tmp_path, config()):
+        pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_path_that_cannot_be_a_folder_is_a_run_folder_error(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / below
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder(path, config())
+    assert caught.value.got.startswith(f"cannot write to run folder {path}: ")
+    assert caught.value.expected == "a writable folder with free space"
+
+
+def test_a_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with RunFolder(Path("~/runs/one"), config()) as folder:
+        folder.write_config()
+    assert (tmp_path / "runs" / "one" / "config.json").is_file()
+    assert read_config(Path("~/runs/one")) == config()
+
+
+def test_the_result_is_read_back(tmp_path):
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_json("result.json", {"eval/test/accuracy_top1": 0.5, "step": 100})
+        assert folder.result == {"eval/test/accuracy_top1": 0.5, "step": 100}
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file_whole(tmp_path):
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_json("result.json", {"step": 1})
+        with pytest.raises(TypeError):
+            folder.write_json("result.json", {"step": 2, "loss": object()})
+        assert folder.result == {"step": 1}
+
+
+def test_a_full_disk_is_a_run_folder_error_and_leaves_the_old_file_whole(tmp_path):
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_json("result.json", {"step": 1})
+        (tmp_path / ".result.json.tmp").symlink_to("/dev/full")
+        with pytest.raises(RunFolderError, match="No space left on device"):
+            folder.write_json("result.json", {"step": 2})
+        assert folder.result == {"step": 1}
+
+
+def test_a_file_is_never_seen_half_written(tmp_path, monkeypatch):
+    seen = []
+    replace = os.replace
+
+    def watched(source, target):
+        seen.append((json.loads(source.read_text()), target.exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_json("result.json", {"step": 1})
+    # Whole under another name before it takes its own.
+    assert seen == [({"step": 1}, False)]
+    assert sorted(contents(tmp_path)) == ["result.json"]
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(RunFolderError) as caught:
+        read_config(tmp_path)
+    assert caught.value.got == f"no run in {tmp_path}"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"modle": {}}'])
+def test_a_config_json_that_cannot_be_read_is_a_config_error(begun, text):
+    (begun / "config.json").write_text(text)
+    with pytest.raises(ConfigError):
+        read_config(begun)
+    with pytest.raises(ConfigError):
+        RunFolder(begun, config())

@@ -1,0 +1,271 @@
+import dataclasses
+from typing import Any, Literal
+
+import pytest
+
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, differences, option, parse_override, section
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wheel(Section):
+    """A nested section."""
+
+    radius: float = option(0.3, above=0, at_most=1)
+    spokes: int = option(32, at_least=3, below=100)
+    colour: Literal["red", "blue"] = option("red")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bicycle(Section):
+    """One field of every kind."""
+
+    name: str = option()
+    wheel: Wheel = section(Wheel)
+    spare: Wheel | None = section(lambda: None)
+    bell: bool = option(True)
+    gears: int | None = option(None, at_least=1)
+    sizes: tuple[int, ...] = option((1, 2))
+    rules: tuple[tuple[str, bool], ...] = option((("a", True),))
+    extras: dict[str, Any] = option({})
+    weights: dict[str, float] = option({})
+    place: str = option("shed", changes_result=False)
+    insurance: Wheel = section(Wheel, changes_result=False)
+
+
+def make(**values: Any) -> Bicycle:
+    return Bicycle.from_mapping({"name": "b", **values})
+
+
+def test_absent_keys_take_their_defaults():
+    made = make()
+    assert made.wheel == Wheel(radius=0.3, spokes=32, colour="red")
+    assert made.spare is None
+    assert made.sizes == (1, 2)
+
+
+def test_a_default_dict_is_not_shared():
+    one, other = make(), make()
+    one.extras["x"] = 1
+    assert other.extras == {}
+
+
+def test_a_section_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make().bell = False
+
+
+@pytest.mark.parametrize(
+    ("mapping", "key", "hint"),
+    [
+        ({"bel": False}, "bel", "bell"),
+        ({"wheels": {}}, "wheels", "wheel"),
+        ({"wheel": {"spoke": 3}}, "wheel.spoke", "wheel.spokes"),
+        ({"wheel": {"Color": "red"}}, "wheel.Color", "wheel.colour"),
+        ({"spare": {"raduis": 1.0}}, "spare.raduis", "spare.radius"),
+    ],
+)
+def test_unknown_key_is_named_in_full_with_the_nearest(mapping, key, hint):
+    with pytest.raises(ConfigError) as caught:
+        make(**mapping)
+    assert caught.value.got == f"unknown config key '{key}'"
+    assert caught.value.mend == f"did you mean '{hint}'?"
+
+
+def test_unknown_key_lists_the_valid_ones():
+    with pytest.raises(ConfigError) as caught:
+        make(wheel={"x": 1})
+    assert caught.value.expected == "one of colour, radius, spokes"
+
+
+def test_missing_key_says_its_type_and_how_to_set_it():
+    with pytest.raises(ConfigError) as caught:
+        Bicycle.from_mapping({})
+    assert caught.value.got == "no 'name' in the config"
+    assert caught.value.expected == "a value of type a string"
+    assert "--config.name=VALUE" in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("mapping", "got", "expected"),
+    [
+        ({"name": 3}, "'name' is 3 (int)", "a string"),
+        ({"name": None}, "'name' is None (NoneType)", "a string"),
+        ({"bell": 1}, "'bell' is 1 (int)", "true or false"),
+        ({"bell": "true"}, "'bell' is 'true' (str)", "true or false"),
+        ({"gears": True}, "'gears' is True (bool)", "a whole number or none"),
+        ({"gears": 2.0}, "'gears' is 2.0 (float)", "a whole number or none"),
+        ({"sizes": 3}, "'sizes' is 3 (int)", "tuple[int, ...]"),
+        ({"sizes": [1, "x"]}, "'sizes' is 'x' (str)", "a whole number"),
+        ({"rules": [["a"]]}, "'rules' is ['a'] (list)", "tuple[str, bool]"),
+        ({"rules": [["a", 1]]}, "'rules' is 1 (int)", "true or false"),
+        ({"extras": [1]}, "'extras' is [1] (list)", "dict[str, Any]"),
+        ({"weights": {"a": "x"}}, "'weights.a' is 'x' (str)", "a number"),
+        ({"wheel": 3}, "'wheel' is 3 (int)", "Wheel"),
+        ({"wheel": None}, "'wheel' is None (NoneType)", "Wheel"),
+        ({"wheel": {"radius": "1"}}, "'wheel.radius' is '1' (str)", "a number"),
+        ({"wheel": {"radius": True}}, "'wheel.radius' is True (bool)", "a number"),
+        ({"wheel": {"colour": "green"}}, "'wheel.colour' is 'green' (str)", "one of red, blue"),
+        ({"wheel": {"colour": ["red"]}}, "'wheel.colour' is ['red'] (list)", "one of red, blue"),
+    ],
+)
+def test_wrong_type_names_key_value_and_expected_type(mapping, got, expected):
+    with pytest.raises(ConfigError) as caught:
+        make(**mapping)
+    assert caught.value.got == got
+    assert caught.value.expected == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity_are_no_numbers(value):
+    with pytest.raises(ConfigError, match=r"'wheel\.radius' is -?(nan|inf) \(float\)"):
+        make(wheel={"radius": value})
+    with pytest.raises(ConfigError, match=r"'weights\.a' is"):
+        make(weights={"a": value})
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "refused"),
+    [("radius", [1e-9, 1, 1.0], [0, -1.0, 1.001]), ("spokes", [3, 99], [2, 100, 10**400])],
+)
+def test_range_ends_are_allowed_or_refused_as_declared(key, allowed, refused):
+    for value in allowed:
+        assert getattr(make(wheel={key: value}).wheel, key) == value
+    for value in refused:
+        with pytest.raises(ConfigError) as caught:
+            make(wheel={key: value})
+        assert caught.value.got == f"'wheel.{key}' is {value!r}".replace("is 0", "is 0.0")
+
+
+def test_range_message_says_both_ends():
+    with pytest.raises(ConfigError) as caught:
+        make(wheel={"spokes": 100})
+    assert caught.value.expected == "a value at least 3 and below 100"
+
+
+def test_an_integer_too_large_for_a_float_is_refused():
+    with pytest.raises(ConfigError, match=r"'wheel\.radius'"):
+        make(wheel={"radius": 10**400})
+
+
+def test_the_range_of_a_value_made_by_hand_is_checked_as_well():
+    with pytest.raises(ConfigError, match=r"'radius' is 2\.0"):
+        Wheel(radius=2)
+
+
+def test_whole_numbers_become_floats_and_lists_tuples():
+    made = make(wheel={"radius": 1}, sizes=[4, 5, 6], rules=[["x", False]], weights={"a": 1})
+    assert (made.wheel.radius, type(made.wheel.radius)) == (1.0, float)
+    assert made.sizes == (4, 5, 6)
+    assert made.rules == (("x", False),)
+    assert type(made.weights["a"]) is float
+
+
+def test_none_is_a_value_where_the_type_says_so():
+    assert make(gears=None).gears is None
+    assert make(spare=None).spare is None
+    assert make(spare={"spokes": 4}).spare == Wheel(spokes=4)
+
+
+def test_to_mapping_and_back_gives_the_same_section():
+    made = make(
+        wheel={"radius": 0.5}, spare={}, gears=3, sizes=[7], rules=[["x", True], ["y", False]],
+        extras={"b2": 0.9, "list": [1, 2]}, weights={"a": 2}, place="garden",
+    )  # fmt: skip
+    mapping = made.to_mapping()
+    assert mapping["wheel"] == {"radius": 0.5, "spokes": 32, "colour": "red"}
+    assert mapping["rules"] == [["x", True], ["y", False]]
+    assert Bicycle.from_mapping(mapping) == made
+
+
+def test_tuples_in_free_options_survive_the_round_trip_as_lists():
+    made = make(extras={"pair": (1, 2)})
+    assert made.extras == {"pair": [1, 2]}
+    assert Bicycle.from_mapping(made.to_mapping()) == made
+
+
+def test_differences_are_dotted_keys_with_both_values():
+    one = make(wheel={"spokes": 20}, extras={"a": 1})
+    other = make(wheel={"spokes": 24}, extras={"a": 2}, name="c")
+    assert differences(one, other) == [
+        ("name", "b", "c"),
+        ("wheel.spokes", 20, 24),
+        ("extras", {"a": 1}, {"a": 2}),
+    ]
+
+
+def test_differences_between_a_section_and_none_is_one_row():
+    assert differences(make(spare=None), make(spare={})) == [("spare", None, Wheel())]
+
+
+def test_differences_pass_over_fields_that_do_not_change_the_result():
+    one, other = make(), make(place="garden", insurance={"spokes": 5})
+    assert differences(one, other) == []
+    assert differences(one, other, all_fields=True) == [
+        ("place", "shed", "garden"),
+        ("insurance.spokes", 32, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("name", "x", "x"),
+        ("name", "3", "3"),
+        ("name", "none", "none"),
+        ("bell", "False", False),
+        ("bell", "true", True),
+        ("gears", "7", 7),
+        ("gears", "None", None),
+        ("gears", "null", None),
+        ("wheel.radius", "1e-1", 0.1),
+        ("wheel.radius", "1", 1.0),
+        ("wheel.colour", "blue", "blue"),
+        ("spare.spokes", "4", 4),
+        ("spare", "none", None),
+        ("sizes", "(3, 4)", (3, 4)),
+        ("sizes", "[3]", (3,)),
+        ("sizes", "()", ()),
+        ("rules", "[('.*', False)]", ((".*", False),)),
+        ("extras.b2", "0.99", 0.99),
+        ("extras.nesterov", "true", True),
+        ("extras.nesterov", "False", False),
+        ("extras.clip", "none", None),
+        ("extras.kind", "word", "word"),
+        ("extras", "{'a': 1}", {"a": 1}),
+        ("weights.a", "2", 2.0),
+    ],
+)
+def test_override_text_is_read_by_the_type_of_its_field(key, text, value):
+    parsed = parse_override(Bicycle, key, text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "got", "mend"),
+    [
+        ("nam", "x", "unknown config key 'nam'", "did you mean 'name'?"),
+        ("wheel.spoks", "3", "unknown config key 'wheel.spoks'", "did you mean 'wheel.spokes'?"),
+        ("wheels.spokes", "3", "unknown config key 'wheels'", "did you mean 'wheel'?"),
+        ("name.first", "x", "unknown config key 'name.first'", "did you mean 'name'?"),
+        ("wheel.spokes.x", "3", "unknown config key 'wheel.spokes.x'",
+         "did you mean 'wheel.spokes'?"),
+        ("gears", "3.5", "'gears' is 3.5 (float)", None),
+        ("gears", "many", "'gears' is 'many' (str)", None),
+        ("bell", "yes", "'bell' is 'yes' (str)", None),
+        ("wheel.radius", "nan", "'wheel.radius' is 'nan' (str)", None),
+        ("wheel.radius", "1e999", "'wheel.radius' is inf (float)", None),
+        ("wheel.colour", "green", "'wheel.colour' is 'green' (str)", None),
+        ("wheel", "3", "'wheel' is 3 (int)", None),
+        ("weights.a", "x", "'weights.a' is 'x' (str)", None),
+        ("sizes", "(1, 2", "'sizes' is '(1, 2' (str)", None),
+        ("", "3", "unknown config key ''", None),
+    ],
+)  # fmt: skip
+def test_override_that_does_not_fit_names_the_whole_key(key, text, got, mend):
+    with pytest.raises(ConfigError) as caught:
+        parse_override(Bicycle, key, text)
+    assert caught.value.got == got
+    if mend is not None:
+        assert caught.value.mend == mend
