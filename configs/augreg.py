@@ -18,7 +18,7 @@ Data:      `imagenet2012` prepared by TFDS; name your own prepared ImageNet-21k 
 
 import ml_collections
 
-from vit_jax.config import parse_arg
+from vit_jax.config_file import parse_arg
 
 # level -> RandAugment layers, RandAugment magnitude, mixup alpha. Source: section 3.2.
 LEVELS = {

@@ -19,7 +19,8 @@ Data:      `imagenet2012` prepared by TFDS. The paper's 90 epochs of ImageNet-21
 
 import ml_collections
 
-from vit_jax.config import parse_arg
+from vit_jax.config_file import parse_arg
+from vit_jax.errors import ConfigError
 
 # dataset -> model -> (epochs, learning rate). Source: Table 3.
 ROWS = {
@@ -51,8 +52,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     dataset, model = chosen["dataset"], chosen["model"]
     if model not in ROWS[dataset]:
-        raise ValueError(
-            f"the paper has no row {dataset},{model}; it has {', '.join(ROWS[dataset])}"
+        raise ConfigError(
+            f"no row {dataset},{model} in the paper", ", ".join(ROWS[dataset]), "pick one of these"
         )
     epochs, learning_rate = ROWS[dataset][model]
     settings = _SETTINGS[dataset]

@@ -16,6 +16,11 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 _CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {"config", "__main__"}
 install_import_hook([f"vit_jax.{name}" for name in sorted(_CHECKED)], _CHECKER)
 
+# Tests compile the same small programs again and again; children share what was compiled.
+_CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 

@@ -67,7 +67,7 @@ def map_head(tokens, p):
 
 
 def vit(image, p, *, placement="pre", pooling="token"):
-    """One image [H, W, 3] -> logits [C]; 1-D position embedding, pooling token, flatten, gap or map."""
+    """One image [H, W, 3] -> logits [C], with a 1-D table of positions or relative ones."""
     kernel = p["patch_embedding"]["kernel"]
     size = kernel.shape[0]
     rows, columns = image.shape[0] // size, image.shape[1] // size

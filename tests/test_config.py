@@ -8,10 +8,8 @@ from vit_jax.config import (
     EvaluationConfig,
     ScheduleConfig,
     duration_in_steps,
-    load_config,
-    parse_arg,
-    set_key,
 )
+from vit_jax.config_file import load_config, parse_arg, set_key
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences
 

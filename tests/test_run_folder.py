@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.config import Config, set_key
+from vit_jax.config import Config
+from vit_jax.config_file import set_key
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.run_folder import RunFolder, environment, git_revision, read_config
 

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
+    _set_up_logging(debug)
     try:
         return _dispatch([a for a in argv if a != "--debug"])
     except UserError as error:
@@ -43,10 +44,15 @@ def main(argv: list[str] | None = None) -> int:
         return _report(str(_disk_error(error)), debug)
 
 
-def _dispatch(argv: list[str]) -> int:
+def _set_up_logging(debug: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("vit_jax").setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # What Orbax and TFDS log as errors they also raise, and that is told in one line.
+    for library in ("absl", "asyncio"):
+        logging.getLogger(library).setLevel(logging.INFO if debug else logging.CRITICAL)
+
+
+def _dispatch(argv: list[str]) -> int:
     parser = _Parser(prog="python -m vit_jax", description="Vision Transformers in JAX.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -1,9 +1,8 @@
 """Checkpoints: one thin layer over Orbax.
 
 A checkpoint is one Orbax composite: `params`, `optimizer`, `ema` (where kept) as arrays, `data`
-(position in the
-example order) and `config` as JSON. It appears under its final name only when complete, so that a
-run killed at any moment finds the last complete one.
+(position in the example order) and `config` as JSON. It appears under its final name only when
+complete, so that a run killed at any moment finds the last complete one.
 """
 
 import contextlib
@@ -22,6 +21,15 @@ from vit_jax.parallel.sharding import parameter_names
 
 # Orbax item name -> attribute of the training state.
 _ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+
+# What Orbax and TensorStore say of a disk that cannot be written.
+_DISK_PROBLEMS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Permission denied",
+    "Read-only file system",
+    "Input/output error",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,17 +266,10 @@ def _as_run_folder_error(folder: Path) -> Iterator[None]:
     except RunFolderError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        text = str(error)
-        causes = (
-            "No space left",
-            "RESOURCE_EXHAUSTED",
-            "Permission denied",
-            "Read-only",
-            "PERMISSION",
-        )
-        if not isinstance(error, OSError) and not any(cause in text for cause in causes):
+        found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]
+        reason = getattr(error, "strerror", None) or (found[0] if found else None)
+        if reason is None:
             raise
-        reason = getattr(error, "strerror", None) or text.splitlines()[0][:200]
         raise RunFolderError(
             f"cannot write checkpoints to {folder}: {reason}",
             "a writable folder with free space",

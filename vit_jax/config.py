@@ -1,21 +1,14 @@
 """The schema of a run: every key a config may have, its type, range, default and meaning.
 
-A config file is `configs/NAME.py` with `get_config(arg)` that returns an
-`ml_collections.ConfigDict`
-(or a plain dict) of the keys that differ from the defaults here. It is turned into a frozen
-`Config` at once; nothing downstream reads a raw dictionary.
+Sections are frozen and check themselves (`vit_jax.schema`); `vit_jax.config_file` reads them from
+files and the command line. Nothing downstream reads a raw dictionary.
 """
 
 import dataclasses
-import inspect
-import json
-import runpy
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option, parse_override, section
+from vit_jax.schema import Section, option, section
 
 DURATION_UNITS = ("steps", "epochs", "examples")
 
@@ -324,122 +317,3 @@ def duration_in_steps(
     if examples is not None:
         steps = max(round(examples / batch_size), 1 if examples else 0)
     return steps
-
-
-def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file and applies command-line overrides.
-
-    Args:
-        spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the file's `get_config`. A "config.json" of a
-            run folder is read as well.
-        overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
-
-    Returns:
-        The checked config.
-
-    Raises:
-        ConfigError: no such file, no `get_config`, unknown key, wrong type or value.
-    """
-    mapping = _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
-            )
-        set_key(mapping, key, parse_override(Config, key, text))
-    return Config.from_mapping(mapping)
-
-
-def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts; one unit of a duration replaces the others."""
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        if not isinstance(mapping.get(parent), dict):
-            mapping[parent] = {}
-        mapping = mapping[parent]
-    prefix, _, unit = leaf.rpartition("_")
-    if unit in DURATION_UNITS:
-        for other in DURATION_UNITS:
-            mapping.pop(f"{prefix}_{other}", None)
-    mapping[leaf] = value
-
-
-def _call_get_config(spec: str) -> dict[str, Any]:
-    path, colon, arg = spec.partition(":")
-    if not Path(path).is_file():
-        raise ConfigError(
-            f"no config file at {path}", "a Python file with get_config()", "check --config"
-        )
-    get_config = runpy.run_path(path).get("get_config")
-    if get_config is None:
-        raise ConfigError(f"{path} has no get_config", "def get_config(arg)", "add that function")
-    try:
-        inspect.signature(get_config).bind(*([arg] if colon else []))
-    except TypeError:
-        raise ConfigError(
-            f"get_config of {path} {'takes no' if colon else 'needs an'} argument",
-            f"--config={path}" + ("" if colon else ":ARG"),
-            "leave ':ARG' out" if colon else "add ':ARG'",
-        ) from None
-    made = get_config(arg) if colon else get_config()
-    mapping = made.to_dict() if hasattr(made, "to_dict") else made
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(
-            f"get_config of {path} returned {type(mapping).__name__}",
-            "an ml_collections.ConfigDict or a dict",
-            "return one",
-        )
-    try:
-        return json.loads(json.dumps(mapping))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"get_config of {path} returned a value that JSON cannot hold ({error})",
-            "numbers, strings, booleans, None, lists and dicts",
-            "write it as one of these",
-        ) from None
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: {error}", "the config.json of a run folder", "check the path"
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path} holds a {type(content).__name__}", "the config.json of a run folder",
-            "check the path",
-        )  # fmt: skip
-    return content
-
-
-def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:
-    """Parses the ARG of "FILE.py:ARG" for a config file: comma-separated values, in any order.
-
-    Args:
-        arg: e.g. "B/16,light1"; empty for all defaults.
-        **choices: option name -> its allowed values, the first of which is the default. A word of
-            `arg` sets the option among whose values it is.
-
-    Returns:
-        Option name -> chosen value.
-
-    Raises:
-        ConfigError: a word that is nobody's value.
-
-    >>> parse_arg("L/16", model=("B/16", "L/16"), augment=("none", "light1"))
-    {'model': 'L/16', 'augment': 'none'}
-    """
-    chosen = {name: values[0] for name, values in choices.items()}
-    for word in filter(None, arg.split(",")):
-        for name, values in choices.items():
-            match = [v for v in values if str(v) == word]
-            if match:
-                chosen[name] = match[0]
-                break
-        else:
-            allowed = "; ".join(f"{n}: {', '.join(map(str, v))}" for n, v in choices.items())
-            raise ConfigError(f"config argument {word!r}", f"words from {allowed}", "pick one")
-    return chosen

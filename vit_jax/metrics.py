@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from vit_jax.config import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
@@ -28,6 +28,7 @@ class MetricsWriter:
         config: what to write.
         start_step: step that training continues from.
         run_config: shown by Weights & Biases.
+        enabled: False on all hosts but the first, where nothing is written.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -35,11 +36,20 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, workdir: Path, config: LoggingConfig, *, start_step: int, run_config: dict[str, Any]
+        self,
+        workdir: Path,
+        config: LoggingConfig,
+        *,
+        start_step: int,
+        run_config: dict[str, Any],
+        enabled: bool = True,
     ):
         self._path = workdir / "metrics.jsonl"
+        self._file: TextIO | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
+        if not enabled:
+            return
         wandb = None if config.wandb_project is None else _import_wandb(config.wandb_project)
         try:
             if self._path.is_file():
@@ -69,7 +79,8 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
             if self._tensorboard is not None:
                 self._tensorboard.close()
         except OSError as error:  # What a failed write left in the buffer fails again here.
@@ -89,8 +100,9 @@ class MetricsWriter:
             RunFolderError: the disk is full.
         """
         try:
-            self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
-            self._file.flush()
+            if self._file is not None:
+                self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
+                self._file.flush()
             if self._tensorboard is not None:
                 for name, value in values.items():
                     self._tensorboard.add_scalar(name, value, step)

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import Config, load_config
+from vit_jax.config import Config
+from vit_jax.config_file import load_config
 from vit_jax.errors import RunFolderError
 from vit_jax.schema import differences
 
@@ -32,7 +33,9 @@ _PACKAGES = (
 
 
 class RunFolder:
-    """One run's folder, held for writing by one process at a time.
+    """One run's folder, held for writing by one run at a time.
+
+    Of several hosts only the first writes; the others look.
 
     Args:
         path: made when missing.
@@ -45,13 +48,15 @@ class RunFolder:
     def __init__(self, path: Path, config: Config):
         self.path = Path(path).expanduser().absolute()
         self.config = config
+        self.is_writer = jax.process_index() == 0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            self._take_lock()
+            if self.is_writer:
+                self._take_lock()
             self._check_config()
         except BaseException:
             self._lock.close()
@@ -76,6 +81,8 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes a file atomically: a reader sees the old one or the whole new one."""
+        if not self.is_writer:
+            return
         temporary = self.path / f".{name}.tmp"
         try:
             with temporary.open("w") as file:

@@ -220,7 +220,7 @@ def _coerce(value: Any, annotation: Any, key: str) -> Any:
     raise ConfigError(
         f"'{key}' is {value!r} ({type(value).__name__})",
         _describe(annotation),
-        f"set {key} to such a value",
+        "correct it",
     )
 
 
@@ -296,7 +296,7 @@ def _check_bounds(value: Any, bounds: Mapping[str, float | None], key: str) -> N
     if all(tests[name](value, bound) for name, bound in limits.items()):
         return
     words = " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in limits.items())
-    raise ConfigError(f"'{key}' is {value!r}", f"a value {words}", f"set {key} in that range")
+    raise ConfigError(f"'{key}' is {value!r}", f"a value {words}", "correct it")
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.registry import build_model, list_models, resolve
 
-# Parameters with a 1000-class linear head at 224 px. B/16, L/16, H/14 and Ti/16 as published (timm);
+# Parameters with a 1000-class linear head at 224 px. B/16, L/16, H/14, Ti/16 as published (timm);
 # the rest follow from the sizes of arXiv:2010.11929, Table 1 and arXiv:2106.04560, Table 2.
 PARAMETERS = {
     "ViT-Ti/32": 6_131_560,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config import Config
+from vit_jax.config_file import set_key
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
@@ -65,8 +66,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Config:
-    from vit_jax.config import set_key
-
     if args.batch_size != "auto" and not args.batch_size.isdigit():
         raise ConfigError(f"--batch_size={args.batch_size}", "a number or auto", "correct it")
     batch_size = 32 if args.batch_size == "auto" else int(args.batch_size)

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from vit_jax.config import load_config
+from vit_jax.config_file import load_config
 from vit_jax.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.run_folder import read_config
 
-    read_config(args.workdir)
+    read_config(args.workdir)  # Says so where there is no run.
     config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
     if not config.evaluation.splits:
         raise ConfigError(
@@ -33,15 +33,16 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         )
 
     from vit_jax.checkpoint import latest_params
-    from vit_jax.data.sources import TfdsSource
+    from vit_jax.data.sources import TfdsSource, class_count
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.mesh import make_mesh
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
-    source = TfdsSource(config.data.name, config.data.train_split, config.data.data_dir)
-    num_classes = config.data.num_classes or len(source.class_names)
+    split = next(iter(config.evaluation.splits.values()))
+    source = TfdsSource(config.data.name, split, config.data.data_dir)
+    num_classes = class_count(source, config.data.num_classes)
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
     params, _ = latest_params(args.workdir, program.abstract.params, args.step)

@@ -11,7 +11,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from vit_jax.config import load_config
+from vit_jax.config_file import load_config
 
 log = logging.getLogger(__name__)
 

@@ -117,6 +117,25 @@ class TfdsSource:
         return Example(bytes(record["image"]), int(record["label"]), shown)
 
 
+def class_count(source: Source, wanted: int | None) -> int:
+    """Returns the number of classes of the head: as wanted, else as the dataset says.
+
+    Args:
+        source: any split.
+        wanted: `data.num_classes`.
+
+    Raises:
+        DataError: fewer are wanted than the dataset has.
+    """
+    if wanted is not None and wanted < len(source.class_names):
+        raise DataError(
+            f"data.num_classes is {wanted}, {source.name} has {len(source.class_names)} classes",
+            "at least as many",
+            "leave data.num_classes out",
+        )
+    return wanted or len(source.class_names)
+
+
 def default_data_dir() -> Path:
     """Returns the folder that datasets are looked for in when a config names none."""
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()

@@ -37,7 +37,7 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
         image = decode(encoded)
         if augment.crop == "inception":
             box = inception_box(image.size, augment.min_area, augment.max_area, rng)
-            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
+            image = _resize(image.crop(box), image_size)
         else:
             image = _resize(image, image_size)
         if augment.crop == "pad":

@@ -50,8 +50,7 @@ def training_flops(macs: int) -> int:
     """Returns the floating-point operations of training on one image: 6 a multiply-accumulate.
 
     Two for the multiply and the add, times three: forward, and backward to inputs and to
-    parameters.
-    Recomputation by remat does not count, as in model FLOPs utilisation (arXiv:2204.02311,
-    appendix B).
+    parameters. Recomputation by remat does not count, as in model FLOPs utilisation
+    (arXiv:2204.02311, appendix B).
     """
     return 6 * macs

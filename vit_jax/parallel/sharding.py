@@ -22,6 +22,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*mlp/(expand|gate|value)/bias", ("tensor",)),
     (r".*mlp/contract/kernel", ("tensor", "fsdp")),
     (r"attention_pooling/(query|key|value)/kernel", ("fsdp", "tensor", None)),
+    (r"attention_pooling/(query|key|value)/bias", ("tensor", None)),
     (r"attention_pooling/out/kernel", ("tensor", None, "fsdp")),
     (r"head/.*/kernel", ("fsdp", "tensor")),
     (r"patch_embedding/kernel", (None, None, None, "fsdp")),

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.checkpoint import CheckpointFolder, latest_params
 from vit_jax.config import Config, duration_in_steps
 from vit_jax.data.loader import BatchSpec, train_batches
-from vit_jax.data.sources import Source, TfdsSource
+from vit_jax.data.sources import Source, TfdsSource, class_count
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError, DivergenceError
 from vit_jax.evaluation.splits import SplitEvaluator
@@ -52,7 +52,7 @@ def train(config: Config, workdir: Path) -> dict[str, Any]:
     with StopSignals() as stop:
         mesh = make_mesh(config.mesh)
         source = TfdsSource(config.data.name, config.data.train_split, config.data.data_dir)
-        num_classes = config.data.num_classes or len(source.class_names)
+        num_classes = class_count(source, config.data.num_classes)
         program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
         evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
         with RunFolder(workdir, config) as folder:
@@ -69,10 +69,9 @@ def train(config: Config, workdir: Path) -> dict[str, Any]:
                         config.logging,
                         start_step=start,
                         run_config=config.to_mapping(),
+                        enabled=folder.is_writer,
                     ) as writer,
-                    ProgressView(
-                        program.total_steps, start, enabled=jax.process_index() == 0
-                    ) as view,
+                    ProgressView(program.total_steps, start, enabled=folder.is_writer) as view,
                 ):
                     run = _Run(program, source, evaluator, checkpoints, writer, view, stop)
                     result = run.run(state, start)

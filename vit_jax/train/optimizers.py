@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ from vit_jax.config import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.parallel.sharding import match_first, parameter_names
 
-# Optimizers of optax whose update needs more than gradients (a loss value, a line search).
-_NEED_MORE = {"lbfgs", "polyak_sgd", "optimistic_gradient_descent_v2"}
+# Optimizers of optax that need more than gradients: a loss value, a key, gradients by example.
+_NEED_MORE = {"lbfgs", "polyak_sgd", "noisy_sgd", "dpsgd"}
 
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
@@ -72,9 +72,9 @@ def _base_optimizer(
     # adamw is adam with the decay that the chain adds anyway.
     name = "adam" if config.name == "adamw" else config.name
     function: Any = getattr(optax, name, None)
-    parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
-    known = [*filter(_is_optimizer, dir(optax)), "adamw"]
-    if "learning_rate" not in parameters or name in _NEED_MORE:
+    parameters = _parameters(name)
+    known = [*filter(_parameters, dir(optax)), "adamw"]
+    if not parameters:
         raise ConfigError(
             f"'optimizer.name' is {config.name!r}",
             "adamw, adam, sgd, adafactor or another optimizer of optax that needs only gradients",
@@ -112,11 +112,16 @@ def _base_optimizer(
         ) from None
 
 
-def _is_optimizer(name: str) -> bool:
-    function = getattr(optax, name)
-    if not inspect.isfunction(function) or name in _NEED_MORE:
-        return False
-    return "learning_rate" in inspect.signature(function).parameters
+def _parameters(name: str) -> Mapping[str, Any]:
+    """Returns the parameters of an optax optimizer that needs only gradients; empty for others."""
+    function = getattr(optax, name, None)
+    if name.startswith("_") or name in _NEED_MORE or inspect.isclass(function):
+        return {}
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # A type alias.
+        return {}
+    return parameters if "learning_rate" in parameters else {}
 
 
 def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
@@ -158,9 +163,8 @@ def layer_scales(params: Any, decay: float, depth: int) -> Any:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
     The embedding is layer 0, block i (from 0) is layer i + 1, the rest (final norm, pooling, head)
-    layer
-    depth + 1; a parameter of layer k gets decay ** (depth + 1 - k). Stacked blocks get a vector
-    over their leading axis.
+    is layer depth + 1; a parameter of layer k gets decay ** (depth + 1 - k). Stacked blocks get a
+    vector over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """

@@ -84,9 +84,9 @@ def make_train_step(
         metrics = {
             "train/loss": loss,
             "train/learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            "train/gradient_norm": optax.global_norm(grads),
-            "train/parameter_norm": optax.global_norm(state.params),
-            "train/update_norm": optax.global_norm(updates),
+            "train/gradient_norm": optax.tree.norm(grads),
+            "train/parameter_norm": optax.tree.norm(state.params),
+            "train/update_norm": optax.tree.norm(updates),
         }
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 

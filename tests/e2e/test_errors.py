@@ -1,0 +1,175 @@
+"""What goes wrong while training ends in one line, exit code 2, and loses nothing."""
+
+import io
+import json
+import os
+import subprocess
+
+import jax
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+from processes import TINY, finish, start
+
+from vit_jax.__main__ import main
+
+SHORT = ["--config.train_steps=30", "--config.logging.interval_steps=5"]
+
+
+@pytest.fixture(autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def train(workdir, digits_dir, *overrides):
+    data = f"--config.data.data_dir={digits_dir}"
+    return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *SHORT, *overrides])
+
+
+def one_line(capfd):
+    lines = capfd.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert not any("Traceback" in line for line in lines)
+    return errors[0]
+
+
+def saved_steps(workdir):
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def test_a_diverging_run_stops_names_the_step_and_keeps_the_last_good_checkpoint(
+    tmp_path, digits_dir, capfd
+):
+    """A learning rate that grows to 1e38 makes parameters infinite within steps of its peak."""
+    options = [
+        "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e36",
+        "--config.optimizer.schedule.warmup_steps=29", "--config.checkpoint.interval_steps=1",
+        "--config.optimizer.clip_global_norm=none",
+    ]  # fmt: skip
+    assert train(tmp_path / "run", digits_dir, *options) == 2
+    line = one_line(capfd)
+    step = int(line.split(" at step ")[1].split(";")[0])
+    assert 1 < step < 30
+    assert "a finite number" in line
+    kept = saved_steps(tmp_path / "run")
+    assert kept
+    assert max(kept) < step
+    assert f"that of step {max(kept)}" in line
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+class _Digits(tfds.core.GeneratorBasedBuilder):
+    """Four readable images; the third one cut off in the middle."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    name = "cut_off"
+
+    def _info(self):
+        features = {
+            "id": tfds.features.Text(),
+            "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
+            "label": tfds.features.ClassLabel(num_classes=10),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(), "test": self._generate_examples()}
+
+    def _generate_examples(self):
+        for index in range(40):
+            png = io.BytesIO()
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(png, "PNG")
+            encoded = png.getvalue()[: 45 if index == 2 else None]
+            yield index, {"id": f"photo-{index}", "image": io.BytesIO(encoded), "label": index % 10}
+
+
+def test_a_truncated_image_is_named_by_its_example(tmp_path, capfd):
+    tfds.disable_progress_bar()
+    _Digits(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
+    name = "--config.data.name=cut_off"
+    assert train(tmp_path / "run", tmp_path / "data", name) == 2
+    line = one_line(capfd)
+    assert "(photo-2)" in line
+    assert "unreadable image of 45 bytes" in line
+
+
+def test_a_batch_that_does_not_divide_over_the_microbatches(tmp_path, digits_dir, capfd):
+    assert train(tmp_path / "run", digits_dir, "--config.accumulation_steps=5") == 2
+    assert "a divisor of data.global_batch_size = 32" in one_line(capfd)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_by_name(tmp_path, digits_dir, capfd):
+    assert train(tmp_path / "run", digits_dir) == 0
+    capfd.readouterr()
+    evaluate = ["eval", f"--workdir={tmp_path / 'run'}", "--json"]
+    assert main([*evaluate, "--config.model.width=32"]) == 2
+    line = one_line(capfd)
+    assert "of another architecture" in line
+    assert "class_token: (1, 1, 16) there, (1, 1, 32) here" in line
+
+    wider = [f"--config.init_from={tmp_path / 'run'}", "--config.model.width=32"]
+    assert train(tmp_path / "wider", digits_dir, *wider) == 2
+    assert "of another architecture" in one_line(capfd)
+
+    assert main(evaluate) == 0
+    figures = json.loads(capfd.readouterr().out)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert figures["eval/test/examples"] == 360
+    for name in figures:
+        assert figures[name] == pytest.approx(result[name], rel=1e-6)
+
+    same = [f"--config.init_from={tmp_path / 'run'}", "--config.train_steps=1"]
+    same += ["--config.optimizer.learning_rate=1e-30"]
+    assert train(tmp_path / "same", digits_dir, *same) == 0
+    again = json.loads((tmp_path / "same" / "result.json").read_text())
+    assert again["eval/test/loss"] == pytest.approx(result["eval/test/loss"], rel=1e-5)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path, digits_dir, capfd):
+    run = tmp_path / "run"
+    assert train(run, digits_dir) == 0
+    (run / "result.json").unlink()
+    saved = next((run / "checkpoints" / "30" / "data").glob("metadata"))
+    changed = json.loads(saved.read_text()) | {"fingerprint": "0123456789abcdef"}
+    saved.write_text(json.dumps(changed))
+    capfd.readouterr()
+    assert train(run, digits_dir) == 2
+    assert "0123456789abcdef" in one_line(capfd)
+
+
+def test_the_folder_that_cannot_be_written(tmp_path, digits_dir, capfd):
+    (tmp_path / "file").write_text("")
+    assert train(tmp_path / "file" / "run", digits_dir) == 2
+    assert "cannot write to run folder" in one_line(capfd)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_complete(small_disk, digits_dir):
+    options = ["--config.checkpoint.interval_steps=1", "--config.checkpoint.keep_last=50"]
+    code, _, err = finish(start(small_disk / "run", digits_dir, *SHORT, *options))
+    assert code == 2
+    assert "Traceback" not in err
+    line = err.strip().splitlines()[-1]
+    assert "error: cannot write checkpoints" in line
+    assert "No space left" in line
+    assert "free some space" in line
+    kept = saved_steps(small_disk / "run")
+    assert kept
+    subprocess.run(["mount", "-o", "remount,size=30m", str(small_disk)], check=True)
+    code, _, err = finish(start(small_disk / "run", digits_dir, *SHORT, *options))
+    assert code == 0, err
+    assert saved_steps(small_disk / "run")[-1] == 30

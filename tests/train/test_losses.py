@@ -1,0 +1,41 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import LossConfig
+from vit_jax.train.losses import make_loss
+
+LOGITS = jnp.asarray(
+    [[0.0, np.log(3.0)], [np.log(4.0), 0.0]], jnp.float32
+)  # [1/4, 3/4], [4/5, 1/5]
+LABELS = jnp.asarray([1, 1], jnp.int32)
+
+
+def test_softmax_by_hand():
+    loss = make_loss(LossConfig())(LOGITS, LABELS)
+    np.testing.assert_allclose(loss, [-np.log(3 / 4), -np.log(1 / 5)], rtol=1e-6)
+
+
+def test_sigmoid_by_hand_sums_over_the_classes():
+    loss = make_loss(LossConfig(name="sigmoid_cross_entropy"))(LOGITS, LABELS)
+    first = -np.log(1 / 2) - np.log(3 / 4)  # sigmoid(0) = 1/2, sigmoid(log 3) = 3/4
+    second = -np.log(1 / 5) - np.log(1 / 2)  # 1 - sigmoid(log 4) = 1/5
+    np.testing.assert_allclose(loss, [first, second], rtol=1e-6)
+
+
+def test_label_smoothing_by_hand():
+    """0.2 over two classes: targets 0.1 and 0.9."""
+    loss = make_loss(LossConfig(label_smoothing=0.2))(LOGITS, LABELS)
+    want = [-0.1 * np.log(1 / 4) - 0.9 * np.log(3 / 4), -0.1 * np.log(4 / 5) - 0.9 * np.log(1 / 5)]
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "sigmoid_cross_entropy"])
+def test_distributions_as_labels_equal_class_indices(name):
+    loss = make_loss(LossConfig(name=name, label_smoothing=0.1))
+    np.testing.assert_array_equal(loss(LOGITS, LABELS), loss(LOGITS, jnp.eye(2)[LABELS]))
+
+
+def test_the_loss_of_bfloat16_logits_is_float32():
+    loss = make_loss(LossConfig())(LOGITS.astype(jnp.bfloat16), LABELS)
+    assert loss.dtype == jnp.float32

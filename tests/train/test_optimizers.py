@@ -1,0 +1,158 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.config import OptimizerConfig
+from vit_jax.errors import ConfigError
+from vit_jax.train.optimizers import _parameters, build_optimizer, layer_scales
+
+PARAMS = {
+    "patch_embedding": {"kernel": jnp.full((2, 2), 1.0), "bias": jnp.full(2, 1.0)},
+    "encoder": {
+        "blocks": {"mlp": {"kernel": jnp.full((3, 2, 2), 1.0), "bias": jnp.full((3, 2), 1.0)}}
+    },
+    "head": {"linear": {"kernel": jnp.full((2, 2), 1.0), "bias": jnp.full(2, 1.0)}},
+}
+GRADS = jax.tree.map(lambda p: 0.5 * jnp.ones_like(p), PARAMS)
+
+
+def build(learning_rate=0.1, **options):
+    config = OptimizerConfig.from_mapping({"learning_rate": 1.0, **options})
+    return build_optimizer(config, optax.constant_schedule(learning_rate), PARAMS)
+
+
+def update(grads=GRADS, **options):
+    optimizer = build(**options)
+    return optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0]
+
+
+def test_sgd_with_momentum_by_hand():
+    optimizer = build(name="sgd", options={"momentum": 0.9})
+    state = optimizer.init(PARAMS)
+    first, state = optimizer.update(GRADS, state, PARAMS)
+    second, _ = optimizer.update(GRADS, state, PARAMS)
+    assert float(first["head"]["linear"]["bias"][0]) == pytest.approx(-0.1 * 0.5)
+    assert float(second["head"]["linear"]["bias"][0]) == pytest.approx(-0.1 * (0.5 + 0.9 * 0.5))
+
+
+def test_adamw_equals_that_of_optax():
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
+    reference = optax.adamw(0.1, weight_decay=0.3, mask=mask)
+    want, _ = reference.update(GRADS, reference.init(PARAMS), PARAMS)
+    got = update(name="adamw", weight_decay=0.3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor", "lion"])
+def test_weight_decay_touches_kernels_alone(name):
+    plain, decayed = update(name=name), update(name=name, weight_decay=0.2)
+    head, decayed_head = plain["head"]["linear"], decayed["head"]["linear"]
+    np.testing.assert_array_equal(head["bias"], decayed_head["bias"])
+    assert np.abs(head["kernel"] - decayed_head["kernel"]).max() > 1e-4
+
+
+def test_lamb_decays_inside_its_trust_ratio():
+    reference = optax.lamb(0.1, weight_decay=0.5)
+    optimizer = build(name="lamb", weight_decay=0.5, weight_decay_mask=((".*", True),))
+    params = jax.tree.map(lambda p: p * jnp.arange(1.0, 1 + p.size).reshape(p.shape), PARAMS)
+    want, _ = reference.update(GRADS, reference.init(params), params)
+    got, _ = optimizer.update(GRADS, optimizer.init(params), params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+def test_decoupled_decay_by_hand():
+    """SGD at rate 0.1: -0.1 * gradient - 0.1 * 0.2 * parameter."""
+    got = update(name="sgd", weight_decay=0.2)
+    np.testing.assert_allclose(
+        got["head"]["linear"]["kernel"], -0.1 * 0.5 - 0.1 * 0.2 * 1, rtol=1e-6
+    )
+
+
+def test_every_parameter_must_be_covered_by_the_mask():
+    with pytest.raises(
+        ConfigError, match=r"no pattern .* matches parameter 'encoder/blocks/mlp/bias'"
+    ):
+        build(weight_decay_mask=((".*/kernel", True),))
+
+
+def test_clipping_scales_the_whole_gradient_to_the_norm():
+    got = update(name="sgd", clip_global_norm=0.01, learning_rate=1.0)
+    assert float(optax.tree.norm(got)) == pytest.approx(0.01, rel=1e-5)
+
+
+def test_layer_decay_by_hand():
+    """Three blocks: embedding 0.5^4, blocks 0.5^3, 0.5^2, 0.5, head 1."""
+    scales = layer_scales(PARAMS, 0.5, depth=3)
+    assert float(scales["patch_embedding"]["kernel"]) == 0.0625
+    blocks = scales["encoder"]["blocks"]["mlp"]
+    np.testing.assert_array_equal(blocks["kernel"].squeeze(), [0.125, 0.25, 0.5])
+    np.testing.assert_array_equal(blocks["bias"].squeeze(), [0.125, 0.25, 0.5])
+    assert float(scales["head"]["linear"]["bias"]) == 1
+    got = update(name="sgd", layer_decay=0.5)
+    np.testing.assert_allclose(got["encoder"]["blocks"]["mlp"]["kernel"][1], -0.1 * 0.5 * 0.25)
+
+
+def test_frozen_parameters_stay_and_do_not_count_for_clipping():
+    frozen = ("patch_embedding/.*", "encoder/blocks/.*")
+    options = {"freeze": frozen, "weight_decay": 0.1, "layer_decay": 0.5, "clip_global_norm": 0.6}
+    got = update(name="sgd", learning_rate=1.0, **options)
+    assert np.abs(got["patch_embedding"]["kernel"]).max() == 0
+    assert np.abs(got["encoder"]["blocks"]["mlp"]["kernel"]).max() == 0
+    # The head's six gradients of 0.5 have norm 1.22; clipped to 0.6 each is 0.245.
+    np.testing.assert_allclose(got["head"]["linear"]["bias"], -0.6 / np.sqrt(6), rtol=1e-5)
+
+
+def test_frozen_parameters_have_no_optimizer_state():
+    state = build(name="adamw", freeze=("encoder/blocks/.*",)).init(PARAMS)
+    moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 3]
+    assert not moments
+
+
+@pytest.mark.parametrize(("name", "key"), [("adamw", "mu"), ("sgd", "trace")])
+def test_momentum_in_bfloat16(name, key):
+    state = build(name=name, state_dtype="bfloat16").init(PARAMS)
+    found = [
+        leaf.dtype
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if key in str(path) and leaf.ndim
+    ]
+    assert found
+    assert set(map(str, found)) == {"bfloat16"}
+
+
+# Optimizers of optax that `build_optimizer` takes: each must make a step of finite size.
+_NAMES = sorted(filter(_parameters, dir(optax)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
+@pytest.mark.parametrize("name", ["adamw", *_NAMES])
+def test_optimizers_of_optax_go_by_name(name):
+    got = update(name=name, weight_decay=0.1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(got)) > 0
+
+
+def test_there_are_many_optimizers():
+    assert {"adam", "sgd", "adafactor", "lion", "lamb", "rmsprop", "nadamw"} <= set(_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "adamx"}, ["'optimizer.name' is 'adamx'", "did you mean 'adam"]),
+        ({"name": "lbfgs"}, ["'lbfgs'", "only gradients"]),
+        ({"name": "chain"}, ["'chain'"]),
+        ({"options": {"beta2": 0.9}}, ["unknown option 'beta2'", "optimizer.options.b2"]),
+        ({"name": "adafactor", "options": {"factored": 1, "min_dim": 3}}, ["'min_dim'"]),
+        ({"name": "adagrad", "state_dtype": "bfloat16"}, ["state_dtype", "adagrad", "float32"]),
+        ({"freeze": ("encoder",)}, ["'encoder', which matches no parameter"]),
+        ({"freeze": (".*",)}, ["matches every parameter"]),
+    ],
+)
+def test_wrong_optimizers_are_named(options, words):
+    with pytest.raises(ConfigError) as caught:
+        build(**options)
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from vit_jax.config import ScheduleConfig
+from vit_jax.train.schedules import build_schedule
+
+
+def rates(steps, total=100, learning_rate=1.0, **options):
+    schedule = build_schedule(
+        ScheduleConfig(**options), learning_rate, total_steps=total, batch_size=10, num_examples=100
+    )
+    return [float(schedule(s)) for s in steps]
+
+
+def test_warmup_rises_linearly_from_zero_and_cosine_ends_at_its_end():
+    got = rates([0, 5, 10, 55, 100], warmup_steps=10, end_learning_rate=0.2)
+    np.testing.assert_allclose(got, [0, 0.5, 1, 0.6, 0.2], rtol=1e-6)
+
+
+def test_linear_decay_with_its_end():
+    got = rates([0, 10, 55, 100], warmup_steps=10, decay="linear", end_learning_rate=0.1)
+    np.testing.assert_allclose(got, [0, 1, 0.55, 0.1], rtol=1e-6)
+
+
+def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero():
+    options = {"decay": "rsqrt", "timescale_steps": 10, "warmup_steps": 10, "cooldown_steps": 20}
+    got = rates([10, 40, 80, 90, 100], **options)
+    at_80 = 1 / np.sqrt(8)
+    np.testing.assert_allclose(got, [1, 0.5, at_80, at_80 / 2, 0], rtol=1e-6, atol=1e-7)
+
+
+def test_constant_with_cooldown():
+    np.testing.assert_allclose(
+        rates([0, 50, 75, 100], decay="constant", cooldown_steps=50), [1, 1, 0.5, 0], atol=1e-6
+    )
+
+
+def test_durations_in_epochs_and_examples():
+    """100 examples an epoch, 10 a step: one epoch is 10 steps, 50 examples are 5."""
+    assert rates([5], warmup_epochs=1) == pytest.approx([0.5])
+    assert rates([1], warmup_examples=50) == pytest.approx([0.2])
+
+
+def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_and_says_so(caplog):
+    got = rates([0, 5, 10], total=20, warmup_steps=10_000, decay="constant")
+    np.testing.assert_allclose(got, [0, 0.5, 1])
+    assert "warmup of 10000 and cooldown of 0 steps do not fit into 20 steps: using 10 and 0" in (
+        caplog.text
+    )

@@ -1,0 +1,132 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import Config, MeshConfig
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.program import build_program
+
+
+def config(**changes):
+    base = {
+        "model": {"name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2},
+        "data": {
+            "name": "none", "global_batch_size": 8, "image_size": 8, "augment": {"flip": False},
+        },
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, "schedule": {"decay": "constant"}},
+        "train_steps": 10,
+    }  # fmt: skip
+    return Config.from_mapping(base | changes)
+
+
+def program(**changes):
+    return build_program(config(**changes), make_mesh(MeshConfig()), num_classes=5, num_examples=80)
+
+
+def batch(size=8, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = {
+        "image": rng.integers(0, 256, (size, 8, 8, 3), np.uint8),
+        "label": rng.integers(0, 5, size).astype(np.int32),
+        "mask": np.ones(size, bool),
+    }
+    return to_devices(rows, make_mesh(MeshConfig()))
+
+
+def spread(state):
+    """A state whose parameters, head included, are not small."""
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(p + 0.3 * rng.standard_normal(p.shape), jnp.float32), state.params
+    )
+    return dataclasses.replace(state, params=params)
+
+
+def test_loss_and_norms_are_those_of_the_step():
+    built = program()
+    state = spread(built.init())
+    new, metrics = jax.jit(built.step_fn)(state, batch())
+    delta = jax.tree.map(lambda a, b: a - b, new.params, state.params)
+
+    def norm(tree):
+        return np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree)))
+
+    assert float(metrics["train/parameter_norm"]) == pytest.approx(norm(state.params), rel=1e-5)
+    assert float(metrics["train/update_norm"]) == pytest.approx(norm(delta), rel=1e-3)
+    # Plain SGD without momentum in its first step: update = -learning rate * gradient.
+    gradient_norm = float(metrics["train/gradient_norm"])
+    assert float(metrics["train/update_norm"]) == pytest.approx(0.1 * gradient_norm, rel=1e-5)
+    assert float(metrics["train/learning_rate"]) == pytest.approx(0.1)
+    assert int(new.step) == 1
+
+
+def test_the_first_loss_of_a_zero_head_is_log_of_the_classes():
+    built = program()
+    _, metrics = jax.jit(built.step_fn)(built.init(), batch())
+    assert float(metrics["train/loss"]) == pytest.approx(np.log(5), rel=1e-5)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_accumulation_equals_the_large_batch(parts):
+    whole, cut = program(), program(accumulation_steps=parts)
+    state = spread(whole.init())
+    one, metrics = jax.jit(whole.step_fn)(state, batch())
+    two, metrics_cut = jax.jit(cut.step_fn)(state, batch())
+    for name in ("train/loss", "train/gradient_norm", "train/update_norm"):
+        assert float(metrics_cut[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
+
+
+def test_the_moving_average_by_hand():
+    built = program(ema_decay=0.75)
+    state = spread(built.init())
+    old = jax.tree.map(jnp.copy, state.ema)
+    new, _ = jax.jit(built.step_fn)(state, batch())
+    want = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * p, old, new.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), new.ema, want)
+    assert new.eval_params is new.ema
+    assert program().init().eval_params is not None
+
+
+def test_dropout_mixing_and_flips_follow_seed_and_step_alone():
+    noisy = {
+        "model": {"name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2,
+                  "dropout": 0.3, "stochastic_depth": 0.2},
+        "mixing": {"mixup_alpha": 0.5, "cutmix_alpha": 1.0},
+        "data": {"name": "none", "global_batch_size": 8, "image_size": 8},
+    }  # fmt: skip
+
+    def losses(seed):
+        built = program(seed=seed, **noisy)
+        step = jax.jit(built.step_fn)
+        state = spread(built.init())
+        found = []
+        for at in (3, 3, 4):
+            moved = dataclasses.replace(state, step=jnp.asarray(at, jnp.int32))
+            found.append(float(step(moved, batch())[1]["train/loss"]))
+        return found
+
+    first, again, later = losses(0)
+    assert first == again
+    assert first != later
+    assert losses(1)[0] != first
+
+
+def test_the_state_is_donated():
+    built = program()
+    state = built.init()
+    compiled = built.compile()
+    compiled(state, batch())
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_total_steps_from_epochs():
+    """80 examples, 8 a step: 3 epochs are 30 steps."""
+    built = build_program(
+        config(train_steps=None, train_epochs=3.0), make_mesh(MeshConfig()), num_classes=5,
+        num_examples=80,
+    )  # fmt: skip
+    assert built.total_steps == 30

@@ -1,0 +1,57 @@
+import time
+
+import pytest
+
+from vit_jax.train.telemetry import Telemetry, peak_flops
+
+
+@pytest.mark.parametrize(
+    ("kind", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("TPU v4", 275),
+        ("TPU v5 lite", 197),
+        ("TPU v5p", 459),
+        ("TPU v6 lite", 918),
+        ("cpu", None),
+    ],
+)
+def test_peaks_of_devices(kind, tflops):
+    assert peak_flops(kind) == (None if tflops is None else tflops * 1e12)
+
+
+def test_figures_count_steps_waits_and_leave_pauses_out():
+    telemetry = Telemetry(global_batch_size=10, flops_per_image=1000)
+    telemetry.read()
+    begin = time.perf_counter()
+    for _ in range(4):
+        telemetry.stepped()
+    time.sleep(0.2)
+    telemetry.waited(0.05)
+    telemetry.pause(0.1)
+    figures = telemetry.read()
+    elapsed = time.perf_counter() - begin - 0.1
+    assert figures["train/images_per_second"] == pytest.approx(40 / elapsed, rel=0.2)
+    assert figures["train/step_time_s"] == pytest.approx(elapsed / 4, rel=0.2)
+    assert figures["train/data_wait_fraction"] == pytest.approx(0.05 / elapsed, rel=0.2)
+    assert figures["host/rss_mb"] > 50
+    assert "train/mfu" not in figures
+
+
+def test_an_unknown_device_is_named_once_and_has_no_mfu(caplog):
+    with caplog.at_level("INFO", logger="vit_jax"):
+        Telemetry(1, 1).read()
+    assert [r.getMessage() for r in caplog.records] == ["no MFU: peak FLOP/s of 'cpu' unknown"]
+
+
+def test_mfu_by_hand(monkeypatch):
+    monkeypatch.setattr("vit_jax.train.telemetry.peak_flops", lambda kind: 1e6)
+    telemetry = Telemetry(global_batch_size=10, flops_per_image=1000)
+    telemetry.read()
+    telemetry.stepped()
+    figures = telemetry.read()
+    want = figures["train/images_per_second_per_device"] * 1000 / 1e6
+    assert figures["train/mfu"] == pytest.approx(want)
