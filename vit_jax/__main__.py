@@ -97,6 +97,6 @@ def _report(line: str, debug: bool) -> int:
 
 if __name__ == "__main__":
     if "--debug" not in sys.argv:
-        # After a failed save Orbax's threads find their event loop closed; the save's error is told.
+        # After a failed save Orbax's threads complain of a closed loop; the error itself is told.
         sys.unraisablehook = lambda unraisable: None
     sys.exit(main())

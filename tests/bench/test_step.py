@@ -1,0 +1,124 @@
+import json
+
+import jax
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.bench.step import (
+    Measurement,
+    TorchMissing,
+    TorchStep,
+    largest_fast_batch,
+    measure_in_turn,
+)
+from vit_jax.commands.bench import _config
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Fake:
+    """A step that takes the seconds it is told and notes when it is its turn."""
+
+    def __init__(self, name, seconds, turns=None):
+        self.measurement = Measurement(name, "ViT-B/16", 10, 2_000, 0.0, None)
+        self._seconds, self._turns = iter(seconds), [] if turns is None else turns
+
+    def time(self, steps):
+        self._turns.append(self.measurement.name)
+        return next(self._seconds)
+
+    def close(self):
+        self._turns.append(f"{self.measurement.name} closed")
+
+
+def test_implementations_take_turns_and_the_median_counts():
+    turns = []
+    steps = [Fake("a", [0.1, 5.0, 0.2], turns), Fake("b", [0.4, 0.4, 0.4], turns)]
+    a, b = measure_in_turn(steps, rounds=3, steps_per_round=1)
+    assert turns == ["a", "b"] * 3 + ["a closed", "b closed"]
+    assert a.images_per_second == pytest.approx(10 / 0.2)
+    assert b.images_per_second == pytest.approx(10 / 0.4)
+    assert a.row()["step_ms_max"] == pytest.approx(5000)
+    assert a.row()["tflops_per_second"] == pytest.approx(50 * 2_000 / 1e12)
+    assert a.mfu is None
+
+
+def test_mfu_by_hand(monkeypatch):
+    monkeypatch.setattr("vit_jax.bench.step.peak_flops", lambda kind: 200_000.0)
+    (measured,) = measure_in_turn([Fake("a", [0.2])], rounds=1, steps_per_round=1)
+    assert measured.mfu == pytest.approx(50 * 2_000 / 200_000)
+
+
+def test_the_largest_fast_batch_stops_at_full_memory_and_takes_the_fastest():
+    seconds = {32: 1.0, 64: 1.5, 128: 4.0}  # 32, 43 and 32 images a second
+
+    def make(size):
+        if size > 128:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return Fake("a", [seconds[size]] * 2)
+
+    assert largest_fast_batch(make, start=32, limit=4096) == 64
+    with pytest.raises(UserError, match="batch size 256 does not fit"):
+        largest_fast_batch(make, start=256, limit=4096)
+
+
+def test_other_errors_are_not_taken_for_full_memory():
+    def make(size):
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+        largest_fast_batch(make, start=32, limit=64)
+
+
+SMALL = ["--model=ViT-Ti/16", "--batch_size=2", "--image_size=32", "--rounds=1", "--steps=1"]
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
+    output = tmp_path / "bench.json"
+    options = ["--compare=none", f"--output={output}", "--config.model.depth=1"]
+    assert main(["bench", "step", *SMALL, *options]) == 0
+    assert "images/s" in capsys.readouterr().out
+    content = json.loads(output.read_text())
+    assert content["environment"]["device_count"] == 1
+    (row,) = content["rows"]
+    assert (row["name"], row["model"], row["batch_size"]) == ("vit_jax", "ViT-Ti/16", 2)
+    assert row["images_per_second"] == pytest.approx(2 / (row["step_ms"] / 1e3))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--compare=tensorflow"], "--compare=tensorflow"),
+        (["--batch_size=many"], "--batch_size=many"),
+        (["--model=ViT-Z/16"], "unknown model 'ViT-Z/16'"),
+        (["--config.model.dpth=3"], "did you mean 'model.depth'"),
+        (["--config.compiler_options.xla_nonsense=3"], "compiler_options"),
+    ],
+)
+def test_wrong_requests_get_one_line(options, words, capsys):
+    assert main(["bench", "step", *SMALL, "--config.model.depth=1", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("library", "compiled"), [("transformers", False), ("timm", False)])
+def test_the_step_in_pytorch_runs(library, compiled):
+    import argparse
+
+    args = argparse.Namespace(batch_size="2", dtype="float32", image_size=32)
+    step = TorchStep(library, _config(args, "ViT-Ti/16", []), 1, compiled=compiled)
+    (measured,) = measure_in_turn([step], rounds=2, steps_per_round=1)
+    assert 0 < measured.images_per_second < 1e6
+
+
+def test_where_pytorch_cannot_the_reason_is_given(monkeypatch):
+    import argparse
+
+    args = argparse.Namespace(batch_size="2", dtype="float32", image_size=32)
+    with pytest.raises(TorchMissing, match="Error"):
+        TorchStep("torchvision_of_old", _config(args, "ViT-Ti/16", []), 1, compiled=False)

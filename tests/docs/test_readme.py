@@ -1,0 +1,90 @@
+"""The README's code runs as printed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vit_jax.config_file import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands():
+    """Every line of the README that starts this package's command line, without the prompt."""
+    lines = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    return [line.split(" && ")[-1] for line in lines if "-m vit_jax " in line]
+
+
+def run(command, folder, **kwargs):
+    return subprocess.run(
+        command, shell=True, cwd=folder, text=True, capture_output=True, timeout=1500, **kwargs
+    )
+
+
+def test_the_first_two_blocks_are_one_line_each():
+    install_and_train, install_and_test = blocks("bash")[:2]
+    assert len(install_and_train.strip().splitlines()) == 1
+    assert "-r requirements.txt" in install_and_train
+    assert "train --config=configs/quickstart.py --workdir=runs/quickstart" in install_and_train
+    assert len(install_and_test.strip().splitlines()) == 1
+    assert "-r requirements-dev.txt" in install_and_test
+    assert "pytest" in install_and_test
+
+
+@pytest.mark.parametrize("index", range(len(blocks("python"))))
+def test_the_python_examples_run(index):
+    subprocess.run([sys.executable, "-c", blocks("python")[index]], cwd=ROOT, check=True)
+
+
+def test_the_train_commands_name_configs_and_keys_that_exist():
+    trains = [c for c in commands() if " train " in c]
+    assert len(trains) >= 4
+    for command in trains:
+        words = command.split()
+        spec = next(w for w in words if w.startswith("--config=")).removeprefix("--config=")
+        overrides = [w.removeprefix("--config.") for w in words if w.startswith("--config.")]
+        load_config(str(ROOT / spec), overrides)
+
+
+@pytest.fixture(scope="module")
+def fresh_clone(tmp_path_factory):
+    """The committed and the changed files, without anything that is ignored."""
+    folder = tmp_path_factory.mktemp("clone") / "vit_jax"
+    listed = run("git ls-files --cached --others --exclude-standard", ROOT).stdout.splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_newcomer_gets_a_result_and_everything_after_it_works(fresh_clone):
+    home = fresh_clone.parent / "home"
+    home.mkdir()
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    first, second = (block.strip() for block in blocks("bash")[:2])
+    done = run(first, fresh_clone, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (fresh_clone / "runs/quickstart/result.json").exists()
+    assert (fresh_clone / "runs/quickstart/report/curves.png").stat().st_size > 10_000
+    # Commands with a placeholder in capitals need data that are not here.
+    rest = [c for c in commands()[1:] if not re.search(r"\b[A-Z]{4,}\b", c)]
+    assert rest
+    for command in rest:
+        done = run(command, fresh_clone, env=environment)
+        assert done.returncode == 0, (command, done.stderr)
+    done = run(
+        second.replace("-m pytest", "-m pytest --collect-only -q"), fresh_clone, env=environment
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,109 @@
+"""Every recipe in configs/ makes a checked config whose whole training step can be traced."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import jax
+import pytest
+
+from vit_jax.config import MeshConfig
+from vit_jax.config_file import load_config
+from vit_jax.errors import ConfigError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.train.program import build_program
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
+# recipe -> arguments, and (classes, examples) of its dataset.
+RECIPES = {
+    "quickstart.py": ([""], {"digits": (10, 1437)}),
+    "cifar10.py": (["", "cpu", "gpu"], {"cifar10": (10, 50_000)}),
+    "pretrain.py": (
+        [
+            *(f"imagenet2012,{m}" for m in ("B/16", "B/32", "L/16", "L/32")),
+            *(f"imagenet21k,{m}" for m in ("B/16", "B/32", "L/16", "L/32")),
+            "imagenet21k,L/16,30",
+            *(f"jft,{m}" for m in ("B/16", "B/32", "L/32", "L/16", "H/14")),
+            "jft,L/16,7",
+        ],
+        {
+            "imagenet2012": (1000, 1_281_167),
+            "imagenet21k": (21_843, 14_197_122),
+            "jft": (18_291, 303_000_000),
+        },
+    ),
+    "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
+    "augreg.py": (
+        [
+            *(f"Ti/16,{level},{r}" for level, r in itertools.product(LEVELS, ("reg0", "reg1"))),
+            *("B/16,imagenet21k,medium1", "S/32,strong2,0.1", "L/16,imagenet21k,30,0.1,reg1"),
+        ],
+        {"imagenet2012": (1000, 1_281_167), "imagenet21k": (21_843, 14_197_122)},
+    ),
+}
+CASES = [(name, arg) for name, (args, _) in RECIPES.items() for arg in args]
+
+
+def load(name, arg):
+    return load_config(f"{CONFIGS / name}{':' if arg else ''}{arg}")
+
+
+def test_every_recipe_is_listed_here():
+    assert {p.name for p in CONFIGS.glob("*.py")} == set(RECIPES)
+
+
+@pytest.mark.parametrize(("name", "arg"), CASES)
+def test_the_whole_step_of_every_recipe_can_be_traced(name, arg):
+    config = load(name, arg)
+    num_classes, num_examples = RECIPES[name][1][config.data.name]
+    with jax.numpy_dtype_promotion("standard"):
+        program = build_program(
+            config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=num_examples
+        )
+        state, metrics = jax.eval_shape(program.step_fn, program.abstract, program.batch_shapes())
+    assert jax.tree.structure(state) == jax.tree.structure(program.abstract)
+    for new, old in zip(jax.tree.leaves(state), jax.tree.leaves(program.abstract), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    assert metrics["train/loss"].shape == ()
+    assert program.abstract.params["head"]["linear"]["bias"].shape == (num_classes,)
+
+
+@pytest.mark.parametrize(
+    ("name", "arg", "steps"),
+    [
+        # 14,197,122 images x 90 / 4096; 303M x 14 / 4096; 1,281,167 x 90 / 1024.
+        ("pretrain.py", "imagenet21k,B/16", 311_948),
+        ("pretrain.py", "jft,H/14", 1_035_645),
+        ("better_plain_vit.py", "90", 112_603),
+    ],
+)
+def test_the_length_of_a_recipe(name, arg, steps):
+    config = load(name, arg)
+    num_classes, num_examples = RECIPES[name][1][config.data.name]
+    program = build_program(
+        config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=num_examples
+    )
+    assert program.total_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "arg"), [("pretrain.py", "imagenet2012,L/16"), ("cifar10.py", "gpu")]
+)
+def test_train_steps_makes_any_recipe_short(name, arg):
+    config = load_config(f"{CONFIGS / name}:{arg}", ["train_steps=20"])
+    assert (config.train_steps, config.train_epochs) == (20, None)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_docstring_says_command_source_score_hardware_and_data(name):
+    text = ast.get_docstring(ast.parse((CONFIGS / name).read_text()))
+    for word in ("Command:", "Follows:", "Expected:", "Hardware:", "Data:"):
+        assert f"\n{word}" in text, word
+    assert f"--config=configs/{name}" in text
+
+
+@pytest.mark.parametrize("arg", ["imagenet2012,H/14", "jft,B/8", "imagenet22k"])
+def test_a_row_that_the_paper_has_not_is_refused(arg):
+    with pytest.raises(ConfigError):
+        load("pretrain.py", arg)
