@@ -57,6 +57,16 @@ def sincos_2d(
     return np.concatenate(parts, axis=1, dtype=np.float32)[None]
 
 
+class Sincos2d(nnx.Module):
+    """The fixed table of `sincos_2d`, which has no parameters."""
+
+    def __init__(self, grid: tuple[int, int], width: int):
+        self.grid, self.width = grid, width
+
+    def __call__(self) -> Float[Array, "1 N D"]:
+        return jnp.asarray(sincos_2d(self.grid, self.width))
+
+
 def rope_2d(
     grid: tuple[int, int], head_dim: int, num_prefix: int, base: float = 100.0
 ) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N H"]]:

@@ -1,7 +1,6 @@
 """The Vision Transformer."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,12 @@ from jaxtyping import Array, Float
 
 from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
-from vit_jax.models.attention import Rope, choose_attention, log_choice
+from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
 from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
-from vit_jax.models.position import Learned1d, Learned2d, rope_2d, sincos_2d
+from vit_jax.models.position import Learned1d, Learned2d, Sincos2d, rope_2d
 
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 
@@ -93,83 +92,50 @@ class ViT(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_sizes(shape, options, image_size)
-        dtype = jnp.dtype(options.dtype)
+        width, dtype = shape.width, jnp.dtype(options.dtype)
+        self.dtype = dtype
+        self.pooling = options.pooling
         self.image_size = image_size
         self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
-        self.has_class_token = options.pooling == "token"
-        self.num_prefix = self.has_class_token + options.num_registers
-        self.tokens = self.num_prefix + self.grid[0] * self.grid[1]
-        self.pooling = options.pooling
-        self.dtype = dtype
+        patches = self.grid[0] * self.grid[1]
+        has_class_token = options.pooling == "token"
+        self.num_prefix = has_class_token + options.num_registers
+        self.tokens = self.num_prefix + patches
 
-        self.patch_embedding = PatchEmbedding(shape.patch_size, shape.width, dtype=dtype, rngs=rngs)
-        zeros = jnp.zeros((1, 1, shape.width))
-        self.class_token = nnx.Param(zeros) if self.has_class_token else None
-        self.registers = _build_registers(options.num_registers, shape.width, rngs)
-        self.position_embedding = self._build_position(shape.width, options, rngs)
+        self.patch_embedding = PatchEmbedding(shape.patch_size, width, dtype=dtype, rngs=rngs)
+        self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token else None
+        self.registers = _build_registers(options.num_registers, width, rngs)
+        self.position_embedding = _build_position_embedding(
+            options.position_embedding, self.grid, has_class_token, width, rngs
+        )
         has_rope = options.position_embedding == "rope_2d"
-        self.rope_head_dim = shape.width // shape.num_heads if has_rope else None
+        self.rope_head_dim = width // shape.num_heads if has_rope else None
         self.dropout = nnx.Dropout(options.dropout)
-
-        relative = options.position_embedding == "relative"
         self.attention = choose_attention(
             options.attention_implementation,
             tokens=self.tokens,
-            head_dim=shape.width // shape.num_heads,
+            head_dim=width // shape.num_heads,
             num_heads=shape.num_heads,
             dtype=dtype,
-            has_bias=relative,
-        )
-        spec = BlockSpec(
-            width=shape.width,
-            num_heads=shape.num_heads,
-            tokens=self.tokens,
-            mlp=options.mlp,
-            mlp_hidden=mlp_hidden(shape, options),
-            gelu_approximate=options.gelu_approximate,
-            norm_placement=options.norm_placement,
-            layer_scale=options.layer_scale,
-            relative=relative,
-            qk_norm=options.qk_norm,
-            dropout=options.dropout,
-            attention_implementation=self.attention.implementation,
-            dtype=dtype,
+            has_bias=options.position_embedding == "relative",
         )
         self.encoder = Encoder(
-            spec,
+            _block_spec(shape, options, self.tokens, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
             remat=options.remat,
             scan=options.scan,
             rngs=rngs,
         )
-        make_norm = partial(LayerNorm, shape.width, dtype=dtype)
-        self.norm = make_norm() if options.norm_placement == "pre" else None
-        make_pooling = partial(
-            AttentionPooling,
-            shape.width,
-            shape.num_heads,
-            shape.mlp_dim,
-            gelu_approximate=options.gelu_approximate,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.attention_pooling = make_pooling() if options.pooling == "map" else None
-        patches = self.grid[0] * self.grid[1]
+        self.norm = LayerNorm(width, dtype=dtype) if options.norm_placement == "pre" else None
+        self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
-            shape.width * (patches if options.pooling == "flatten" else 1),
+            width * (patches if options.pooling == "flatten" else 1),
             num_classes,
             representation_size=options.representation_size,
             bias_init=options.head_bias_init,
             rngs=rngs,
         )
-
-    def _build_position(self, width: int, options: ModelConfig, rngs: nnx.Rngs):
-        if options.position_embedding == "learned_1d":
-            return Learned1d(self.tokens - options.num_registers, width, rngs=rngs)
-        if options.position_embedding == "learned_2d":
-            return Learned2d(self.grid, width, rngs=rngs)
-        return Sincos2d(self.grid, width) if options.position_embedding == "sincos_2d" else None
 
     def __call__(
         self,
@@ -268,14 +234,50 @@ class ViT(nnx.Module):
                 )  # fmt: skip
 
 
-class Sincos2d(nnx.Module):
-    """The fixed table of `position.sincos_2d`, which has no parameters."""
+def _build_position_embedding(
+    kind: str, grid: tuple[int, int], has_class_token: bool, width: int, rngs: nnx.Rngs
+) -> Learned1d | Learned2d | Sincos2d | None:
+    """Returns the module whose table is added to the tokens; None for the other kinds."""
+    if kind == "learned_1d":
+        return Learned1d(has_class_token + grid[0] * grid[1], width, rngs=rngs)
+    if kind == "learned_2d":
+        return Learned2d(grid, width, rngs=rngs)
+    return Sincos2d(grid, width) if kind == "sincos_2d" else None
 
-    def __init__(self, grid: tuple[int, int], width: int):
-        self.grid, self.width = grid, width
 
-    def __call__(self) -> Float[Array, "1 N D"]:
-        return jnp.asarray(sincos_2d(self.grid, self.width))
+def _build_attention_pooling(
+    shape: ViTShape, options: ModelConfig, rngs: nnx.Rngs
+) -> AttentionPooling | None:
+    if options.pooling != "map":
+        return None
+    return AttentionPooling(
+        shape.width,
+        shape.num_heads,
+        shape.mlp_dim,
+        gelu_approximate=options.gelu_approximate,
+        dtype=jnp.dtype(options.dtype),
+        rngs=rngs,
+    )
+
+
+def _block_spec(
+    shape: ViTShape, options: ModelConfig, tokens: int, implementation: Implementation
+) -> BlockSpec:
+    return BlockSpec(
+        width=shape.width,
+        num_heads=shape.num_heads,
+        tokens=tokens,
+        mlp=options.mlp,
+        mlp_hidden=mlp_hidden(shape, options),
+        gelu_approximate=options.gelu_approximate,
+        norm_placement=options.norm_placement,
+        layer_scale=options.layer_scale,
+        relative=options.position_embedding == "relative",
+        qk_norm=options.qk_norm,
+        dropout=options.dropout,
+        attention_implementation=implementation,
+        dtype=jnp.dtype(options.dtype),
+    )
 
 
 def _build_registers(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:

@@ -115,7 +115,9 @@ def _base_optimizer(
 def _parameters(name: str) -> Mapping[str, Any]:
     """Returns the parameters of an optax optimizer that needs only gradients; empty for others."""
     function = getattr(optax, name, None)
-    if name.startswith("_") or name in _NEED_MORE or inspect.isclass(function):
+    if function is None or inspect.isclass(function):
+        return {}
+    if name.startswith("_") or name in _NEED_MORE:
         return {}
     try:
         parameters = inspect.signature(function).parameters
