@@ -1,7 +1,10 @@
 """A small ViT on real handwritten digits, from nothing to a result in about a minute on a laptop.
 
 Command:   python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
-Follows:   no paper; ViT of arXiv:2010.11929 shrunk to 8x8 images of scikit-learn's digits
+Follows:   no paper; the ViT of arXiv:2010.11929 shrunk to 8x8 pixels, with its "flatten" pooling.
+Expected:  top-1 0.98 on the 360 test digits (0.975 to 0.986 with seeds 0, 1, 2).
+Hardware:  2 CPU cores, about 55 s from command to result.json.
+Data:      scikit-learn's digits, prepared on first use; no download.
 """
 
 import ml_collections
@@ -12,21 +15,33 @@ def get_config() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         {
             "model": {
-                "name": "ViT-Ti/2", "width": 64, "depth": 4, "mlp_dim": 128, "num_heads": 4,
-                "pooling": "gap",
+                "name": "ViT-Ti/2",
+                "width": 64,
+                "depth": 4,
+                "mlp_dim": 128,
+                "num_heads": 4,
+                "pooling": "flatten",
+                "scan": False,
             },
             "data": {
-                "name": "digits", "image_size": 8, "global_batch_size": 128, "eval_crop": "resize",
+                "name": "digits",
+                "image_size": 8,
+                "global_batch_size": 128,
                 "augment": {"crop": "pad", "pad_pixels": 1, "flip": False},
+                "eval_crop": "resize",
             },
-            "optimizer": {
-                "name": "adamw", "learning_rate": 2e-3, "weight_decay": 0.1, "clip_global_norm":
-                1.0, "schedule": {"decay": "cosine", "warmup_epochs": 5},
-            },
+            "mixing": {"mixup_alpha": 0.1},
             "loss": {"label_smoothing": 0.1},
-            "train_epochs": 60,
-            "evaluation": {"splits": {"test": "test"}, "interval_epochs": 10},
-            "checkpoint": {"interval_epochs": 20},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 4e-3,
+                "weight_decay": 0.1,
+                "clip_global_norm": 1.0,
+                "schedule": {"decay": "cosine", "warmup_epochs": 5.0},
+            },
+            "train_epochs": 70.0,
+            "evaluation": {"splits": {"test": "test"}, "interval_epochs": 10.0},
+            "checkpoint": {"interval_epochs": 20.0},
             "logging": {"interval_steps": 20},
         }
-    )  # fmt: skip
+    )
