@@ -7,10 +7,10 @@ Follows:   section 3: batch 4096, Adam, cosine, 10k warmup steps, peak 1e-3, cli
            LEVELS x {reg0, reg1: dropout 0.1 and stochastic depth 0.1} x weight decay {0.03, 0.1}
            (times the learning rate).
 Expected:  ImageNet top-1 after fine-tuning at 224 px with the best setting (Table 3):
-                                   S/16   B/16   B/32   L/16   Ti/16
-             ImageNet, 300 epochs  77.51  78.73  71.38  74.01  69.56
-             ImageNet-21k, 30      76.04  80.42  72.24  82.05  68.89
-             ImageNet-21k, 300     80.46  83.96  79.13  83.98  73.75
+                                   Ti/16  S/32   S/16   B/32   B/16   L/16
+             ImageNet, 300 epochs  69.56  69.19  77.51  71.38  78.73  74.01
+             ImageNet-21k, 30      68.89  68.49  76.04  72.24  80.42  82.05
+             ImageNet-21k, 300     73.75  73.47  80.46  79.13  83.96  83.98
 Hardware:  TPU v3 slices in the paper; the whole study took thousands of core-days.
 Data:      `imagenet2012` prepared by TFDS; name your own prepared ImageNet-21k with
            --config.data.name.

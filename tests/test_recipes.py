@@ -72,15 +72,17 @@ def test_the_whole_step_of_every_recipe_can_be_traced(name, arg):
 @pytest.mark.parametrize(
     ("name", "arg", "steps"),
     [
-        # 14,197,122 images x 90 / 4096; 303M x 14 / 4096; 1,281,167 x 90 / 1024.
+        # 14,197,122 images x 90 / 4096; 303M x 14 / 4096; 99 % of 1,281,167 x 90 / 1024.
         ("pretrain.py", "imagenet21k,B/16", 311_948),
         ("pretrain.py", "jft,H/14", 1_035_645),
-        ("better_plain_vit.py", "90", 112_603),
+        ("better_plain_vit.py", "90", 111_477),
     ],
 )
 def test_the_length_of_a_recipe(name, arg, steps):
     config = load(name, arg)
     num_classes, num_examples = RECIPES[name][1][config.data.name]
+    if config.data.train_split == "train[:99%]":
+        num_examples = round(0.99 * num_examples)
     program = build_program(
         config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=num_examples
     )
@@ -103,7 +105,7 @@ def test_the_docstring_says_command_source_score_hardware_and_data(name):
     assert f"--config=configs/{name}" in text
 
 
-@pytest.mark.parametrize("arg", ["imagenet2012,H/14", "jft,B/8", "imagenet22k"])
+@pytest.mark.parametrize("arg", ["imagenet2012,H/14", "jft,B/16,30", "jft,B/8", "imagenet22k"])
 def test_a_row_that_the_paper_has_not_is_refused(arg):
     with pytest.raises(ConfigError):
         load("pretrain.py", arg)

@@ -181,9 +181,12 @@ class CheckpointFolder:
             )
         except CheckpointError:
             raise
-        except (ValueError, KeyError, OSError, FileNotFoundError) as error:
+        except (
+            Exception
+        ) as error:  # Orbax raises many kinds for a damaged file, Exception itself too.
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise CheckpointError(
-                f"checkpoint {self.folder / str(step)} cannot be read: {error}",
+                f"checkpoint {self.folder / str(step)} cannot be read: {reason}",
                 "a complete checkpoint of this version",
                 f"remove that folder to go on from an earlier one ({steps[:-1] or 'none'})",
             ) from None

@@ -5,6 +5,7 @@ files and the command line. Nothing downstream reads a raw dictionary.
 """
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 from vit_jax.errors import ConfigError
@@ -168,6 +169,23 @@ class OptimizerConfig(Section):
     # Type of the first moment (momentum).
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
 
+    def check(self) -> None:
+        for pattern in (*self.freeze, *(p for p, _ in self.weight_decay_mask)):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"{pattern!r} in 'freeze' or 'weight_decay_mask' is not a regular expression",
+                    "one, matched against whole parameter names",
+                    f"mend it ({error})",
+                ) from None
+        if self.schedule.end_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"'schedule.end_learning_rate' is {self.schedule.end_learning_rate:g}",
+                f"at most learning_rate = {self.learning_rate:g}",
+                "lower it",
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
@@ -187,12 +205,12 @@ class EvaluationConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
-    """When to save and what to keep. The end of training is always saved."""
+    """When to save (if not said: every 1,000 steps) and what to keep. The end is always saved."""
 
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
-    keep_last: int = option(1, at_least=1)
+    keep_last: int = option(2, at_least=1)
     # Also keep this many of the best by `best_metric` (higher is better), which is then measured
     # before every save.
     keep_best: int = option(0, at_least=0)
@@ -248,7 +266,7 @@ class Config(Section):
     mixing: MixingConfig = section(MixingConfig)
     loss: LossConfig = section(LossConfig)
     optimizer: OptimizerConfig = section()
-    train_steps: int | None = option(None, at_least=1)
+    train_steps: int | None = option(None, at_least=1, below=2**31)
     train_epochs: float | None = option(None, above=0)
     train_examples: int | None = option(None, at_least=1)
     # Microbatches a step; their mean gradient equals that of the whole batch.

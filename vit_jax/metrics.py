@@ -1,6 +1,8 @@
 """Where numbers go: metrics.jsonl, TensorBoard event files, Weights & Biases."""
 
 import json
+import os
+import platform
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,7 +48,7 @@ class MetricsWriter:
     ):
         self._path = workdir / "metrics.jsonl"
         self._file: TextIO | None = None
-        self._tensorboard: Any = None
+        self._tensorboard: _EventFile | None = None
         self._wandb: Any = None
         if not enabled:
             return
@@ -55,11 +57,7 @@ class MetricsWriter:
             if self._path.is_file():
                 _truncate(self._path, start_step)
             if config.tensorboard:
-                from tensorboardX import SummaryWriter
-
-                self._tensorboard = SummaryWriter(
-                    str(workdir / "tensorboard"), purge_step=start_step + 1
-                )
+                self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
             self._file = self._path.open("a")
         except OSError as error:
             raise _unwritable(self._path, error) from None
@@ -89,6 +87,11 @@ class MetricsWriter:
             if self._wandb is not None:
                 self._wandb.finish()
 
+    def evaluation_at(self, step: int) -> dict[str, float]:
+        """Returns the evaluation figures that an earlier session wrote at a step, if any."""
+        rows = [row for row in read_metrics(self._path) if row["step"] == step]
+        return {k: v for row in rows for k, v in row.items() if k.startswith("eval/")}
+
     def write(self, step: int, values: dict[str, float]) -> None:
         """Writes one line.
 
@@ -104,13 +107,51 @@ class MetricsWriter:
                 self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
                 self._file.flush()
             if self._tensorboard is not None:
-                for name, value in values.items():
-                    self._tensorboard.add_scalar(name, value, step)
-                self._tensorboard.flush()
+                self._tensorboard.write(step, values)
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if self._wandb is not None:
             self._wandb.log(values, step=step)
+
+
+class _EventFile:
+    """A TensorBoard event file, written in the calling thread and without TensorFlow.
+
+    Args:
+        folder: made when missing.
+        start_step: scalars of later steps, from a run that was cut off, are not shown.
+    """
+
+    def __init__(self, folder: Path, start_step: int):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event: Any = event_pb2
+        self._summary: Any = summary_pb2
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
+        self._file = (folder / name).open("wb")
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        started = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._add(step=start_step + 1, session_log=started)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Adds the scalars of a step."""
+        scalars = [
+            self._summary.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+        ]
+        self._add(step=step, summary=self._summary.Summary(value=scalars))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _add(self, **fields: Any) -> None:
+        event = self._event.Event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
 
 def _truncate(path: Path, start_step: int) -> None:

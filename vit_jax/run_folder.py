@@ -72,7 +72,14 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The final figures of a finished run, else None."""
         path = self.path / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise RunFolderError(
+                f"{path}: {error}", "JSON, as this project writes it", "remove it to finish again"
+            ) from None
 
     def write_config(self) -> None:
         """Writes config.json and env.json."""

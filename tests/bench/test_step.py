@@ -94,14 +94,18 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     ("options", "words"),
     [
         (["--compare=tensorflow"], "--compare=tensorflow"),
-        (["--batch_size=many"], "--batch_size=many"),
+        (["--batch_size=many"], "'many' is not a positive whole number"),
+        (["--rounds=0"], "'0' is not a positive whole number"),
+        (["--compare=timm", "--config.model.depth=3"], "overrides with --compare"),
+        (["--output=/no/such/folder/x.json"], "a path in an existing folder"),
         (["--model=ViT-Z/16"], "unknown model 'ViT-Z/16'"),
         (["--config.model.dpth=3"], "did you mean 'model.depth'"),
         (["--config.compiler_options.xla_nonsense=3"], "compiler_options"),
     ],
 )
 def test_wrong_requests_get_one_line(options, words, capsys):
-    assert main(["bench", "step", *SMALL, "--config.model.depth=1", *options]) == 2
+    default = [] if any("compare" in o for o in options) else ["--compare=none"]
+    assert main(["bench", "step", *SMALL, *default, *options]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -110,7 +114,7 @@ def test_wrong_requests_get_one_line(options, words, capsys):
 def test_the_step_in_pytorch_runs(library, compiled):
     import argparse
 
-    args = argparse.Namespace(batch_size="2", dtype="float32", image_size=32)
+    args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
     step = TorchStep(library, _config(args, "ViT-Ti/16", []), 1, compiled=compiled)
     (measured,) = measure_in_turn([step], rounds=2, steps_per_round=1)
     assert 0 < measured.images_per_second < 1e6
@@ -119,6 +123,6 @@ def test_the_step_in_pytorch_runs(library, compiled):
 def test_where_pytorch_cannot_the_reason_is_given(monkeypatch):
     import argparse
 
-    args = argparse.Namespace(batch_size="2", dtype="float32", image_size=32)
+    args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
     with pytest.raises(TorchMissing, match="Error"):
         TorchStep("torchvision_of_old", _config(args, "ViT-Ti/16", []), 1, compiled=False)

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.errors import ModelError
 from vit_jax.models import attention as module
 from vit_jax.models.attention import attend, attention_weights, choose_attention
 
@@ -50,7 +51,13 @@ def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why():
 def test_what_is_asked_for_is_taken():
     assert choose("xla").implementation == "xla"
     assert choose("einsum", tokens=5).padded_tokens == 5
-    assert (choose("cudnn").implementation, choose("cudnn").padded_tokens) == ("cudnn", 198)
+
+
+def test_cudnn_asked_for_where_it_cannot_work_is_an_error():
+    with pytest.raises(ModelError, match="cudnn, but cuDNN needs a GPU, this is a cpu"):
+        choose("cudnn", platform="cpu")
+    with pytest.raises(ModelError, match="cudnn, but the position bias"):
+        choose("cudnn", has_bias=True)
 
 
 def test_the_choice_is_logged_once_with_its_reason(caplog):

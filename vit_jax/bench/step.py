@@ -5,6 +5,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -30,7 +31,7 @@ class Measurement:
         batch_size: images a step.
         flops_per_image: model FLOPs of training on one image.
         compile_s: seconds before the first step.
-        peak_memory_mb: device memory at its highest; None: unknown.
+        peak_memory_mb: memory of state and temporaries (XLA's plan), or at its highest (PyTorch).
         step_s: seconds a step, one value a round.
     """
 
@@ -94,8 +95,10 @@ class JaxStep:
         }
         self._batch = to_devices(batch, mesh)
         self._state = program.init()
+        memory: Any = self._step.memory_analysis()
+        peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
         self.measurement = Measurement(
-            "vit_jax", config.model.name, batch_size, program.flops_per_image, seconds, None
+            "vit_jax", config.model.name, batch_size, program.flops_per_image, seconds, peak_mb
         )
         self.time(1)
 
@@ -109,10 +112,8 @@ class JaxStep:
         return (time.perf_counter() - begin) / steps
 
     def close(self) -> None:
-        """Notes the memory at its highest."""
-        stats = jax.local_devices()[0].memory_stats() or {}
-        peak = stats.get("peak_bytes_in_use")
-        self.measurement.peak_memory_mb = None if peak is None else peak / 2**20
+        """Lets go of the state's memory."""
+        self._state, self._batch = None, None
 
 
 class TorchStep:
@@ -138,9 +139,11 @@ class TorchStep:
             "num_classes": NUM_CLASSES,
             "compiled": compiled,
         }
+        # To a file, since a pipe that nobody reads would fill up and stop the process.
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
         )  # fmt: skip
         ready = self._read()
         name = f"{library}{', torch.compile' if compiled else ''}, SDPA"
@@ -166,6 +169,7 @@ class TorchStep:
         """Ends the process."""
         self._process.kill()
         self._process.communicate()
+        self._stderr.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -176,8 +180,10 @@ class TorchStep:
                     self.close()
                     raise TorchMissing(answer["error"])
                 return answer
-        _, stderr = self._process.communicate()
-        last = stderr.strip().splitlines()[-1:] or ["no message"]
+        self._process.wait()
+        self._stderr.seek(0)
+        last = self._stderr.read().strip().splitlines()[-1:] or ["no message"]
+        self.close()
         raise TorchMissing(last[0])
 
 

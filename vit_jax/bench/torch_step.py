@@ -1,9 +1,8 @@
 """The training step of another library, for comparison; a worker process of `bench.step`.
 
 Started with a request as JSON, it answers {"compile_s": ...} when ready, then for each line with a
-number of
-steps on stdin {"step_s": ..., "peak_memory_mb": ...}; {"error": ...} where it cannot. Needs the
-extra `interop`. Nothing else imports this file, nor torch.
+number of steps on stdin {"step_s": ..., "peak_memory_mb": ...}; {"error": ...} where it cannot.
+Needs the extra `interop`. Nothing else imports this file, nor torch.
 """
 
 # pyright: reportMissingImports=false, reportCallIssue=false
@@ -38,7 +37,8 @@ class _Step:
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.set_float32_matmul_precision("highest")
+        # As XLA does by default: TF32 on GPUs.
+        torch.set_float32_matmul_precision("high" if self.device == "cuda" else "highest")
         makers = {"transformers": _transformers_vit, "timm": _timm_vit}
         model = makers[request["library"]](request).to(self.device).train()
         self.optimizer = torch.optim.AdamW(

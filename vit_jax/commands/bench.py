@@ -11,6 +11,7 @@ the same step in PyTorch where it is installed (`pip install vit_jax[interop]`).
 import argparse
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("what", choices=["step"], help="what to measure")
     parser.add_argument("--model", default="ViT-Ti/16", help="one or more names, comma-separated")
-    parser.add_argument("--batch_size", default="32", help="global, or auto: the fastest that fits")
-    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument(
+        "--batch_size",
+        default=32,
+        type=lambda text: text if text == "auto" else _positive(text),
+        help="global, or auto: the fastest that fits",
+    )
+    parser.add_argument("--image_size", type=_positive, default=224)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in turn; medians are shown")
-    parser.add_argument("--steps", type=int, default=2, help="steps a round")
+    parser.add_argument(
+        "--rounds", type=_positive, default=5, help="rounds in turn; medians are shown"
+    )
+    parser.add_argument("--steps", type=_positive, default=2, help="steps a round")
     parser.add_argument(
         "--compare", default="transformers,timm", help=f"none, or of {', '.join(COMPARISONS)}"
     )
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
 
 
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
+    # PyTorch is to share the GPU.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from vit_jax.bench.step import JaxStep, largest_fast_batch, measure_in_turn
     from vit_jax.run_folder import environment
 
@@ -46,6 +62,16 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     for name in wanted:
         if name not in COMPARISONS:
             raise ConfigError(f"--compare={name}", f"none or {', '.join(COMPARISONS)}", "pick one")
+    if wanted and any(o.startswith("model.") for o in overrides):
+        raise ConfigError(
+            "--config.model overrides with --compare",
+            "the same model in both",
+            "add --compare=none",
+        )
+    if args.output is not None and not args.output.parent.is_dir():
+        raise ConfigError(
+            f"--output={args.output}", "a path in an existing folder", "make it first"
+        )
     rows: list[dict[str, Any]] = []
     for model in args.model.split(","):
         config = _config(args, model, overrides)
@@ -60,15 +86,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         rows += [m.row() for m in measured]
         _show(rows[-len(measured) :], config)
         del steps
-    if args.output is not None:
-        args.output.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2))
+        if args.output is not None:
+            content = {"environment": environment(), "rows": rows}
+            args.output.write_text(json.dumps(content, indent=2) + "\n")
     return 0
 
 
 def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Config:
-    if args.batch_size != "auto" and not args.batch_size.isdigit():
-        raise ConfigError(f"--batch_size={args.batch_size}", "a number or auto", "correct it")
-    batch_size = 32 if args.batch_size == "auto" else int(args.batch_size)
+    batch_size = 32 if args.batch_size == "auto" else args.batch_size
     mapping: dict[str, Any] = {
         "model": {"name": model, "dtype": args.dtype},
         "data": {

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
     params, _ = latest_params(args.workdir, program.abstract.params, args.step)
-    figures = evaluator(program.eval_step, params)
+    figures = evaluator(program.eval_step, params) or {}
     if args.json:
         print(json.dumps(figures))
     else:

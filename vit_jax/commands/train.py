@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 from vit_jax.config_file import load_config
+from vit_jax.train.signals import EXIT_STOPPED, Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -24,19 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    config = load_config(args.config, overrides)
+    # From the first moment: a signal during the imports is one to stop, too.
+    with StopSignals() as stop:
+        config = load_config(args.config, overrides)
 
-    from vit_jax.report.curves import draw_curves
-    from vit_jax.train.loop import train
-    from vit_jax.train.progress import print_summary
-    from vit_jax.train.signals import EXIT_STOPPED, Stopped
+        from vit_jax.parallel.hosts import is_first_host
+        from vit_jax.report.curves import draw_curves
+        from vit_jax.train.loop import train
+        from vit_jax.train.progress import print_summary
 
-    try:
-        result = train(config, args.workdir)
-    except Stopped as stopped:
-        log.info("stopped and saved at step %d; run the same command to go on", stopped.step)
-        return EXIT_STOPPED
-    if config.logging.curves:
-        draw_curves(args.workdir)
-    print_summary(f"finished: {args.workdir}", result)
+        try:
+            result = train(config, args.workdir, stop)
+        except Stopped as stopped:
+            log.info("stopped and saved at step %d; run the same command to go on", stopped.step)
+            return EXIT_STOPPED
+        if is_first_host():
+            picture = args.workdir / "report" / "curves.png"
+            if config.logging.curves and not picture.exists():
+                draw_curves(args.workdir)
+            print_summary(f"finished: {args.workdir}", result)
     return 0

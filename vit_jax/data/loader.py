@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -12,6 +12,9 @@ from vit_jax.data.sources import Source
 from vit_jax.data.transforms import Transform
 from vit_jax.errors import DataError
 from vit_jax.rng import generator, shuffle_seed
+
+# Rows that one thread loads at a time.
+_CHUNK = 32
 
 # One host's rows of a batch: image u8[b, H, W, 3], label i32[b], mask bool[b].
 HostBatch = dict[str, np.ndarray]
@@ -34,6 +37,10 @@ class BatchSpec:
     num_classes: int
     num_threads: int | None = None
     prefetch: int = 4
+
+    def chunks(self) -> list[range]:
+        """Returns this host's rows in the pieces that one thread loads at a time."""
+        return [self.rows[i : i + _CHUNK] for i in range(0, len(self.rows), _CHUNK)]
 
 
 def train_batches(
@@ -66,8 +73,8 @@ def train_batches(
     shuffled = grain.MapDataset.range(len(source)).shuffle(seed=shuffle_seed(seed))
     order: Any = shuffled.repeat()
 
-    def load(step: int) -> HostBatch:
-        positions = [step * spec.global_batch_size + row for row in spec.rows]
+    def load(step: int, rows: range) -> HostBatch:
+        positions = [step * spec.global_batch_size + row for row in rows]
         indices = [int(order[p]) for p in positions]
         generators = [generator(seed, "augment", p) for p in positions]
         return _load(source, transform, spec, indices, generators)
@@ -86,10 +93,10 @@ def eval_batches(source: Source, transform: Transform, spec: BatchSpec) -> Itera
     """
     steps = -(-len(source) // spec.global_batch_size)
 
-    def load(step: int) -> HostBatch:
-        positions = [step * spec.global_batch_size + row for row in spec.rows]
+    def load(step: int, rows: range) -> HostBatch:
+        positions = [step * spec.global_batch_size + row for row in rows]
         indices = [p for p in positions if p < len(source)]
-        # Without a single example of its own, a host needs one for the image's shape.
+        # Without a single example of their own, rows need one for the image's shape.
         batch = _load(
             source, transform, spec, indices or [0], [generator(0, "eval", 0)] * len(positions)
         )
@@ -99,12 +106,24 @@ def eval_batches(source: Source, transform: Transform, spec: BatchSpec) -> Itera
     return _iterate(load, 0, steps, spec)
 
 
-def _iterate(load: Any, start: int, end: int, spec: BatchSpec) -> Iterator[HostBatch]:
+def _iterate(
+    load: Callable[[int, range], HostBatch], start: int, end: int, spec: BatchSpec
+) -> Iterator[HostBatch]:
+    """Loads the chunks of steps start to end - 1 in threads, and joins them into batches."""
     threads = os.cpu_count() or 1 if spec.num_threads is None else spec.num_threads
-    options = grain.ReadOptions(
-        num_threads=threads, prefetch_buffer_size=spec.prefetch if threads else 0
+    chunks = spec.chunks()
+    buffer = max(spec.prefetch * len(chunks), threads) if threads else 0
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
+    pieces = grain.MapDataset.range(start * len(chunks), end * len(chunks)).map(
+        lambda i: load(i // len(chunks), chunks[i % len(chunks)])
     )
-    return iter(grain.MapDataset.range(start, end).map(load).to_iter_dataset(options))
+    return iter(pieces.to_iter_dataset(options).batch(len(chunks), batch_fn=_join))
+
+
+def _join(chunks: Sequence[HostBatch]) -> HostBatch:
+    if len(chunks) == 1:
+        return chunks[0]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
 def _load(

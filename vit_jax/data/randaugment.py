@@ -1,8 +1,9 @@
 """RandAugment: random chains of simple image operations, with Pillow.
 
-Source: arXiv:1909.13719, with the sixteen operations and the scale (10 = strongest published) of
-its authors' code. Here a larger magnitude strengthens posterize and solarize too; in that code it
-weakens them. Color, contrast, brightness and sharpness leave the image as it is at 5, as there.
+Source: arXiv:1909.13719, with the sixteen operations and strengths of its authors' code, which the
+ViT recipes used: a larger magnitude weakens posterize and solarize (none is left from 20 and 10
+on), and color, contrast, brightness and sharpness leave the image as it is at 5. Other than there,
+nothing depends on an image being 224 pixels wide.
 """
 
 from collections.abc import Callable
@@ -81,13 +82,14 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
 
 
 def _posterize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Keeps 8 bits (level 0) to 4 bits (level 1) a channel."""
-    return ImageOps.posterize(image, max(8 - round(4 * level), 1))
+    """Keeps int(4 * level) bits a channel: none, black, at 0; all from level 2 on."""
+    kept = 0xFF << max(8 - int(4 * level), 0) & 0xFF
+    return image.point([v & kept for v in range(256)] * 3)
 
 
 def _solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Inverts the pixels from a threshold on: 256 (level 0, none) to 0 (level 1, all)."""
-    return ImageOps.solarize(image, max(256 - int(256 * level), 0))
+    """Inverts the pixels from int(256 * level) on: all at 0; none from level 1 on."""
+    return ImageOps.solarize(image, int(256 * level))
 
 
 def _solarize_add(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import importlib
 import io
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from vit_jax.config import DataConfig
 from vit_jax.data.builders import BUNDLED
 from vit_jax.errors import DataError, nearest
 
@@ -117,6 +119,15 @@ class TfdsSource:
         return Example(bytes(record["image"]), int(record["label"]), shown)
 
 
+def open_source(data: DataConfig, split: str) -> Source:
+    """Returns a split of a config's dataset.
+
+    Raises:
+        DataError: it is not there, or cannot be read at random.
+    """
+    return TfdsSource(data.name, split, data.data_dir)
+
+
 def class_count(source: Source, wanted: int | None) -> int:
     """Returns the number of classes of the head: as wanted, else as the dataset says.
 
@@ -190,11 +201,16 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     if not builder.is_prepared():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.redirect_stdout(io.StringIO()):
-                builder.download_and_prepare()
+            # Runs that start together wait for the one that prepares.
+            with (folder / f".{base}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                builder = builder_class(data_dir=str(folder), file_format="array_record")
+                if not builder.is_prepared():
+                    with contextlib.redirect_stdout(io.StringIO()):
+                        builder.download_and_prepare()
         except OSError as error:
             raise DataError(
-                f"cannot write {base} to {folder}: {error.strerror}",
+                f"cannot write {base} to {folder}: {error.strerror or error}",
                 "a writable folder with free space",
                 "set data.data_dir or TFDS_DATA_DIR",
             ) from None

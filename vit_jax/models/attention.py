@@ -12,6 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.errors import ModelError
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
 
@@ -59,29 +60,35 @@ def choose_attention(
 
     Returns:
         The choice; `padded_tokens` equals `tokens` unless the kernel needs padding.
+
+    Raises:
+        ModelError: cuDNN is asked for and cannot work here.
     """
     platform = platform or jax.default_backend()
     padded = tokens + tokens % 2
     if requested in ("xla", "einsum"):
         return AttentionChoice(requested, tokens, "asked for")
+    problem = None
+    if platform not in ("gpu", "cuda"):
+        problem = f"cuDNN needs a GPU, this is a {platform}"
+    elif dtype not in (jnp.bfloat16, jnp.float16):
+        problem = f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
+    elif has_bias:
+        problem = "the position bias has a gradient of its own"
+    elif head_dim > 128 or head_dim % 8:
+        problem = f"cuDNN does not take head dimension {head_dim}"
+    else:
+        failure = _cudnn_problem(padded, num_heads, head_dim, jnp.dtype(dtype).name)
+        problem = failure and f"cuDNN failed: {failure}"
+    if problem is None:
+        return AttentionChoice("cudnn", padded, "GPU, 16-bit, head dimension fits")
     if requested == "cudnn":
-        return AttentionChoice("cudnn", padded, "asked for")
+        raise ModelError(
+            f"attention_implementation cudnn, but {problem}", "a case that cuDNN takes", "use auto"
+        )
     if platform == "cpu":
         return AttentionChoice("einsum", tokens, "fastest on a CPU")
-    if platform not in ("gpu", "cuda"):
-        return AttentionChoice("xla", tokens, f"cuDNN needs a GPU, this is a {platform}")
-    if dtype not in (jnp.bfloat16, jnp.float16):
-        return AttentionChoice(
-            "xla", tokens, f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
-        )
-    if has_bias:
-        return AttentionChoice("xla", tokens, "the position bias has a gradient of its own")
-    if head_dim > 128 or head_dim % 8:
-        return AttentionChoice("xla", tokens, f"cuDNN does not take head dimension {head_dim}")
-    problem = _cudnn_problem(padded, num_heads, head_dim, jnp.dtype(dtype).name)
-    if problem:
-        return AttentionChoice("xla", tokens, f"cuDNN failed: {problem}")
-    return AttentionChoice("cudnn", padded, "GPU, 16-bit, head dimension fits")
+    return AttentionChoice("xla", tokens, problem)
 
 
 @functools.lru_cache

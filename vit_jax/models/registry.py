@@ -63,6 +63,7 @@ def build_model(
     num_classes: int,
     image_size: int | tuple[int, int],
     key: jax.Array,
+    platform: str | None = None,
 ) -> ViT:
     """Makes the model of a config section; may be traced.
 
@@ -71,6 +72,7 @@ def build_model(
         num_classes: C; 0 for features instead of logits.
         image_size: side, or (height, width), in pixels.
         key: random key of the initial values.
+        platform: that it will run on; None: the default backend.
 
     Raises:
         ModelError: unknown name, or sizes that do not go together.
@@ -81,6 +83,7 @@ def build_model(
         options,
         num_classes=num_classes,
         image_size=size,
+        platform=platform,
         rngs=nnx.Rngs(params=key),
     )
 

@@ -74,6 +74,7 @@ class ViT(nnx.Module):
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels that position information is made for.
+        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
         rngs: source of the initial values.
 
     Raises:
@@ -89,6 +90,7 @@ class ViT(nnx.Module):
         *,
         num_classes: int,
         image_size: tuple[int, int],
+        platform: str | None = None,
         rngs: nnx.Rngs,
     ):
         check_sizes(shape, options, image_size)
@@ -118,6 +120,7 @@ class ViT(nnx.Module):
             num_heads=shape.num_heads,
             dtype=dtype,
             has_bias=options.position_embedding == "relative",
+            platform=platform,
         )
         self.encoder = Encoder(
             _block_spec(shape, options, self.tokens, self.attention.implementation),

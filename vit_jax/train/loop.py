@@ -11,110 +11,79 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import CheckpointFolder, latest_params
+from vit_jax.checkpoint import CheckpointFolder
 from vit_jax.config import Config, duration_in_steps
 from vit_jax.data.loader import BatchSpec, train_batches
-from vit_jax.data.sources import Source, TfdsSource, class_count
+from vit_jax.data.sources import Source, class_count, open_source
 from vit_jax.data.transforms import make_train_transform
-from vit_jax.errors import DataError, DivergenceError
+from vit_jax.errors import DivergenceError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import MetricsWriter
+from vit_jax.parallel.hosts import any_host
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run_folder import RunFolder
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.start import Start, data_position, restore_or_init
 from vit_jax.train.state import TrainState
-from vit_jax.train.telemetry import Telemetry
+from vit_jax.train.telemetry import DeviceClock, Telemetry
 
 log = logging.getLogger(__name__)
 
 # Steps that may be under way on the device before the host waits for the oldest.
 _IN_FLIGHT = 2
+# Steps between the hosts' agreements on whether to stop; one host asks itself after every step.
+_STEPS_TO_AGREE = 10
+# Steps between saves where the config does not say.
+_SAVE_EVERY = 1000
+# What must be finite for a step to be good: the second norm also tells of the new parameters.
+_FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
 
 
-def train(config: Config, workdir: Path) -> dict[str, Any]:
+def train(config: Config, workdir: Path, stop: StopSignals) -> dict[str, Any]:
     """Trains, or goes on training, in a run folder.
 
     Args:
         config: the run.
         workdir: run folder; a run begun there with the same config is resumed.
+        stop: says when to stop.
 
     Returns:
         The content of result.json.
 
     Raises:
-        UserError: anything wrong with config, data, model, folder or checkpoint; DivergenceError
-            where
-            loss or gradient is no longer finite.
-        Stopped: SIGTERM or SIGINT came; the state is saved.
+        UserError: anything wrong with config, data, model, folder or checkpoint; in particular
+            DivergenceError where loss, gradient or update is no longer finite.
+        Stopped: a signal came; the state is saved.
     """
-    with StopSignals() as stop:
-        mesh = make_mesh(config.mesh)
-        source = TfdsSource(config.data.name, config.data.train_split, config.data.data_dir)
-        num_classes = class_count(source, config.data.num_classes)
-        program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
-        evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
-        with RunFolder(workdir, config) as folder:
-            if folder.result is not None:
-                log.info("run in %s is finished already; nothing to do", folder.path)
-                return folder.result
-            with CheckpointFolder(folder.path / "checkpoints", config.checkpoint) as checkpoints:
-                state = restore_or_init(program, checkpoints, source)
-                folder.write_config()
-                start = int(state.step)
-                with (
-                    MetricsWriter(
-                        folder.path,
-                        config.logging,
-                        start_step=start,
-                        run_config=config.to_mapping(),
-                        enabled=folder.is_writer,
-                    ) as writer,
-                    ProgressView(program.total_steps, start, enabled=folder.is_writer) as view,
-                ):
-                    run = _Run(program, source, evaluator, checkpoints, writer, view, stop)
-                    result = run.run(state, start)
-            folder.write_json("result.json", result)
-        return result
-
-
-def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> TrainState:
-    """Returns the state of the latest checkpoint, or a new one (from `init_from` where given)."""
-    config, abstract = program.config, program.abstract
-    if not checkpoints.steps():
-        state = program.init()
-        if config.init_from is None:
-            return state
-        params, _ = latest_params(Path(config.init_from), abstract.params)
-        log.info("parameters from %s", config.init_from)
-        ema = None if state.ema is None else jax.tree.map(lambda x: x.copy(), params)
-        return TrainState(state.step, params, state.opt_state, ema)
-    wanted = {"params": abstract.params, "optimizer": abstract.opt_state}
-    if abstract.ema is not None:
-        wanted["ema"] = abstract.ema
-    found = checkpoints.restore(wanted)
-    if found.data != (expected := data_position(config, source, found.step)):
-        raise DataError(
-            f"checkpoint at data position {found.data}", f"{expected}",
-            "restore the dataset that the run began with, or choose another --workdir",
-        )  # fmt: skip
-    log.info("resuming from step %d", found.step)
-    step = jax.device_put(np.int32(found.step), abstract.step.sharding)
-    return TrainState(
-        step, found.arrays["params"], found.arrays["optimizer"], found.arrays.get("ema")
-    )
-
-
-def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:
-    """Returns what decides which examples come next: (seed, step) and the dataset's identity."""
-    return {
-        "step": step,
-        "seed": config.seed,
-        "examples_seen": step * config.data.global_batch_size,
-        "dataset": source.name,
-        "fingerprint": source.fingerprint,
-    }
+    mesh = make_mesh(config.mesh)
+    source = open_source(config.data, config.data.train_split)
+    num_classes = class_count(source, config.data.num_classes)
+    program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
+    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    with RunFolder(workdir, config) as folder:
+        if folder.result is not None:
+            log.info("run in %s is finished already; nothing to do", folder.path)
+            return folder.result
+        with CheckpointFolder(folder.path / "checkpoints", config.checkpoint) as checkpoints:
+            start = restore_or_init(program, checkpoints, source)
+            folder.write_config()
+            with (
+                MetricsWriter(
+                    folder.path,
+                    config.logging,
+                    start_step=start.step,
+                    run_config=config.to_mapping(),
+                    enabled=folder.is_writer,
+                ) as writer,
+                ProgressView(program.total_steps, start.step, enabled=folder.is_writer) as view,
+                DeviceClock() as clock,
+            ):
+                run = _Run(program, source, evaluator, checkpoints, writer, view, clock, stop)
+                result = run.run(start)
+        folder.write_json("result.json", result)
+    return result
 
 
 class _Run:
@@ -128,71 +97,99 @@ class _Run:
         checkpoints: CheckpointFolder,
         writer: MetricsWriter,
         view: ProgressView,
+        clock: DeviceClock,
         stop: StopSignals,
     ):
         self.program, self.config, self.source = program, program.config, source
         self.evaluator, self.checkpoints = evaluator, checkpoints
-        self.writer, self.view, self.stop = writer, view, stop
+        self.writer, self.view, self.clock, self.stop = writer, view, clock, stop
         self.telemetry = Telemetry(self.config.data.global_batch_size, program.flops_per_image)
         self.pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         self.saved = -1
+        self.compile_time_s = 0.0
+        self.begin = time.perf_counter()
         sizes = {"batch_size": self.config.data.global_batch_size, "num_examples": len(source)}
         self.eval_every = duration_in_steps(self.config.evaluation, "interval", **sizes)
-        self.save_every = duration_in_steps(self.config.checkpoint, "interval", **sizes)
+        interval = duration_in_steps(self.config.checkpoint, "interval", **sizes)
+        self.save_every = interval or _SAVE_EVERY
 
-    def run(self, state: TrainState, start: int) -> dict[str, Any]:
+    def run(self, start: Start) -> dict[str, Any]:
         """Runs the steps from `start` to the end and returns the final figures."""
-        begin = time.perf_counter()
-        total = self.program.total_steps
-        self.saved = start if start else -1
-        step_fn = self._compile() if start < total else None
-        feed = self._feed(start)
-        self.telemetry.read()
-        for step in range(start + 1, total + 1):
-            assert step_fn is not None
-            state, metrics = step_fn(state, to_devices(self._next(feed), self.program.mesh))
-            self.pending.append((step, metrics))
-            self._drain(_IN_FLIGHT)
-            last = step == total
-            if last or _due(step, self.eval_every):
-                self._evaluate(step, state)
-            if last or _due(step, self.save_every) or self.stop.requested:
-                self._save(step, state)
-            if self.stop.requested and not last:
-                self.checkpoints.wait()
-                raise Stopped(step)
-        figures = self._evaluate(total, state)
+        self.begin = time.perf_counter() - start.elapsed_s
+        state, total = start.state, self.program.total_steps
+        if start.step:
+            self._pick_up(start)
+        if start.step < total:
+            state = self._run_steps(state, start.step)
+        self._evaluate(total, state)
+        if self.evaluated[0] != total:
+            raise Stopped(total)
         self.checkpoints.wait()
         return {
             "step": total,
             "parameters": self.program.num_parameters(),
-            "wall_time_s": time.perf_counter() - begin,
-            **figures,
+            "wall_time_s": time.perf_counter() - self.begin,
+            **self.evaluated[1],
         }
+
+    def _pick_up(self, start: Start) -> None:
+        """Notes what the earlier session did at the step it saved, and does what is left to do."""
+        self.saved = start.step
+        figures = self.writer.evaluation_at(start.step)
+        if figures:
+            self.evaluated = (start.step, figures)
+        elif _due(start.step, self.eval_every):
+            self._evaluate(start.step, start.state)
+
+    def _run_steps(self, state: TrainState, start: int) -> TrainState:
+        """Runs the steps after `start`; evaluates and saves when due; stops when asked."""
+        total = self.program.total_steps
+        step_fn, feed = self._compile(), self._feed(start)
+        self.telemetry.read()
+        for step in range(start + 1, total + 1):
+            state, metrics = step_fn(state, to_devices(self._next(feed), self.program.mesh))
+            self.clock.stepped(metrics["train/loss"])
+            self.pending.append((step, metrics))
+            self._drain(_IN_FLIGHT)
+            last, stopping = step == total, self._stopping(step)
+            if last or (_due(step, self.eval_every) and not stopping):
+                self._evaluate(step, state)
+                stopping = stopping or (last and self.evaluated[0] != step) or self._stopping(step)
+            if last or stopping or _due(step, self.save_every):
+                self._save(step, state, evaluate=not stopping)
+            if stopping and not (last and self.evaluated[0] == step):
+                self.checkpoints.wait()
+                raise Stopped(step)
+        return state
+
+    def _stopping(self, step: int) -> bool:
+        """Whether to stop after this step; the same answer on all hosts."""
+        if jax.process_count() > 1 and step % _STEPS_TO_AGREE:
+            return False
+        return any_host(self.stop.requested)
 
     def _compile(self) -> Any:
         """Compiles the step and says how long it took."""
         begin = time.perf_counter()
         compiled = self.program.compile()
-        seconds = time.perf_counter() - begin
+        self.compile_time_s = time.perf_counter() - begin
         self.view.say(
             f"{self.config.model.name}: {self.program.num_parameters():,} parameters, "
             f"{self.program.flops_per_image / 1e9:.2f} GFLOP an image to train, "
-            f"{jax.device_count()} {jax.devices()[0].device_kind}, compiled in {seconds:.1f} s"
+            f"{jax.device_count()} {jax.devices()[0].device_kind}, "
+            f"compiled in {self.compile_time_s:.1f} s"
         )
-        self.compile_time_s = seconds
         return compiled
 
     def _feed(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         data = self.config.data
-        batch = data.global_batch_size
         spec = BatchSpec(
-            batch,
-            host_rows(self.program.mesh, batch),
-            self.program.num_classes,
-            data.num_threads,
-            data.prefetch_batches,
+            global_batch_size=data.global_batch_size,
+            rows=host_rows(self.program.mesh, data.global_batch_size),
+            num_classes=self.program.num_classes,
+            num_threads=data.num_threads,
+            prefetch=data.prefetch_batches,
         )
         transform = make_train_transform(data.image_size, data.augment)
         return train_batches(
@@ -201,12 +198,12 @@ class _Run:
         )  # fmt: skip
 
     def _next(self, feed: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Returns the next batch; the time counts as waiting where the device ran dry meanwhile."""
+        """Returns the next batch; what of the time the device had nothing to do is waiting."""
         begin = time.perf_counter()
         batch = next(feed)
-        newest: Any = self.pending[-1][1]["train/loss"] if self.pending else None
-        if newest is None or newest.is_ready():
-            self.telemetry.waited(time.perf_counter() - begin)
+        idle_since = self.clock.idle_since()
+        if idle_since is not None:
+            self.telemetry.waited(time.perf_counter() - max(begin, idle_since))
         return batch
 
     def _drain(self, keep: int) -> None:
@@ -214,14 +211,7 @@ class _Run:
         while len(self.pending) > keep:
             step, arrays = self.pending.popleft()
             values = {name: value.item() for name, value in jax.device_get(arrays).items()}
-            for name in ("train/loss", "train/gradient_norm"):
-                if not math.isfinite(values[name]):
-                    kept = self.checkpoints.steps()
-                    raise DivergenceError(
-                        f"{name} is {values[name]} at step {step}", "a finite number",
-                        "lower the learning rate, clip gradients or use float32; the last good "
-                        f"checkpoint is {f'that of step {kept[-1]}' if kept else 'none'}",
-                    )  # fmt: skip
+            self._check_finite(step, values)
             self.telemetry.stepped()
             self.view.stepped(step)
             if step % self.config.logging.interval_steps == 0 or step == self.program.total_steps:
@@ -230,31 +220,55 @@ class _Run:
                 self.writer.write(step, values)
                 self.view.logged(step, values)
 
-    def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
-        """Returns the figures of all splits at a step, computing and writing them once."""
+    def _check_finite(self, step: int, values: dict[str, float]) -> None:
+        for name in _FINITE:
+            if not math.isfinite(values[name]):
+                kept = self.checkpoints.steps()
+                last_good = f"that of step {kept[-1]}" if kept else "none"
+                raise DivergenceError(
+                    f"{name} is {values[name]} at step {step}",
+                    "a finite number",
+                    "lower the learning rate, clip gradients or use float32; the last good "
+                    f"checkpoint is {last_good}",
+                )
+
+    def _evaluate(self, step: int, state: TrainState) -> None:
+        """Evaluates and writes the figures of a step, once; a stop cuts it short, leaving none."""
         self._drain(0)
-        if self.evaluated[0] != step:
-            begin = time.perf_counter()
-            figures = self.evaluator(self.program.eval_step, state.eval_params)
+        if self.evaluated[0] == step:
+            return
+        begin = time.perf_counter()
+        alone = jax.process_count() == 1
+        figures = self.evaluator(
+            self.program.eval_step, state.eval_params, lambda: alone and self.stop.requested
+        )
+        if figures is not None:
             if figures:
                 self.writer.write(step, figures)
                 self.view.evaluated(step, figures)
             self.evaluated = (step, figures)
-            self.telemetry.pause(time.perf_counter() - begin)
-        return self.evaluated[1]
+        self.telemetry.pause(time.perf_counter() - begin)
 
-    def _save(self, step: int, state: TrainState) -> None:
-        """Starts saving a state whose every step so far was finite."""
+    def _save(self, step: int, state: TrainState, *, evaluate: bool) -> None:
+        """Starts saving a state whose every step so far was finite.
+
+        Args:
+            step: number of updates made.
+            state: the training state.
+            evaluate: measure `best_metric` first, where one is configured.
+        """
         self._drain(0)
         if self.saved == step:
             return
-        best = self.config.checkpoint.best_metric
-        metrics = self._evaluate(step, state) if best is not None else None
+        if evaluate and self.config.checkpoint.best_metric is not None:
+            self._evaluate(step, state)
         begin = time.perf_counter()
+        elapsed = {"elapsed_s": begin - self.begin}
         self.checkpoints.save(
             step, state,
-            data=data_position(self.config, self.source, step), config=self.config.to_mapping(),
-            metrics=metrics,
+            data=data_position(self.config, self.source, step) | elapsed,
+            config=self.config.to_mapping(),
+            metrics=self.evaluated[1] if self.evaluated[0] == step else None,
         )  # fmt: skip
         self.saved = step
         self.telemetry.pause(time.perf_counter() - begin)

@@ -15,6 +15,12 @@ from vit_jax.parallel.sharding import match_first, parameter_names
 
 # Optimizers of optax that need more than gradients: a loss value, a key, gradients by example.
 _NEED_MORE = {"lbfgs", "polyak_sgd", "noisy_sgd", "dpsgd"}
+# Optimizers for which a rate of 1, scaled afterwards, is not the same as the rate itself.
+_NOT_LINEAR = {"fromage", "rprop"}
+# Optimizers that look at a tensor as a whole: its norm, its rows and columns.
+_PER_TENSOR = {"adafactor", "lamb", "lars", "novograd", "sm3"}
+# Parameters with a leading axis over the layers.
+STACKED = "encoder/blocks/"
 
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
@@ -80,7 +86,41 @@ def _base_optimizer(
             "adamw, adam, sgd, adafactor or another optimizer of optax that needs only gradients",
             f"did you mean {nearest(config.name, known)!r}?",
         )
+    options = _checked_options(config, parameters)
+    decays_inside = "weight_decay" in parameters and "mask" in parameters
+    if decays_inside:
+        options.update(weight_decay=config.weight_decay, mask=mask)
+    try:
+        base = function(learning_rate=1.0, **options)
+        jax.eval_shape(base.init, {"kernel": jnp.zeros((2, 2))})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer {config.name} with options {config.options}: {error}",
+            "options that optax accepts",
+            f"see optax.{name}",
+        ) from None
+    return (_by_layer(base) if name in _PER_TENSOR else base), decays_inside
+
+
+def _checked_options(config: OptimizerConfig, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the optimizer's keyword arguments, checked by name and type of their defaults."""
     options = dict(config.options)
+    for key, value in options.items():
+        if key not in parameters or key in ("learning_rate", "weight_decay", "mask"):
+            own = {"learning_rate", "weight_decay", "mask"}
+            raise ConfigError(
+                f"unknown option '{key}' of optimizer {config.name}",
+                f"one of {', '.join(p for p in parameters if p not in own)}",
+                f"did you mean 'optimizer.options.{nearest(key, set(parameters) - own)}'?"
+                if key not in own
+                else f"set optimizer.{key if key != 'mask' else 'weight_decay_mask'}",
+            )
+        kind = type(parameters[key].default)
+        fits = isinstance(value, kind) or (kind is float and type(value) is int)
+        if kind in (bool, int, float) and not fits:
+            raise ConfigError(
+                f"'optimizer.options.{key}' is {value!r}", f"a {kind.__name__}", "correct it"
+            )
     if config.name == "sgd":
         options.setdefault("momentum", 0.9)
     if config.state_dtype != "float32":
@@ -92,24 +132,27 @@ def _base_optimizer(
                 "set it to float32",
             )
         options.setdefault(key, jnp.dtype(config.state_dtype))
-    decays_inside = "weight_decay" in parameters and "mask" in parameters
-    if decays_inside:
-        options.update(weight_decay=config.weight_decay, mask=mask)
-    for key in options:
-        if key not in parameters:
-            raise ConfigError(
-                f"unknown option '{key}' of optimizer {config.name}",
-                f"one of {', '.join(p for p in parameters if p != 'learning_rate')}",
-                f"did you mean 'optimizer.options.{nearest(key, parameters)}'?",
-            )
-    try:
-        return function(learning_rate=1.0, **options), decays_inside
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"optimizer {config.name} with options {config.options}: {error}",
-            "options that optax accepts",
-            f"see optax.{name}",
-        ) from None
+    return options
+
+
+def _by_layer(base: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies an optimizer to each layer of the stacked blocks by itself, to all else as it is."""
+
+    def init(params: Any) -> Any:
+        return jax.vmap(base.init)(params) if jax.tree.leaves(params) else base.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        if not jax.tree.leaves(updates):
+            return base.update(updates, state, params)
+        return jax.vmap(base.update)(updates, state, params)
+
+    def labels(params: Any) -> Any:
+        stacked = [name.startswith(STACKED) for name in parameter_names(params)]
+        words = ["stacked" if s else "plain" for s in stacked]
+        return jax.tree.unflatten(jax.tree.structure(params), words)
+
+    stacked = optax.GradientTransformation(init, update)
+    return optax.partition({"stacked": stacked, "plain": base}, labels)
 
 
 def _parameters(name: str) -> Mapping[str, Any]:
@@ -117,7 +160,7 @@ def _parameters(name: str) -> Mapping[str, Any]:
     function = getattr(optax, name, None)
     if function is None or inspect.isclass(function):
         return {}
-    if name.startswith("_") or name in _NEED_MORE:
+    if name.startswith("_") or name in _NEED_MORE | _NOT_LINEAR:
         return {}
     try:
         parameters = inspect.signature(function).parameters
@@ -174,7 +217,7 @@ def layer_scales(params: Any, decay: float, depth: int) -> Any:
     leaves, treedef = jax.tree.flatten(params)
 
     def scale(name: str, leaf: Any) -> jax.Array:
-        if name.startswith("encoder/blocks/"):
+        if name.startswith(STACKED):
             powers = depth - jnp.arange(depth, dtype=jnp.float32)
             return (decay**powers).reshape(-1, *(1,) * (len(leaf.shape) - 1))
         embedding = re.match(r"patch_embedding|position_embedding|class_token|registers", name)
@@ -187,4 +230,4 @@ def layer_scales(params: Any, decay: float, depth: int) -> Any:
 def _depth(params: Any) -> int:
     """Returns the number of encoder blocks, read off their stacked parameters."""
     leaves = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
-    return next((p.shape[0] for n, p in leaves if n.startswith("encoder/blocks/")), 0)
+    return next((p.shape[0] for n, p in leaves if n.startswith(STACKED)), 0)

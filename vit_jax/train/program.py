@@ -90,7 +90,7 @@ class Program:
         try:
             return lowered.compile(compiler_options=dict(options) or None)
         except jax.errors.JaxRuntimeError as error:
-            if "No such compile option" not in str(error):
+            if not options or "INVALID_ARGUMENT" not in str(error):
                 raise
             raise ConfigError(
                 f"'compiler_options' is {options}: {error}", "options of this XLA", "correct them"
@@ -115,11 +115,14 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
     """
     batch_size, side = config.data.global_batch_size, config.data.image_size
     check_batch_size(mesh, batch_size, "data.global_batch_size", config.accumulation_steps)
+    platform = mesh.devices.flat[0].platform
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
 
     def build(key: jax.Array) -> nnx.Module:
-        return build_model(config.model, num_classes=num_classes, image_size=side, key=key)
+        return build_model(
+            config.model, num_classes=num_classes, image_size=side, key=key, platform=platform
+        )
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(build(stream(config.seed, "init"))))
@@ -138,6 +141,7 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
         optimizer=optimizer,
         schedule=schedule,
     )
+    plain_loss = dataclasses.replace(config.loss, label_smoothing=0.0)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
     macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
     return Program(
@@ -150,6 +154,6 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
         step_fn=step_fn,
         abstract=abstract,
         init_fn=init_fn,
-        eval_step=jit_eval_step(make_eval_step(graphdef, make_loss(config.loss)), shardings, mesh),
+        eval_step=jit_eval_step(make_eval_step(graphdef, make_loss(plain_loss)), shardings, mesh),
         flops_per_image=training_flops(macs),
     )

@@ -1,18 +1,21 @@
 """Stopping on request: SIGTERM and SIGINT ask, the loop answers at the end of a step."""
 
+import os
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
 # sysexits.h EX_TEMPFAIL: "try again later". Schedulers are told to requeue on it.
 EXIT_STOPPED = 75
+_EXIT_INTERRUPTED = 130
 
 
 class Stopped(Exception):
     """The run was asked to stop and has saved its state.
 
     Attributes:
-        step: step of the checkpoint.
+        step: step of the checkpoint; 0 when nothing was trained yet.
     """
 
     def __init__(self, step: int):
@@ -21,7 +24,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT interrupts at once."""
+    """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -39,5 +42,10 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            # Not by an exception: it would surface wherever the main thread happens to be.
+            os.write(sys.stderr.fileno(), b"interrupted without saving\n")
+            os._exit(_EXIT_INTERRUPTED)
+        if not self.requested:
+            text = b"stopping: finishing this step and saving (Ctrl-C again to end without)\n"
+            os.write(sys.stderr.fileno(), text)
         self.requested = True

@@ -1,5 +1,6 @@
 """Speed and memory of a run: images/s, data wait, MFU, device and host memory."""
 
+import concurrent.futures
 import logging
 import time
 
@@ -28,6 +29,7 @@ _PEAK_TFLOPS = (
     ("H200", 989.0),
     ("B200", 2250.0),
     ("L40S", 362.0),
+    ("L40", 181.0),
     ("L4", 121.0),
     ("RTX 3090", 71.0),
     ("RTX 4090", 165.0),
@@ -44,6 +46,35 @@ def peak_flops(device_kind: str) -> float | None:
         if part in device_kind:
             return tflops * 1e12
     return None
+
+
+class DeviceClock:
+    """Knows since when the device has been idle, by a thread that waits for the newest step."""
+
+    def __init__(self) -> None:
+        self._waiter = concurrent.futures.ThreadPoolExecutor(1, "device-clock")
+        self._done: concurrent.futures.Future[float] | None = None
+
+    def __enter__(self) -> "DeviceClock":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._waiter.shutdown(wait=False, cancel_futures=True)
+
+    def stepped(self, result: jax.Array) -> None:
+        """Takes a result of the step that was just dispatched."""
+        self._done = self._waiter.submit(_time_when_ready, result)
+
+    def idle_since(self) -> float | None:
+        """Returns the clock's time at which the newest step ended; None while it is under way."""
+        if self._done is None or not self._done.done():
+            return None
+        return self._done.result()
+
+
+def _time_when_ready(result: jax.Array) -> float:
+    jax.block_until_ready(result)
+    return time.perf_counter()
 
 
 class Telemetry:

@@ -1,0 +1,86 @@
+"""Where a run starts: from its latest checkpoint, from other parameters, or from nothing."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.checkpoint import CheckpointFolder, latest_params
+from vit_jax.config import Config
+from vit_jax.data.sources import Source
+from vit_jax.errors import DataError
+from vit_jax.train.program import Program
+from vit_jax.train.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The state to go on from.
+
+    Attributes:
+        state: the training state.
+        step: its number of updates.
+        elapsed_s: seconds that earlier sessions of this run took.
+    """
+
+    state: TrainState
+    step: int
+    elapsed_s: float
+
+
+def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
+    """Returns the state of the latest checkpoint, or a new one (from `init_from` where given).
+
+    Raises:
+        CheckpointError: a checkpoint that is damaged or of another architecture.
+        DataError: the dataset is not the one that the run began with.
+    """
+    config, abstract = program.config, program.abstract
+    if not checkpoints.steps():
+        return Start(_initial_state(program), 0, 0.0)
+    wanted = {"params": abstract.params, "optimizer": abstract.opt_state}
+    if abstract.ema is not None:
+        wanted["ema"] = abstract.ema
+    found = checkpoints.restore(wanted)
+    expected = data_position(config, source, found.step)
+    there = {name: found.data.get(name) for name in expected}
+    if there != expected:
+        raise DataError(
+            f"checkpoint at data position {there}",
+            f"{expected}",
+            "restore the dataset that the run began with, or choose another --workdir",
+        )
+    log.info("resuming from step %d", found.step)
+    state = TrainState(
+        jax.device_put(np.int32(found.step), abstract.step.sharding),
+        found.arrays["params"],
+        found.arrays["optimizer"],
+        found.arrays.get("ema"),
+    )
+    return Start(state, found.step, found.data["elapsed_s"])
+
+
+def _initial_state(program: Program) -> TrainState:
+    state, init_from = program.init(), program.config.init_from
+    if init_from is None:
+        return state
+    params, _ = latest_params(Path(init_from), program.abstract.params)
+    log.info("parameters from %s", init_from)
+    ema = None if state.ema is None else jax.tree.map(lambda x: x.copy(), params)
+    return dataclasses.replace(state, params=params, ema=ema)
+
+
+def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:
+    """Returns what decides which examples come next: (seed, step) and the dataset's identity."""
+    return {
+        "step": step,
+        "seed": config.seed,
+        "examples_seen": step * config.data.global_batch_size,
+        "dataset": source.name,
+        "fingerprint": source.fingerprint,
+    }
