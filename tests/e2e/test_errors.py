@@ -146,6 +146,25 @@ def test_the_folder_that_cannot_be_written(tmp_path, digits_dir, capfd):
     assert "cannot write to run folder" in one_line(capfd)
 
 
+def test_a_damaged_checkpoint_and_a_damaged_result_are_told_in_one_line(tmp_path, digits_dir):
+    run = tmp_path / "run"
+    assert finish(start(run, digits_dir, *SHORT))[0] == 0
+    (run / "result.json").write_text("{")
+    code, _, err = finish(start(run, digits_dir, *SHORT))
+    assert code == 2
+    assert "result.json: " in err
+    assert "remove it to finish again" in err
+    (run / "result.json").unlink()
+    arrays = (run / "checkpoints" / "30" / "params").rglob("*")
+    largest = max((p for p in arrays if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    code, _, err = finish(start(run, digits_dir, *SHORT))
+    assert code == 2
+    assert "Traceback" not in err
+    assert "checkpoints/30 cannot be read" in err
+    assert "remove that folder to go on from an earlier one ([20])" in err
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 300 kB."""
@@ -159,7 +178,10 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_complete(small_disk, digits_dir):
-    options = ["--config.checkpoint.interval_steps=1", "--config.checkpoint.keep_last=50"]
+    options = [
+        "--config.checkpoint.interval_steps=1", "--config.checkpoint.keep_last=50",
+        "--config.logging.tensorboard=true",
+    ]  # fmt: skip
     code, _, err = finish(start(small_disk / "run", digits_dir, *SHORT, *options))
     assert code == 2
     assert "Traceback" not in err

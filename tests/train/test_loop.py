@@ -1,0 +1,111 @@
+import dataclasses
+import json
+
+import pytest
+from processes import TINY
+
+from vit_jax.config_file import load_config
+from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.metrics import read_metrics
+from vit_jax.train.loop import train
+from vit_jax.train.signals import Stopped, StopSignals
+
+
+@pytest.fixture
+def config(digits_dir):
+    overrides = [
+        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
+        "checkpoint.interval_steps=5", "logging.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2",
+    ]  # fmt: skip
+    return load_config(str(TINY), overrides)
+
+
+def rows(workdir, prefix):
+    return [
+        {k: v for k, v in row.items() if k == "step" or k.startswith(prefix)}
+        for row in read_metrics(workdir / "metrics.jsonl")
+        if any(k.startswith(prefix) for k in row)
+    ]
+
+
+def test_a_stop_in_the_middle_of_an_evaluation_saves_and_the_next_run_evaluates(
+    config, tmp_path, monkeypatch
+):
+    reference, stopped = tmp_path / "reference", tmp_path / "stopped"
+    want = train(config, reference, StopSignals())
+    stop = StopSignals()
+    original = SplitEvaluator.__call__
+
+    def evaluate(self, eval_step, params, stopping):
+        stop.requested = True
+        return original(self, eval_step, params, stopping)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitEvaluator, "__call__", evaluate)
+        with pytest.raises(Stopped, match="step 10"):
+            train(config, stopped, stop)
+    assert rows(stopped, "eval/") == []
+    got = train(config, stopped, StopSignals())
+    assert [row["step"] for row in rows(stopped, "eval/")] == [10, 20]
+    assert rows(stopped, "eval/") == rows(reference, "eval/")
+    assert rows(stopped, "train/loss") == rows(reference, "train/loss")
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+
+
+def test_a_stop_in_the_last_evaluation_leaves_only_that_to_do(config, tmp_path, monkeypatch):
+    stop = StopSignals()
+    original = SplitEvaluator.__call__
+    calls = []
+
+    def evaluate(self, eval_step, params, stopping):
+        calls.append(1)
+        stop.requested = len(calls) == 2
+        return original(self, eval_step, params, stopping)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitEvaluator, "__call__", evaluate)
+        with pytest.raises(Stopped, match="step 20"):
+            train(config, tmp_path, stop)
+    result = train(config, tmp_path, StopSignals())
+    assert result["step"] == 20
+    assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
+
+
+def test_a_run_killed_between_its_last_save_and_its_result_writes_no_line_twice(config, tmp_path):
+    want = train(config, tmp_path, StopSignals())
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "result.json").unlink()
+    got = train(config, tmp_path, StopSignals())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    assert 0.5 * want["wall_time_s"] < got["wall_time_s"]  # The earlier session counts.
+    assert json.loads((tmp_path / "result.json").read_text()) == got
+
+
+def test_the_best_checkpoints_are_kept_beside_the_last(config, tmp_path):
+    checkpoint = dataclasses.replace(
+        config.checkpoint, keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
+    )
+    train(dataclasses.replace(config, checkpoint=checkpoint), tmp_path, StopSignals())
+    scores = {row["step"]: row["eval/test/accuracy_top1"] for row in rows(tmp_path, "eval/")}
+    assert set(scores) == {5, 10, 15, 20}  # Measured before every save.
+    kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
+    assert 20 in kept
+    assert max(scores[step] for step in kept) == max(scores.values())
+    assert len(kept) <= 2
+
+
+def test_every_train_line_has_the_figures_that_the_readme_promises(config, tmp_path):
+    train(config, tmp_path, StopSignals())
+    lines = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
+    assert [line["step"] for line in lines] == [5, 10, 15, 20]
+    promised = {
+        "step", "time", "train/loss", "train/learning_rate", "train/gradient_norm",
+        "train/parameter_norm", "train/update_norm", "train/images_per_second",
+        "train/images_per_second_per_device", "train/step_time_s", "train/data_wait_fraction",
+        "train/compile_time_s", "host/rss_mb",
+    }  # fmt: skip
+    for line in lines:
+        assert promised <= set(line)
+        assert 0 <= line["train/data_wait_fraction"] <= 1
