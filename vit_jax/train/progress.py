@@ -34,8 +34,6 @@ class ProgressView:
             )
 
     def __enter__(self) -> "ProgressView":
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -49,8 +47,11 @@ class ProgressView:
     def stepped(self, step: int) -> None:
         """Moves the bar."""
         if self._begin is None:
-            # The first step carries the warm-up; the estimate starts after it.
+            # The first step carries the warm-up: the estimate starts after it, and so does the bar,
+            # below whatever was logged while compiling.
             self._begin, self._first = time.perf_counter(), step
+            if self._bar is not None:
+                self._bar.start()
         if self._bar is not None:
             self._bar.update(self._task, completed=step, eta=self._eta(step))
 
