@@ -3,6 +3,7 @@ from typing import Any, Literal
 
 import pytest
 
+from vit_jax.config import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, differences, option, parse_override, section
 
@@ -269,3 +270,20 @@ def test_override_that_does_not_fit_names_the_whole_key(key, text, got, mend):
     assert caught.value.got == got
     if mend is not None:
         assert caught.value.mend == mend
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("12", 12),
+        ("-3", -3),
+        ("FAST_DOT", "FAST_DOT"),
+        ("1e3", "1e3"),
+    ],
+)
+def test_an_override_that_may_be_bool_int_or_text_becomes_what_it_looks_like(text, value):
+    got = parse_override(Config, "compiler_options.xla_flag", text)
+    assert got == value
+    assert type(got) is type(value)

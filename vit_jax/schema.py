@@ -201,10 +201,11 @@ def _literal(text: str, annotation: Any) -> Any:
     free = Any in members
     if (free or type(None) in members) and text.lower() in ("none", "null"):
         return None
-    if any(m is str or typing.get_origin(m) is typing.Literal for m in members):
-        return text
     if (free or bool in members) and text.lower() in ("true", "false"):
         return text.lower() == "true"
+    words = any(m is str or typing.get_origin(m) is typing.Literal for m in members)
+    if words and not (int in members and text.lstrip("-").isdecimal()):
+        return text
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

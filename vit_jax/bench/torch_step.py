@@ -127,11 +127,17 @@ def _timm_vit(request: dict[str, Any]) -> Any:
 def _stand_in_for_torchvision() -> None:
     """Puts empty modules under torchvision's names; timm imports but does not use them here."""
 
+    class Anything(type):
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return name
+
     class Module(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return type(name, (), {})
+            return Anything(name, (), {})
 
     names = ("", ".ops", ".ops.misc", ".models", ".models.feature_extraction", ".transforms",
              ".transforms.functional", ".datasets", ".utils")  # fmt: skip
