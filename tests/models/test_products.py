@@ -92,9 +92,17 @@ def test_a_kernel_is_summed_in_the_type_asked_for():
 def types_of_products(dtype, function, *arguments):
     """The types of the first and the last matmul or convolution: of the value and the kernel."""
     traced = jax.make_jaxpr(jax.grad(summed_in(dtype, function)))(*arguments)
-    names = ("dot_general", "conv_general_dilated")
-    found = [e.outvars[0].aval.dtype for e in traced.jaxpr.eqns if e.primitive.name in names]
+    found = [e.outvars[0].aval.dtype for e in products(traced.jaxpr)]
     return [str(found[0]), str(found[-1])]
+
+
+def products(jaxpr):
+    """The matmuls and convolutions, also those of the branches for platforms."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield equation
+        for branch in equation.params.get("branches", ()):
+            yield from products(branch.jaxpr)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -78,6 +78,9 @@ PARAMETERS = {
     "ViT-Mini/4": 1_531_880,
     "R+ViT-Mini/4": 979_208,
     "BiT-R-Mini": 1_286_152,
+    "ViT-Micro/4": 322_408,
+    "R+ViT-Micro/4": 260_852,
+    "BiT-R-Micro": 352_756,
 }
 
 # Sizes again, apart from the registry's: width, depth, MLP dim of the encoders ...
@@ -113,7 +116,7 @@ HYBRIDS = {
 
 def count(name, **options):
     config = ModelConfig.from_mapping({"name": name, **options})
-    size = 32 if "Mini" in name else 224
+    size = 32 if "Mini" in name or "Micro" in name else 224
     sizes = {"num_classes": 1000, "image_size": size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(config, **sizes))
     return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
@@ -154,6 +157,13 @@ def by_hand(name):
         return stem + vit_by_hand(128, 3, 512, patch=2, channels=256, patches=64)
     if name == "BiT-R-Mini":
         return resnet_by_hand(2, (1, 1, 2), 32, root=3) + 2 * 512 + 512 * 1000 + 1000
+    if name == "ViT-Micro/4":
+        return vit_by_hand(64, 5, 256, patch=4, channels=3, patches=64)
+    if name == "R+ViT-Micro/4":
+        stem = resnet_by_hand(1, (1, 1), 12, root=3)
+        return stem + vit_by_hand(64, 3, 256, patch=2, channels=96, patches=64)
+    if name == "BiT-R-Micro":
+        return resnet_by_hand(2, (1, 2, 3), 12, root=3) + 2 * 192 + 192 * 1000 + 1000
     if name in HYBRIDS:
         encoder, units, channels, patch, patches = HYBRIDS[name]
         sizes = {"patch": patch, "channels": channels, "patches": patches}

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.config import ModelConfig
+from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import Head
 from vit_jax.models.inputs import check_images, check_intermediates
 from vit_jax.models.products import convolve
@@ -126,13 +127,9 @@ class GroupNorm(nnx.Module):
         self.style = style
 
     def __call__(self, x: Map) -> Map:
-        batch, height, width, channels = x.shape
-        groups = (batch, height * width, self.style.groups, channels // self.style.groups)
-        y = x.astype(jnp.float32).reshape(groups)
-        y = y - y.mean((1, 3), keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean((1, 3), keepdims=True) + self.style.norm_epsilon)
-        y = y.reshape(x.shape) * self.scale[...][None, None, None]
-        return (y + self.bias[...][None, None, None]).astype(self.style.dtype)
+        scale, bias = self.scale[...], self.bias[...]
+        x = x.astype(self.style.dtype)
+        return group_norm(x, scale, bias, self.style.groups, self.style.norm_epsilon)
 
 
 class UnitV1(nnx.Module):

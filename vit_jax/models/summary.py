@@ -10,7 +10,7 @@ from flax import nnx
 
 from vit_jax.config import ModelConfig
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import build_model, resolve
+from vit_jax.models.registry import SMALL_IMAGE_SIZE, build_model, is_small, resolve
 from vit_jax.models.resnet import ResNet, ResNetShape
 from vit_jax.models.vit import ViT, ViTShape
 
@@ -78,7 +78,7 @@ def usual_image_size(name: str) -> int:
     >>> usual_image_size("ViT-B/16"), usual_image_size("BiT-R-Mini")
     (224, 32)
     """
-    return 32 if "Mini" in name else 224
+    return SMALL_IMAGE_SIZE if is_small(name) else 224
 
 
 def fitting_image_size(shape: ViTShape | ResNetShape, image_size: int) -> int:
