@@ -12,6 +12,7 @@ def plain(x, scale, bias, groups, epsilon):
     batch, height, width, channels = x.shape
     y = x.astype(jnp.float32).reshape(batch, height * width, groups, channels // groups)
     y = (y - y.mean((1, 3), keepdims=True)) / jnp.sqrt(y.var((1, 3), keepdims=True) + epsilon)
+    scale, bias = scale[None, None, None], bias[None, None, None]
     return (y.reshape(x.shape) * scale + bias).astype(x.dtype)
 
 
