@@ -33,7 +33,7 @@ class ReceptiveField:
         depth: i32[L]: encoder blocks and bottleneck units passed; 0 for embedding and root.
         maps: f32[L, H, W]: gradient mass of each pixel, see `gradient_maps`; a layer's sums to 1.
         side: f32[L], pixels: side of the smallest square about the centre of the position's
-            theoretical field that holds 95 % of the mass.
+            theoretical field that holds 95 % of the mass; at most the image's longer side.
         convolutional_side: i32[L], pixels: side of the theoretical field of a CNN of the same depth
             (a ViT's: its patches, then a 3x3 convolution of them for each block). A ResNet's own.
         beyond: f32[L]: share of the mass outside that theoretical field.
@@ -103,7 +103,8 @@ def summarize(
         1 - held[np.searchsorted(reach, side + 1e-6, side="right") - 1]
         for (reach, held), side in zip(found, sides, strict=True)
     ]
-    effective = [reach[np.searchsorted(held, SHARE)] for reach, held in found]
+    longest = max(mass.shape[1:])
+    effective = [min(reach[np.searchsorted(held, SHARE)], longest) for reach, held in found]
     return ReceptiveField(
         tuple(names),
         np.asarray(depth, np.int32),
