@@ -11,7 +11,6 @@ from vit_jax.analysis import (
 )
 from vit_jax.analysis.filters import as_images
 from vit_jax.errors import ModelError
-from vit_jax.models.registry import create_model
 
 TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
 
@@ -57,7 +56,7 @@ def test_every_layer_has_a_table():
 
 def test_fixed_tables_are_named_as_such():
     for placement in ("stem", "every_layer"):
-        model = create_model(
+        model = random_model(
             "ViT-Ti/4", image_size=16, position_embedding="sincos_2d",
             position_placement=placement, pooling="gap", **TINY,
         )  # fmt: skip
@@ -78,7 +77,7 @@ def test_fixed_tables_are_named_as_such():
     ],
 )
 def test_what_is_not_there_is_said(kind, message):
-    model = create_model("ViT-Ti/4", image_size=16, position_embedding=kind, **TINY)
+    model = random_model("ViT-Ti/4", image_size=16, position_embedding=kind, **TINY)
     with pytest.raises(ModelError, match=message):
         position_similarity(model)
 

@@ -9,7 +9,7 @@ from random_models import random_model, randomize
 
 from vit_jax.analysis import gradient_maps, receptive_field
 from vit_jax.analysis.convolution_fields import Field, trunk_fields
-from vit_jax.analysis.receptive_field import summarize
+from vit_jax.analysis.receptive_field import layers_of, summarize
 from vit_jax.models.resnet import GroupNorm, ResNetShape, Trunk
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
@@ -117,15 +117,22 @@ def test_a_vits_embedding_sees_its_patch_and_its_blocks_all():
 
 
 def test_resnets_and_hybrids_by_stage():
-    resnet = receptive_field(random_model("BiT-R-Mini", image_size=32), images(2, 32, 32))
-    assert resnet.layers == ("root", "stage1", "stage2", "stage3")
-    assert resnet.depth.tolist() == [0, 1, 2, 4]
+    names, depth, fields = layers_of(random_model("BiT-R-Mini"), (32, 32))
+    assert names == ["root", "stage1", "stage2", "stage3"]
+    assert depth == [0, 1, 2, 4]
     # 3; + 2; + 2; + 2 * 2 and 2 * 4 pixels.
-    assert resnet.convolutional_side.tolist() == [3, 5, 7, 19]
-    assert resnet.beyond[0] == 0
-    hybrid = receptive_field(
-        random_model("R+ViT-Mini/4", image_size=16, depth=1), images(2), batch_size=2
-    )
+    assert [down.side for down, _ in fields] == [3, 5, 7, 19]
+    hybrid = receptive_field(random_model("R+ViT-Mini/4", depth=1), images(2), batch_size=2)
     assert hybrid.layers == ("root", "stage1", "stage2", "embedding", "block 1")
     assert hybrid.depth.tolist() == [0, 1, 2, 2, 3]
     assert hybrid.convolutional_side.tolist() == [3, 5, 7, 9, 17]
+    np.testing.assert_allclose(hybrid.maps.sum((1, 2)), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_most_of_what_a_resnet_sees_lies_within_its_convolutions():
+    found = receptive_field(random_model("BiT-R-Mini", image_size=32), images(2, 32, 32))
+    # Beyond lies what group normalisation's statistics let through.
+    assert (found.beyond < 0.02).all()
+    assert (found.beyond[1:] > 0).all()
+    assert (found.side <= found.convolutional_side).all()

@@ -9,6 +9,7 @@ from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vit_jax.analysis.distance import AttentionDistance
@@ -197,11 +198,12 @@ def draw_receptive_field(found: ReceptiveField, pixels_across: int, name: str) -
     top = 1.6 * pixels_across
     axes.set_ylim(0, top)
     axes.text(
-        0.99, pixels_across / top + 0.01, "image", color=_GRAY, fontsize=8, ha="right",
+        0.99, pixels_across / top + 0.025, "image", color=_GRAY, fontsize=8, ha="right",
         transform=axes.transAxes,
     )  # fmt: skip
     units = "bottleneck units" if own else "blocks"
     axes.set(xlabel=f"depth ({units} passed)", ylabel="side of receptive field (pixels)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     _plain(axes)
     chosen = _spread(len(found.layers))
@@ -218,6 +220,8 @@ def _draw_field(axes: Axes, found: ReceptiveField, layer: int) -> None:
         (found.side[layer], "w", "-"),
         (found.convolutional_side[layer], _ORANGE, "--"),
     ):
+        if side >= max(mass.shape):
+            continue
         corner = (column - side / 2, row - side / 2)
         axes.add_patch(
             Rectangle(corner, side, side, fill=False, color=color, linestyle=style, linewidth=1)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("images")
     group.add_argument("--images", nargs="+", type=Path, metavar="PATH", help="files, folders")
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
-    group.add_argument("--split", help="of --dataset; default: test")
+    group.add_argument("--split", help="default: test, or what the run evaluates on")
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
     group.add_argument("--num_images", type=positive, default=128, help="at most (128)")
     group.add_argument(
