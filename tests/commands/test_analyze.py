@@ -3,11 +3,11 @@
 import csv
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from processes import finish, start
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
@@ -16,8 +16,6 @@ from vit_jax.analysis.images import Images, make_view, read_files, spread
 from vit_jax.analysis.output import FORMATS, write_result
 from vit_jax.interop.load import load
 from vit_jax.interop.published import EvalView
-
-TINY_RUN = Path(__file__).resolve().parents[1] / "e2e" / "tiny.py"
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +148,12 @@ def test_images_are_spread_and_seen_as_in_evaluation(photos):
 def test_a_run_folder_is_looked_at_with_its_own_images(tmp_path, digits_dir):
     run = tmp_path / "run"
     keys = {
-        "data.data_dir": digits_dir, "train_steps": 2, "optimizer.schedule.warmup_steps": 1,
-        "checkpoint.interval_steps": 2, "evaluation.interval_steps": 2,
+        "train_steps": 2, "optimizer.schedule.warmup_steps": 1, "checkpoint.interval_steps": 2,
+        "evaluation.interval_steps": 2,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in keys.items()]
-    assert main(["train", f"--config={TINY_RUN}", f"--workdir={run}", *overrides]) == 0
+    code, _, error = finish(start(run, digits_dir, *overrides))
+    assert code == 0, error
     few = ["--num_images=3", "--formats=png", "--what=distance,rollout"]
     assert main(["analyze", str(run), *few]) == 0
     output = run / "report" / "analysis"
@@ -165,3 +164,8 @@ def test_a_run_folder_is_looked_at_with_its_own_images(tmp_path, digits_dir):
     shutil.rmtree(output)
     assert main(["analyze", str(run), *few]) == 0
     assert {p.name: p.read_bytes() for p in output.iterdir()} == first
+    again = ["--dataset=digits", "--split=test[:9]", f"--data_dir={digits_dir}"]
+    assert main(["analyze", str(run), *few, *again, f"--output={tmp_path / 'other'}"]) == 0
+    about = json.loads((tmp_path / "other" / "analysis.json").read_text())
+    assert about["images"]["from"].endswith("split test[:9]")
+    assert len(about["images"]["rollout"]) == 3

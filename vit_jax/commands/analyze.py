@@ -20,10 +20,11 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.config import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
 
 if TYPE_CHECKING:
@@ -144,7 +145,6 @@ def _run_folder(model: str) -> Path | None:
 
 def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None) -> "Images":
     from vit_jax.analysis.images import make_view, read_files, read_source
-    from vit_jax.config import DataConfig
     from vit_jax.data.sources import open_source
 
     transform = make_view(loaded.image_size, loaded.view, args.crop)
@@ -165,19 +165,16 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
             "no images to look at", "--images=PATH, or --dataset=NAME",
             "give one of them, or --what=filters,positions, which need none",
         )  # fmt: skip
-    assert isinstance(data, DataConfig)
     return read_source(open_source(data, split), split, args.num_images, transform)
 
 
-def _dataset(name: str, data_dir: str | None) -> Any:
+def _dataset(name: str, data_dir: str | None) -> DataConfig:
     """Returns the data section that a name on the command line stands for."""
-    from vit_jax.config import DataConfig
-
     path = Path(name).expanduser()
     if not path.exists():
-        return DataConfig(name=name, data_dir=data_dir)
+        return DataConfig(name=name, data_dir=data_dir, global_batch_size=1)
     kind = "folder" if path.is_dir() else "csv"
-    return DataConfig(source=kind, name=path.name, data_dir=str(path))
+    return DataConfig(source=kind, name=path.name, data_dir=str(path), global_batch_size=1)
 
 
 def _analyze(
