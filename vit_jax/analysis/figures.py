@@ -148,7 +148,8 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
     columns = min(len(pixels), _IMAGES_A_ROW)
     groups = math.ceil(len(pixels) / columns)
     aspect = pixels.shape[1] / pixels.shape[2]
-    figure = Figure(figsize=(0.5 + 1.25 * columns, groups * (0.35 + 3.75 * aspect) + 0.4))
+    tile = max(1.25, 2.6 / columns)
+    figure = Figure(figsize=(0.5 + tile * columns, groups * (0.35 + 3 * tile * aspect) + 0.5))
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0, hspace=0.02)
     panels = figure.subplots(3 * groups, columns, squeeze=False)
     for axes in panels.ravel():
@@ -168,7 +169,8 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
     for group in range(groups):
         for row, text in enumerate(("input", "attention", "a patch's share")):
             panels[3 * group + row, 0].set_ylabel(text, fontsize=8)
-    figure.suptitle(f"Attention rollout: what the {found.view} sees", fontsize=10)
+    between = " " if columns > 3 else "\n"
+    figure.suptitle(f"Attention rollout:{between}what the {found.view} sees", fontsize=10)
     return figure
 
 

@@ -36,7 +36,7 @@ def print_summary(result: Result) -> None:
     elif isinstance(result, Rollout):
         peaks = result.maps.max((1, 2)) * result.maps[0].size
         console.print(
-            f"rollout: what the {result.view} sees of {len(result.maps)} images; the patch that"
+            f"rollout: what the {result.view} sees, images: {len(result.maps)}; the patch that"
             f" counts most counts {peaks.min():.1f} to {peaks.max():.1f} times an equal share",
             soft_wrap=True,
         )
