@@ -167,7 +167,7 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
         low, high = 100 * float(share.min()), 100 * float(share.max())
         bottom.set_xlabel(f"{low:.2g} to {high:.2g} %", fontsize=7, labelpad=2)
     for group in range(groups):
-        for row, text in enumerate(("input", "attention", "a patch's share")):
+        for row, text in enumerate(("input", "attention", "share")):
             panels[3 * group + row, 0].set_ylabel(text, fontsize=8)
     between = " " if columns > 3 else "\n"
     figure.suptitle(f"Attention rollout:{between}what the {found.view} sees", fontsize=10)

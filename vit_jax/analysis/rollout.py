@@ -15,7 +15,7 @@ from vit_jax.models.vit import ViT
 VIEW = {
     "token": "class token",
     "gap": "mean of the patches",
-    "map": "probe of the attention pooling",
+    "map": "probe that pools",
     "flatten": "mean of the patches",
 }
 
