@@ -1,6 +1,7 @@
 """The encoder: equal blocks of self-attention and MLP, stacked."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -187,6 +188,7 @@ class Encoder(nnx.Module):
         valid_tokens: int | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
+        reduce: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
@@ -197,6 +199,7 @@ class Encoder(nnx.Module):
             valid_tokens: tokens beyond this many are padding.
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
+            reduce: what to keep of the captured intermediates of a block; None: all of them.
         """
         keys = None if key is None else jax.random.split(key, self.depth)
         rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
@@ -204,7 +207,7 @@ class Encoder(nnx.Module):
 
         def body(block: EncoderBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
-            return block(
+            x, found = block(
                 _add_position(constrain(x, "batch"), position),
                 rope=rope,
                 valid_tokens=valid_tokens,
@@ -212,6 +215,7 @@ class Encoder(nnx.Module):
                 drop_rate=drop_rate,
                 capture=capture,
             )
+            return x, found if reduce is None else reduce(found)
 
         return scan_stack(
             self.blocks,

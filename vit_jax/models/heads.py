@@ -7,7 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention import attend
+from vit_jax.models.attention import attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.products import Linear, LinearGeneral
@@ -62,6 +62,12 @@ class AttentionPooling(nnx.Module):
         )
         x = constrain(self.out(attend(query, key, value)), "batch")
         return (x + constrain(self.mlp(self.norm(x)), "batch"))[:, 0]
+
+    def weights(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B H N"]:
+        """Returns how much of each token the probe takes, f32; each row sums to 1."""
+        query = self.query(self.probe[...])
+        query = jnp.broadcast_to(query, (tokens.shape[0], *query.shape[1:]))
+        return attention_weights(query, self.key(tokens))[:, :, 0]
 
 
 class Head(nnx.Module):

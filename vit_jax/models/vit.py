@@ -1,6 +1,7 @@
 """The Vision Transformer."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import jax
@@ -170,6 +171,7 @@ class ViT(nnx.Module):
         *,
         key: jax.Array | None = None,
         return_intermediates: tuple[str, ...] = (),
+        reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
     ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
         """Returns the logits, float32.
 
@@ -181,6 +183,9 @@ class ViT(nnx.Module):
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
                 "block_output" [L, B, N, D].
+            reduce: name of a block's intermediate -> function applied to it inside the loop over
+                the blocks, so that e.g. the attention weights of all are never held at once; it
+                gets them without the axis L.
 
         Raises:
             ModelError: images of another size, or an unknown intermediate.
@@ -200,11 +205,9 @@ class ViT(nnx.Module):
             x, position=self._position("shared", x.shape[1]), rope=self._rope(padding),
             valid_tokens=self.tokens if padding else None, key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
+            reduce=partial(_reduced, functions=reduce or {}, tokens=self.tokens),
         )  # fmt: skip
-        if padding:
-            x = x[:, : self.tokens]
-            found = {name: _unpad(name, value, self.tokens) for name, value in found.items()}
-        x = constrain(x, "batch")
+        x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
         if self.attention_pooling is not None:
@@ -320,6 +323,17 @@ def _build_registers(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None
         return None
     init = nnx.initializers.normal(stddev=0.02)
     return nnx.Param(init(rngs.params(), (1, count, width), jnp.float32))
+
+
+def _reduced(
+    found: dict[str, jax.Array],
+    *,
+    functions: Mapping[str, Callable[[jax.Array], jax.Array]],
+    tokens: int,
+) -> dict[str, jax.Array]:
+    """Returns a block's captured intermediates without padding, and reduced where asked for."""
+    real = {name: _unpad(name, value, tokens) for name, value in found.items()}
+    return {n: functions[n](value) if n in functions else value for n, value in real.items()}
 
 
 def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:

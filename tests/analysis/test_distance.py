@@ -1,0 +1,185 @@
+"""Attention matrices whose distance is known, and models against the plain formula."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from random_models import random_model
+
+from vit_jax.analysis import attention_distance, mean_distances, patch_distances
+from vit_jax.errors import DataError, ModelError
+from vit_jax.models.attention import AttentionChoice
+
+TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
+
+
+def images(count, height=16, width=16):
+    return np.random.default_rng(0).uniform(-1, 1, (count, height, width, 3)).astype(np.float32)
+
+
+def distance_of(matrix, grid, patch_size):
+    """The distance of one attention matrix [N, N]."""
+    weights = np.asarray(matrix, np.float32)[None, None]
+    found, share = mean_distances(weights, patch_distances(grid, patch_size))
+    return float(found[0, 0]), float(share[0, 0])
+
+
+def shift(grid, right, *, wrap):
+    """Every patch looks so far to its right; past the border at the last, or at the first ones."""
+    rows, columns = grid
+    matrix = np.zeros((rows * columns, rows * columns))
+    for y in range(rows):
+        for x in range(columns):
+            target = (x + right) % columns if wrap else min(x + right, columns - 1)
+            matrix[y * columns + x, y * columns + target] = 1
+    return matrix
+
+
+def test_looking_at_oneself_is_no_distance():
+    assert distance_of(np.eye(12), (3, 4), (16, 16)) == (0, 0)
+
+
+def test_looking_at_all_alike_is_the_mean_distance_of_pairs():
+    # 1 x 3 patches of 16 pixels: 0 16 32 / 16 0 16 / 32 16 0 add up to 128.
+    assert distance_of(np.full((3, 3), 1 / 3), (1, 3), (16, 16))[0] == pytest.approx(128 / 9)
+    # 2 x 2: of four, one is at 0, two at 10, one across.
+    want = 10 * (2 + 2**0.5) / 4
+    assert distance_of(np.full((4, 4), 1 / 4), (2, 2), (10, 10))[0] == pytest.approx(want)
+
+
+def test_rectangles_count_rows_and_columns_with_their_own_sizes():
+    """2 x 3 patches, 4 pixels high and 8 wide, against a loop over all pairs."""
+    total = 0.0
+    for y in range(2):
+        for x in range(3):
+            for v in range(2):
+                for u in range(3):
+                    total += ((4 * (y - v)) ** 2 + (8 * (x - u)) ** 2) ** 0.5
+    found = distance_of(np.full((6, 6), 1 / 6), (2, 3), (4, 8))[0]
+    assert found == pytest.approx(total / 36)
+    assert distance_of(shift((2, 3), 1, wrap=False), (2, 3), (4, 8))[0] == pytest.approx(16 / 3)
+    # Transposed, a neighbour in the sequence is a row further down, but at the end of a row.
+    down = np.roll(np.eye(6), 3, axis=1)
+    assert distance_of(down, (2, 3), (4, 8))[0] == 4
+
+
+@pytest.mark.parametrize("patches", [1, 2, 3])
+def test_a_shift_is_so_many_patches_but_at_the_border(patches):
+    columns, side = 7, 16
+    # Clamped: all but the last `patches` columns look that far, these look 0 .. patches - 1 far.
+    clamped = patches * (columns - patches) + sum(range(patches))
+    found = distance_of(shift((5, columns), patches, wrap=False), (5, columns), (side, side))[0]
+    assert found == pytest.approx(side * clamped / columns)
+    # Around the border: `patches` columns look back by all the others.
+    around = 2 * patches * (columns - patches)
+    found = distance_of(shift((5, columns), patches, wrap=True), (5, columns), (side, side))[0]
+    assert found == pytest.approx(side * around / columns)
+
+
+def test_class_token_and_registers_do_not_count():
+    """A class token and two registers before 4 patches take 60 % of what all look at."""
+    matrix = np.zeros((7, 7))
+    matrix[:3, 3:] = 1 / 4  # What they see does not matter.
+    matrix[3:, :3] = 0.2
+    matrix[3:, 3:] = 0.4 * shift((1, 4), 1, wrap=True)
+    found, share = distance_of(matrix, (1, 4), (8, 8))
+    assert found == pytest.approx(8 * 6 / 4)
+    assert share == pytest.approx(0.6)
+    # Who looks at no patch at all looks no distance.
+    matrix[3:, :3], matrix[3:, 3:] = 1 / 3, 0
+    assert distance_of(matrix, (1, 4), (8, 8)) == (0, pytest.approx(1))
+
+
+def reference(model, pixels):
+    """[M, L, H] by the formula, in float64, from all weights at once."""
+    _, found = model(pixels, return_intermediates=("attention_weights",))
+    among = np.asarray(found["attention_weights"], np.float64)[..., model.num_prefix :, :]
+    among = among[..., model.num_prefix :]
+    among /= among.sum(-1, keepdims=True)
+    stride = [size / count for size, count in zip(model.image_size, model.grid, strict=True)]
+    result = np.zeros(among.shape[:3])
+    places = [(y, x) for y in range(model.grid[0]) for x in range(model.grid[1])]
+    for i, (y, x) in enumerate(places):
+        for j, (v, u) in enumerate(places):
+            far = np.hypot(stride[0] * (y - v), stride[1] * (x - u))
+            result += among[..., i, j] * far / len(places)
+    return result.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        ("ViT-Ti/4", (8, 16), {**TINY, "num_registers": 2}),
+        ("ViT-Ti/4", (16, 16), {**TINY, "pooling": "map", "position_embedding": "relative"}),
+        ("R+ViT-Mini/4", (16, 16), {"depth": 2}),
+    ],
+)
+def test_a_model_gives_what_the_formula_gives(name, size, options):
+    model = random_model(name, image_size=size, **options)
+    pixels = images(5, *size)
+    found = attention_distance(model, pixels, batch_size=2)
+    np.testing.assert_allclose(found.per_image, reference(model, pixels), rtol=2e-4)
+    np.testing.assert_allclose(found.mean, reference(model, pixels).mean(0), rtol=2e-4)
+    error = reference(model, pixels).std(0, ddof=1) / 5**0.5
+    np.testing.assert_allclose(found.standard_error, error, rtol=1e-3, atol=1e-5)
+    rows, columns = model.grid
+    every = np.full((rows * columns, rows * columns), 1 / (rows * columns))
+    assert found.uniform == pytest.approx(distance_of(every, model.grid, (4, 4))[0])
+    if model.num_prefix:
+        assert 0.01 < found.prefix_share.mean() < 0.99
+    else:
+        assert not found.prefix_share.any()
+
+
+def test_the_kernel_and_the_loop_make_no_difference():
+    options = {**TINY, "num_registers": 1, "image_size": 8}
+    plain = random_model("ViT-Ti/4", **options, attention_implementation="einsum")
+    want = attention_distance(plain, images(3, 8, 8))
+    for changed in (
+        {"attention_implementation": "xla"},
+        {"scan": False},
+        {"scan": False, "attention_implementation": "xla", "remat": "full"},
+    ):
+        other = random_model("ViT-Ti/4", **options, **changed)  # Of the same parameters.
+        found = attention_distance(other, images(3, 8, 8), batch_size=2)
+        np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
+        np.testing.assert_allclose(found.prefix_share, want.prefix_share, rtol=2e-5)
+    # As for a fused kernel that needs an even number of tokens: padding is cut off first.
+    padded = random_model("ViT-Ti/4", **{**options, "num_registers": 2})
+    want = attention_distance(padded, images(3, 8, 8))
+    assert padded.tokens == 7
+    padded.attention = AttentionChoice("xla", 8, "for this test")
+    found = attention_distance(padded, images(3, 8, 8))
+    np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
+    np.testing.assert_allclose(found.prefix_share, want.prefix_share, rtol=2e-5)
+
+
+def test_the_weights_of_one_layer_are_held_at_a_time():
+    """Of 12 layers of [8, 4, 64, 64] the compiled program has room for a few."""
+    sizes = {"width": 16, "depth": 12, "mlp_dim": 16, "num_heads": 4, "image_size": 32}
+    model = random_model("ViT-Ti/4", pooling="gap", **sizes)
+    graphdef, state = nnx.split(model)
+
+    def temporary(reduce):
+        def run(state, pixels):
+            _, found = nnx.merge(graphdef, state)(
+                pixels, return_intermediates=("attention_weights",), reduce=reduce
+            )
+            return found["attention_weights"].sum()
+
+        shape = jax.ShapeDtypeStruct((8, 32, 32, 3), np.float32)
+        return jax.jit(run).lower(state, shape).compile().memory_analysis().temp_size_in_bytes
+
+    one = 8 * 4 * 64 * 64 * 4
+    assert temporary(None) > 11 * one
+    assert temporary({"attention_weights": lambda weights: weights.sum((2, 3))}) < 7 * one
+
+
+def test_wrong_inputs():
+    model = random_model("ViT-Ti/4", **TINY)
+    with pytest.raises(DataError, match="0 images; expected at least one"):
+        attention_distance(model, images(0))
+    with pytest.raises(ModelError, match=r"images of shape \(3, 8, 8, 3\)"):
+        attention_distance(model, images(3, 8, 8))
+    with pytest.raises(ModelError, match="distance of a ResNet, which has no attention"):
+        attention_distance(random_model("BiT-R-Mini"), images(1))

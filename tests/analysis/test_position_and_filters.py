@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from flax import nnx
+from random_models import random_model
+
+from vit_jax.analysis import (
+    cosine_similarity,
+    embedding_filters,
+    position_similarity,
+    principal_components,
+)
+from vit_jax.analysis.filters import as_images
+from vit_jax.errors import ModelError
+
+TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def test_cosines_by_hand():
+    vectors = np.asarray([[3, 0], [0, 2], [-1, 0], [1, 1], [0, 0], [2, 2]], np.float32)
+    found = cosine_similarity(vectors, (2, 3))
+    assert found.shape == (2, 3, 2, 3)
+    half = 0.5**0.5
+    np.testing.assert_allclose(found[0, 0], [[1, 0, -1], [half, 0, half]], atol=1e-6)
+    np.testing.assert_allclose(found[1, 0, 1], [1, 0, 1], atol=1e-6)  # Zero is like nothing.
+
+
+@pytest.mark.parametrize("placement", ["stem", "shared"])
+def test_a_table_without_its_class_token(placement):
+    model = random_model(
+        "ViT-Ti/4", image_size=(8, 16), num_registers=1, position_placement=placement, **TINY
+    )
+    found = position_similarity(model)
+    rows = np.asarray(model.position_embedding.table[...])[0]
+    assert len(rows) == 1 + 8  # The registers have none.
+    assert found.similarity.shape == (1, 2, 4, 2, 4)
+    assert found.similarity[0, 0, 0, 1, 2] == pytest.approx(cosine(rows[1], rows[7]), abs=1e-6)
+    assert found.kind == "learned_1d"
+
+
+def test_every_layer_has_a_table():
+    model = random_model(
+        "ViT-Ti/4", position_embedding="learned_2d", position_placement="every_layer", **TINY
+    )
+    found = position_similarity(model)
+    assert found.similarity.shape == (3, 4, 4, 4, 4)
+    table = model.encoder.blocks.position_embedding
+    for layer in range(3):
+        across, down = table.by_column[...][layer], table.by_row[...][layer]
+        a, b = np.concatenate([across[2], down[1]]), np.concatenate([across[0], down[3]])
+        assert found.similarity[layer, 1, 2, 3, 0] == pytest.approx(cosine(a, b), abs=1e-6)
+
+
+def test_fixed_tables_are_named_as_such():
+    for placement in ("stem", "every_layer"):
+        model = random_model(
+            "ViT-Ti/4", image_size=16, position_embedding="sincos_2d",
+            position_placement=placement, pooling="gap", **TINY,
+        )  # fmt: skip
+        found = position_similarity(model)
+        assert found.similarity.shape == (1, 4, 4, 4, 4)
+        assert found.kind == "sincos_2d (not learned)"
+        # What lies as far apart is as alike.
+        near = found.similarity[0, 0, 0, 0, 1], found.similarity[0, 2, 1, 2, 2]
+        assert near[0] == pytest.approx(near[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("none", "position_embedding none"),
+        ("relative", "relative, a bias of attention by offset"),
+        ("rope_2d", "rope_2d, which turns queries and keys"),
+    ],
+)
+def test_what_is_not_there_is_said(kind, message):
+    model = random_model("ViT-Ti/4", image_size=16, position_embedding=kind, **TINY)
+    with pytest.raises(ModelError, match=message):
+        position_similarity(model)
+
+
+def test_components_are_those_of_numpys_svd():
+    kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 40)).astype(np.float32)
+    kernel[0] *= 5
+    found, share = principal_components(kernel, 28)
+    filters = kernel.reshape(48, 40).T.astype(np.float64)
+    _, singular, rows = np.linalg.svd(filters - filters.mean(0), full_matrices=False)
+    np.testing.assert_allclose(share, (singular**2 / (singular**2).sum())[:28], rtol=1e-5)
+    flat = found.reshape(28, 48)
+    np.testing.assert_allclose(np.abs((flat * rows[:28]).sum(1)), 1, rtol=1e-5)
+    np.testing.assert_allclose(flat @ flat.T, np.eye(28), atol=1e-5)
+    assert (flat[np.arange(28), np.abs(flat).argmax(1)] > 0).all()
+
+
+def test_filters_made_of_two_give_these_two():
+    """Filters a * x + b * y of two orthogonal patterns, x with twice the spread."""
+    patterns = np.zeros((2, 2, 2, 3), np.float32)
+    patterns[0, :, :, 0], patterns[1, 0, 0, 2] = 0.5, 1
+    weights = np.asarray([[2, -2, 0, 0], [0, 0, 1, -1]], np.float32)
+    kernel = np.einsum("kijc,kd->ijcd", patterns, weights) + np.float32(7)
+    found, share = principal_components(kernel, 2)
+    np.testing.assert_allclose(found, patterns, atol=1e-5)
+    np.testing.assert_allclose(share, [0.8, 0.2], rtol=1e-4)
+    pictures = as_images(found)
+    np.testing.assert_allclose(pictures[0, 0, 0], [1, 0.5, 0.5], atol=1e-4)
+    np.testing.assert_allclose(pictures[1, 1, 1], [0.5, 0.5, 0.5], atol=1e-4)
+
+
+def test_the_layer_that_sees_the_image():
+    vit = random_model("ViT-Ti/4", **TINY)
+    found = embedding_filters(vit)
+    # 16 filters about their mean span 15 dimensions of 48; the 16th component is noise.
+    assert found.components.shape == (16, 4, 4, 3)
+    assert found.variance_share[-1] < 1e-9
+    assert (found.layer, found.filters) == ("patch embedding", 16)
+    hybrid = random_model("R+ViT-Mini/4", image_size=32)
+    found = embedding_filters(hybrid, count=5)
+    kernel = hybrid.stem.style.standardize(hybrid.stem.conv_root.kernel[...])
+    np.testing.assert_array_equal(found.components, principal_components(np.asarray(kernel), 5)[0])
+    assert (found.layer, found.filters) == ("root convolution", 32)
+    resnet = random_model("BiT-R-Mini", image_size=32)
+    assert embedding_filters(resnet).components.shape == (27, 3, 3, 3)
+    assert nnx.state(vit)  # Looking changes nothing.

@@ -1,0 +1,82 @@
+"""Rollout by hand, in NumPy, and for every pooling."""
+
+import jax
+import numpy as np
+import numpy_reference as reference
+import pytest
+from flax import nnx
+from random_models import random_model
+
+from vit_jax.analysis import attention_rollout, rollout
+from vit_jax.errors import ModelError
+
+TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
+
+
+def images(count, height=16, width=16):
+    return np.random.default_rng(0).uniform(-1, 1, (count, height, width, 3)).astype(np.float32)
+
+
+def in_numpy(weights):
+    """[L, N, N] -> [N, N], the last layer leftmost."""
+    product = np.eye(weights.shape[-1])
+    for layer in np.asarray(weights, np.float64):
+        product = (0.5 * layer + 0.5 * np.eye(len(layer))) @ product
+    return product
+
+
+def test_two_tokens_by_hand():
+    # First layer: both look at token 0; second: both at token 1.
+    first, second = [[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]
+    found = rollout(np.asarray([[first], [second]], np.float32))
+    # [[.5, .5], [0, 1]] @ [[1, 0], [.5, .5]]
+    np.testing.assert_allclose(found[0], [[0.75, 0.25], [0.5, 0.5]])
+
+
+def test_who_looks_at_himself_stays_himself():
+    weights = np.broadcast_to(np.eye(5, dtype=np.float32), (4, 2, 5, 5))
+    np.testing.assert_array_equal(rollout(weights), weights[0])
+
+
+@pytest.mark.parametrize("pooling", ["token", "gap", "map", "flatten"])
+def test_a_model_gives_what_numpy_gives(pooling):
+    model = random_model("ViT-Ti/4", image_size=(8, 12), pooling=pooling, num_registers=2, **TINY)
+    pixels = images(3, 8, 12)
+    found = attention_rollout(model, pixels, batch_size=2)
+    _, captured = model(pixels, return_intermediates=("attention_weights", "encoded"))
+    heads = np.asarray(captured["attention_weights"], np.float64).mean(2)
+    np.testing.assert_allclose(found.matrices.sum(-1), 1, rtol=1e-5)
+    first = 3 if pooling == "token" else 2
+    for image in range(3):
+        want = in_numpy(heads[:, image])
+        np.testing.assert_allclose(found.matrices[image], want, rtol=1e-4, atol=1e-7)
+        row = want[0] if pooling == "token" else want[first:].mean(0)
+        if pooling == "map":
+            p = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model.attention_pooling)))
+            row = probe_weights(np.asarray(captured["encoded"])[image, first:], p) @ want[first:]
+        np.testing.assert_allclose(found.maps[image], row[first:].reshape(2, 3), rtol=1e-3)
+    assert found.maps.shape == (3, 2, 3)
+    assert (found.maps.sum((1, 2)) < 1).all()
+
+
+def probe_weights(tokens, p):
+    """Mean over heads of what the probe of an attention pooling takes of each token."""
+    probe, heads = p["probe"][0, 0], p["query"]["kernel"].shape[1]
+    each = []
+    for h in range(heads):
+        q = probe @ p["query"]["kernel"][:, h] + p["query"]["bias"][h]
+        k = tokens @ p["key"]["kernel"][:, h] + p["key"]["bias"][h]
+        each.append(reference.softmax(k @ q / np.sqrt(len(q))))
+    return np.mean(each, 0)
+
+
+def test_without_other_tokens_the_map_is_the_whole():
+    model = random_model("ViT-Ti/4", pooling="gap", scan=False, **TINY)
+    found = attention_rollout(model, images(2))
+    np.testing.assert_allclose(found.maps.sum((1, 2)), 1, rtol=1e-5)
+    assert found.view == "mean of the patches"
+
+
+def test_a_resnet_is_refused():
+    with pytest.raises(ModelError, match=r"rollout of a ResNet.*filters or receptive_field"):
+        attention_rollout(random_model("BiT-R-Mini"), images(1))

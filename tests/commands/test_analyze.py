@@ -1,0 +1,171 @@
+"""The screens and files of analyze."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from processes import finish, start
+from weight_files import random_weights
+
+from vit_jax.__main__ import main
+from vit_jax.analysis import attention_distance
+from vit_jax.analysis.images import Images, make_view, read_files, spread
+from vit_jax.analysis.output import FORMATS, write_result
+from vit_jax.interop.load import load
+from vit_jax.interop.published import EvalView
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights") / "ours"
+    random_weights(folder, num_registers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "inner").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save((folder / "inner" if i % 2 else folder) / f"{i}.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def table(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_everything_of_a_model_at_once(weights, photos, tmp_path, capsys):
+    arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize"]
+    counts = ["--num_pictures=2", "--num_gradients=2", "--batch_size=2"]
+    assert main([*arguments, *counts, f"--output={tmp_path / 'a'}"]) == 0
+    shown = capsys.readouterr().out
+    what = ("filters", "positions", "distance", "rollout", "receptive_field")
+    assert [line.split(":")[0] for line in shown.splitlines() if line.startswith(what)] == [*what]
+    assert "5 images; attention to all patches alike: 16.1" in shown
+    suffixes = {name: {p.suffix for p in (tmp_path / "a").glob(f"{name}.*")} for name in what}
+    assert suffixes == {name: {".png", ".svg", ".csv", ".npz"} for name in what}
+    assert all(p.stat().st_size for p in (tmp_path / "a").iterdir())
+
+    loaded = load(weights)
+    pixels = read_files([photos], 128, make_view((32, 32), EvalView(crop="resize"))).normalized
+    want = attention_distance(loaded.model, pixels, batch_size=5).mean
+    found = table(tmp_path / "a" / "distance.csv")
+    heads = [(int(row["layer"]), int(row["head"])) for row in found]
+    assert heads == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    got = [float(row["distance_px"]) for row in found]
+    np.testing.assert_allclose(got, want.ravel(), rtol=1e-4)
+    with np.load(tmp_path / "a" / "rollout.npz") as arrays:
+        assert arrays["matrices"].shape == (2, 18, 18)
+        shares = [float(row["share"]) for row in table(tmp_path / "a" / "rollout.csv")]
+        np.testing.assert_allclose(shares, arrays["maps"].ravel(), rtol=1e-4)
+    offsets = table(tmp_path / "a" / "positions.csv")
+    assert sum(int(row["pairs"]) for row in offsets) == 16 + 16 * 15 / 2  # Each pair once.
+    about = json.loads((tmp_path / "a" / "analysis.json").read_text())
+    assert about["images"]["distance"] == 5
+    assert len(about["images"]["rollout"]) == about["images"]["receptive_field"] == 2
+
+
+def test_the_same_arrays_make_the_same_files(tmp_path):
+    from vit_jax.analysis import EmbeddingFilters
+    from vit_jax.analysis.figures import draw_filters
+
+    components = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
+    found = EmbeddingFilters(components, np.float32([0.6, 0.4]), "patch embedding", 7)
+    written = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths = write_result("filters", found, draw_filters(found), tmp_path / name, list(FORMATS))
+        written.append({path.name: path.read_bytes() for path in paths})
+    assert written[0] == written[1]
+    assert len(written[0]) == 5
+
+
+def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
+    random_weights(tmp_path / "resnet", "BiT-R-Mini")
+    assert main(["analyze", str(tmp_path / "resnet"), "--what=distance"]) == 2
+    assert "distance of a ResNet, which has no attention" in capsys.readouterr().err
+    output = f"--output={tmp_path / 'out'}"
+    assert main(["analyze", str(tmp_path / "resnet"), output]) == 2
+    assert "no images to look at" in capsys.readouterr().err
+    left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert [text.split()[2] for text in left_out] == ["positions", "distance", "rollout"]
+    only = ["--what=filters", "--formats=pdf"]
+    assert main(["analyze", str(tmp_path / "resnet"), output, *only]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "analysis.json", "filters.csv", "filters.npz", "filters.pdf",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what=rolout"], "'rolout'; expected some of filters, positions, distance, rollout,"),
+        (["--what=rolout"], "did you mean 'rollout'?"),
+        (["--what="], "--what= with ''"),
+        (["--formats=jpg"], "did you mean 'png'?"),
+        ([], "no images to look at; expected --images=PATH, or --dataset=NAME"),
+        (["--images=nothing.png"], "nothing.png cannot be read"),
+        (["--images=EMPTY"], "no images in EMPTY; expected files ending in .jpg"),
+        (["--images=EMPTY/../text.png"], "unreadable image of 5 bytes"),
+        (["--images=EMPTY", "--dataset=cifar10"], "--images and --dataset; expected one of them"),
+        (["--dataset=no_such_set", "--data_dir=EMPTY"], "no_such_set"),
+        (["--what=filters", "--output=EMPTY/../text.png"], "where a file is in the way"),
+        (["--num_images=0"], "'0' is not a positive whole number"),
+    ],
+)
+def test_wrong_input_is_one_line(weights, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.png").write_text("hello")
+    places = [a.replace("EMPTY", str(tmp_path / "empty")) for a in arguments]
+    assert main(["analyze", str(weights), *places]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message.replace("EMPTY", str(tmp_path / "empty")) in error
+
+
+def test_images_are_spread_and_seen_as_in_evaluation(photos):
+    assert spread(10, 4) == [0, 2, 5, 7]
+    whole = make_view((32, 32), EvalView(crop="resize"))
+    found = read_files([photos], 3, whole)
+    assert [name.rsplit("/", 1)[-1] for name in found.names] == ["0.png", "2.png", "1.png"]
+    np.testing.assert_array_equal(found.some(2).pixels, found.pixels[:2])
+    # A rectangular model is shown the whole image.
+    wide = make_view((16, 64), EvalView())((photos / "0.png").read_bytes())
+    assert wide.shape == (16, 64, 3)
+    white = Images(np.full((1, 2, 2, 3), 255, np.uint8), ("white",), "here").normalized
+    assert white.min() == white.max() == 1
+
+
+@pytest.mark.slow
+def test_a_run_folder_is_looked_at_with_its_own_images(tmp_path, digits_dir):
+    run = tmp_path / "run"
+    keys = {
+        "train_steps": 2, "optimizer.schedule.warmup_steps": 1, "checkpoint.interval_steps": 2,
+        "evaluation.interval_steps": 2,
+    }  # fmt: skip
+    overrides = [f"--config.{key}={value}" for key, value in keys.items()]
+    code, _, error = finish(start(run, digits_dir, *overrides))
+    assert code == 0, error
+    few = ["--num_images=3", "--formats=png", "--what=distance,rollout"]
+    assert main(["analyze", str(run), *few]) == 0
+    output = run / "report" / "analysis"
+    about = json.loads((output / "analysis.json").read_text())
+    assert about["images"]["from"].endswith("split test")
+    assert about["images"]["distance"] == 3
+    first = {p.name: p.read_bytes() for p in output.iterdir()}
+    shutil.rmtree(output)
+    assert main(["analyze", str(run), *few]) == 0
+    assert {p.name: p.read_bytes() for p in output.iterdir()} == first
+    again = ["--dataset=digits", "--split=test[:9]", f"--data_dir={digits_dir}"]
+    assert main(["analyze", str(run), *few, *again, f"--output={tmp_path / 'other'}"]) == 0
+    about = json.loads((tmp_path / "other" / "analysis.json").read_text())
+    assert about["images"]["from"].endswith("split test[:9]")
+    assert len(about["images"]["rollout"]) == 3

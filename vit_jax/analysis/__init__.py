@@ -1,0 +1,35 @@
+"""Looking inside a trained model: what its filters, positions and attention have become.
+
+Every analysis is a function of a model (of `load_pretrained` or `create_model`) that returns
+arrays; `python -m vit_jax analyze` draws them.
+"""
+
+from vit_jax.analysis.distance import (
+    AttentionDistance,
+    attention_distance,
+    mean_distances,
+    patch_distances,
+)
+from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, principal_components
+from vit_jax.analysis.position import PositionSimilarity, cosine_similarity, position_similarity
+from vit_jax.analysis.receptive_field import ReceptiveField, gradient_maps, receptive_field
+from vit_jax.analysis.rollout import Rollout, attention_rollout, rollout
+
+__all__ = [
+    "AttentionDistance",
+    "EmbeddingFilters",
+    "PositionSimilarity",
+    "ReceptiveField",
+    "Rollout",
+    "attention_distance",
+    "attention_rollout",
+    "cosine_similarity",
+    "embedding_filters",
+    "gradient_maps",
+    "mean_distances",
+    "patch_distances",
+    "position_similarity",
+    "principal_components",
+    "receptive_field",
+    "rollout",
+]

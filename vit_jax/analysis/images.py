@@ -1,0 +1,138 @@
+"""Images to look at a model with, from files or a dataset, as the model was evaluated on."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from vit_jax.config import AugmentConfig
+from vit_jax.data.decode import decode
+from vit_jax.data.sources import Source
+from vit_jax.data.sources.listing import IMAGE_SUFFIXES
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import DataError
+from vit_jax.interop.published import EvalView
+
+# Encoded bytes -> u8[H, W, 3].
+Transform = Callable[[bytes], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Images of a model's size.
+
+    Attributes:
+        pixels: u8[M, H, W, 3].
+        names: file names, or ids of examples.
+        origin: where they come from, for people.
+    """
+
+    pixels: UInt8[np.ndarray, "M H W 3"]
+    names: tuple[str, ...]
+    origin: str
+
+    @property
+    def normalized(self) -> Float[np.ndarray, "M H W 3"]:
+        """The images in [-1, 1], as models take them."""
+        return self.pixels.astype(np.float32) / np.float32(127.5) - 1
+
+    def some(self, count: int) -> "Images":
+        """Returns `count` of the images, evenly spread; all where they are fewer."""
+        kept = spread(len(self.names), count)
+        return Images(self.pixels[kept], tuple(self.names[i] for i in kept), self.origin)
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Returns the places of `count` of `total` things, evenly spread; all where they are fewer.
+
+    >>> spread(10, 3), spread(2, 3)
+    ([0, 3, 6], [0, 1])
+    """
+    return list(range(total)) if count >= total else [i * total // count for i in range(count)]
+
+
+def make_view(image_size: tuple[int, int], view: EvalView, crop: str | None = None) -> Transform:
+    """Returns encoded bytes -> u8[H, W, 3], what of an image a model is shown in evaluation.
+
+    Args:
+        image_size: (height, width) in pixels. Where they differ, the whole image is squashed, with
+            Pillow's bilinear filter.
+        view: of the loaded weights.
+        crop: "central" or "resize"; None: as `view` says.
+    """
+    height, width = image_size
+    if height != width:
+        size = (width, height)
+        return lambda encoded: np.asarray(decode(encoded).resize(size, Image.Resampling.BILINEAR))
+    augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
+    transform = make_eval_transform(height, crop or view.crop, augment)
+    return lambda encoded: transform(encoded, np.random.default_rng(0))
+
+
+def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Images:
+    """Reads images from files and from folders at any depth.
+
+    Args:
+        paths: files, and folders of which every image counts, in the order of their names.
+        count: how many to take, evenly spread over all found.
+        transform: of `make_view`.
+
+    Raises:
+        DataError: nothing there, or a file that is no image.
+    """
+    files: list[Path] = []
+    for path in (p.expanduser() for p in paths):
+        if path.is_dir():
+            inside = (p for p in path.rglob("*") if p.name.lower().endswith(IMAGE_SUFFIXES))
+            files += sorted(p for p in inside if p.is_file())
+        else:
+            files.append(path)
+    names = ", ".join(map(str, paths))
+    if not files:
+        raise DataError(
+            f"no images in {names}", f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
+            "give another folder",
+        )  # fmt: skip
+    kept = [files[i] for i in spread(len(files), count)]
+    pixels = [_transformed(path, _bytes_of(path), transform) for path in kept]
+    return Images(np.stack(pixels), tuple(map(str, kept)), names)
+
+
+def read_source(source: Source, split: str, count: int, transform: Transform) -> Images:
+    """Reads images of a dataset, evenly spread over the split.
+
+    Args:
+        source: opened split.
+        split: its name, for people.
+        count: how many to take.
+        transform: of `make_view`.
+
+    Raises:
+        DataError: an empty split, or an example that cannot be decoded.
+    """
+    origin = f"{source.name}, split {split}"
+    if not len(source):
+        raise DataError(f"no images in {origin}", "a split with examples", "give another split")
+    examples = source.read(spread(len(source), count))
+    pixels = [_transformed(example.id, example.image, transform) for example in examples]
+    return Images(np.stack(pixels), tuple(e.id for e in examples), origin)
+
+
+def _transformed(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
+    try:
+        return transform(encoded)
+    except DataError as error:
+        raise DataError(f"{name}: {error.got}", error.expected, "leave it out") from None
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}", "an image file, or a folder of them",
+            "check the path",
+        ) from None  # fmt: skip
