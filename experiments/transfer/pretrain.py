@@ -35,10 +35,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "clip_global_norm": 1.0,
                 "schedule": {"warmup_epochs": 1.0},
             },
-            "train_epochs": 12.0,
+            "train_epochs": 8.0,
             # Microbatches of 32 stay in a CPU's cache.
             "accumulation_steps": 4,
-            "evaluation": {"splits": {"test": "test"}, "interval_epochs": 3.0},
+            "evaluation": {"splits": {"test": "test"}, "interval_epochs": 2.0},
             "checkpoint": {"interval_epochs": 1.0},
             "logging": {"interval_steps": 50},
         }
