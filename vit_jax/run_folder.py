@@ -126,14 +126,15 @@ class RunFolder:
         """Writes a file atomically: a reader sees the old one or the whole new one."""
         if not self.is_writer:
             return
-        temporary = self.path / f".{name}.tmp"
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.tmp")
         try:
             with temporary.open("w") as file:
                 json.dump(content, file, indent=2)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(self.path / name)
+            temporary.replace(target)
         except OSError as error:
             raise self._unwritable(error) from None
 

@@ -41,7 +41,7 @@ def draw_held_out(orders: Sequence[np.ndarray], most_shots: int, per_class: int)
 
 def split_off(
     labels: Labels, num_classes: int, fraction: float, seed: int
-) -> tuple[Places, Places]:
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
     """Returns the places of a training part and of a held-out part of every class.
 
     Args:

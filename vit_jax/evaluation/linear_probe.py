@@ -1,7 +1,8 @@
 """Logistic regression on frozen features: scikit-learn's, or by minibatch gradients where many.
 
 Both minimise the same: the mean cross-entropy plus |W|^2 / (2 C N), the intercept left out, on
-features minus their mean over the training examples, divided by their standard deviation.
+features minus their mean over the training examples, divided by their standard deviation. (Of two
+classes scikit-learn regularises the difference of their weights, which is a C half as large.)
 """
 
 import logging
@@ -25,6 +26,8 @@ _ITERATIONS = 1000
 _ROWS = 8192
 # Of the gradient-trained probe.
 _BATCH_SIZE, _LEARNING_RATE = 1024, 0.02
+# Steps an epoch has at least, with smaller batches where there are few examples.
+_STEPS = 16
 
 
 def fits_in_memory(features: Float[np.ndarray, "N D"], memory_mb: int) -> bool:
@@ -150,7 +153,7 @@ def train_by_gradient(
         seed: of their order.
     """
     count, width = features.shape
-    rows = min(_BATCH_SIZE, count)
+    rows = max(1, min(_BATCH_SIZE, count // _STEPS))
     per_epoch = count // rows
     optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, epochs * per_epoch))
     decay = jnp.asarray(1 / (np.asarray(strengths) * count), jnp.float32)
