@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from vit_jax.evaluation.threads import threads_for
+
 # Added to the standard deviation, as in big_vision.
 _EPSILON = 1e-5
 # Rows that are classified at a time.
@@ -74,9 +76,10 @@ def fit_ridge(
         bias: value of the constant feature; None: there is none.
         dtype: type of all numbers; float64 runs on the host where the device has none.
     """
-    with precision(dtype):
+    with precision(dtype), threads_for(features.size):
         x = jnp.asarray(np.asarray(features, dtype))
-        return _fit(x, jnp.asarray(labels), num_classes, whiten, bias)
+        found = _fit(x, jnp.asarray(labels), num_classes, whiten, bias)
+        return jax.block_until_ready(found)
 
 
 @contextlib.contextmanager

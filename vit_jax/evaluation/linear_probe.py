@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from vit_jax.evaluation.fewshot import precision
+from vit_jax.evaluation.threads import threads_for
 from vit_jax.rng import generator
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def train_by_lbfgs(
     model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
     for place in order:
         model.C = float(strengths[place])
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, threads_for(scaled.size):
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(scaled, labels)
         if any(issubclass(w.category, ConvergenceWarning) for w in caught):
