@@ -11,7 +11,8 @@ FEWSHOT = [
     "--config.evaluation.splits.test=test", "--config.fewshot.datasets.numbers.name=digits",
     "--config.fewshot.datasets.numbers.crop=resize", "--config.fewshot.shots=(1,5)",
     "--config.fewshot.interval_steps=3", "--config.fewshot.batch_size=50",
-    "--config.fewshot.datasets.larger.name=digits", "--config.fewshot.datasets.larger.image_size=12",
+    "--config.fewshot.datasets.larger.name=digits",
+    "--config.fewshot.datasets.larger.image_size=12",
 ]  # fmt: skip
 
 
