@@ -74,7 +74,7 @@ def test_the_command_finds_the_same_in_the_finished_run(reference, digits_dir, c
     assert figures(again) == pytest.approx(figures(result), abs=1 / 360)
 
 
-@pytest.mark.parametrize(("call", "step"), [(1, 10), (2, 20)])
+@pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
 def test_a_stop_in_the_middle_leaves_only_that_to_do(
     reference, digits_dir, tmp_path, monkeypatch, call, step
 ):
