@@ -18,6 +18,7 @@ from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 COMMANDS = {
     "train": "train a model, or go on training in a run folder",
     "eval": "evaluate the checkpoint of a run folder",
+    "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
     "checkpoint": "look into a checkpoint: arrays, config, git revision",
     "data": "list, look at, check, pack and convert datasets",
     "predict": "name what is on images",

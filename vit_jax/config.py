@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, Literal
 
 from vit_jax.config_data import MemberConfig, SourceKind, SubsetConfig
+from vit_jax.config_fewshot import FewshotConfig
 from vit_jax.config_mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
@@ -325,6 +326,7 @@ class Config(Section):
     # Run folder or checkpoint whose parameters training starts from.
     init_from: str | None = option(None)
     evaluation: EvaluationConfig = section(EvaluationConfig)
+    fewshot: FewshotConfig = section(FewshotConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
@@ -332,6 +334,7 @@ class Config(Section):
 
     def check(self) -> None:
         check_duration(self, "train", required=True)
+        check_duration(self.fewshot, "interval", required=False)
         metrics = {
             f"eval/{split}/{metric}"
             for split in self.evaluation.splits

@@ -31,7 +31,7 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: no such file, no `get_config`, unknown key, wrong type or value.
     """
-    mapping = _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
+    mapping = read_mapping(spec)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -40,6 +40,18 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
             )
         set_key(mapping, key, parse_override(Config, key, text))
     return Config.from_mapping(mapping)
+
+
+def read_mapping(spec: str) -> dict[str, Any]:
+    """Returns what a config file says, unchecked.
+
+    Args:
+        spec: "FILE.py", "FILE.py:ARG", or a "config.json".
+
+    Raises:
+        ConfigError: no such file, or none that can be read.
+    """
+    return _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -89,10 +89,12 @@ class MetricsWriter:
             if self._wandb is not None:
                 self._wandb.finish()
 
-    def evaluation_at(self, step: int) -> dict[str, float]:
-        """Returns the evaluation figures that an earlier session wrote at a step, if any."""
+    def evaluation_at(
+        self, step: int, prefixes: str | tuple[str, ...] = "eval/"
+    ) -> dict[str, float]:
+        """Returns the figures of an evaluation that an earlier session wrote at a step, if any."""
         rows = [row for row in read_metrics(self._path) if row["step"] == step]
-        return {k: v for row in rows for k, v in row.items() if k.startswith("eval/")}
+        return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Writes one line.

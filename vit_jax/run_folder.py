@@ -17,10 +17,10 @@ from typing import Any, TextIO
 import jax
 
 from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config_file import load_config, read_mapping
 from vit_jax.errors import RunFolderError, first_few
 from vit_jax.parallel import hosts
-from vit_jax.schema import differences
+from vit_jax.schema import Section, differences
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,14 @@ class RunFolder:
 
     Args:
         path: made when missing.
-        config: of the run that is to go there.
+        config: of the run that is to go there; what its `command` is, if it has one, tells kinds of
+            runs apart.
 
     Raises:
         RunFolderError: unwritable, in use by another process, or holding a run of another config.
     """
 
-    def __init__(self, path: Path, config: Config):
+    def __init__(self, path: Path, config: Section):
         self.path = Path(path).expanduser().absolute()
         self.config = config
         self.is_writer = jax.process_index() == 0
@@ -125,14 +126,15 @@ class RunFolder:
         """Writes a file atomically: a reader sees the old one or the whole new one."""
         if not self.is_writer:
             return
-        temporary = self.path / f".{name}.tmp"
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.tmp")
         try:
             with temporary.open("w") as file:
                 json.dump(content, file, indent=2)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(self.path / name)
+            temporary.replace(target)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -162,7 +164,14 @@ class RunFolder:
                 "a run folder or a new one",
                 "choose another --workdir",
             )
-        there = load_config(str(saved))
+        mapping, wanted = read_mapping(str(saved)), getattr(self.config, "command", "train")
+        if mapping.get("command", "train") != wanted:
+            raise RunFolderError(
+                f"run folder {self.path} holds a run of {mapping.get('command', 'train')}",
+                f"one of {wanted}, or a new folder",
+                "choose another --workdir",
+            )
+        there = type(self.config).from_mapping(mapping)
         rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
         if rows:
             raise RunFolderError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.commands.arguments import seconds
-from vit_jax.config import Config
+from vit_jax.schema import Section
 
 # What may differ between hosts: where the data lie there, and how fast they are read.
 _OF_THE_HOST = (
@@ -41,7 +41,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def started(
-    args: argparse.Namespace, config: Config, cancelled: Callable[[], bool] = lambda: False
+    args: argparse.Namespace, config: Section, cancelled: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
     """Makes this process one of the run's while entered.
 
@@ -58,7 +58,10 @@ def started(
     from vit_jax.run_folder import code_versions
 
     launch = detect(args.cluster, args.coordinator, args.num_processes, args.process_id)
-    shared = {k: v for k, v in _flat(config.to_mapping()).items() if k not in _OF_THE_HOST}
+    flat = _flat(config.to_mapping())
+    shared = {
+        k: v for k, v in flat.items() if k not in _OF_THE_HOST and not k.endswith(".data_dir")
+    }
     with start(
         launch,
         config=shared,

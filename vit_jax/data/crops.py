@@ -86,6 +86,17 @@ def central_box(size: tuple[int, int], fraction: float) -> Box:
     return _centred(width, height, side, side)
 
 
+def central_part(size: tuple[int, int], fraction: float) -> Box:
+    """Returns the middle of the image, `fraction` of its width and of its height.
+
+    Resized to a square, that is what squashing to a larger square and cropping its centre gives.
+    """
+    width, height = size
+    return _centred(
+        width, height, max(round(width * fraction), 1), max(round(height * fraction), 1)
+    )
+
+
 INCEPTION_BOX: dict[str, Callable[[tuple[int, int], float, float, np.random.Generator], Box]] = {
     "paper": paper_box,
     "torchvision": torchvision_box,

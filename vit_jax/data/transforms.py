@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config import AugmentConfig
-from vit_jax.data.crops import INCEPTION_BOX, Box, central_box
+from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_torchvision import randaugment_torchvision
@@ -54,7 +54,9 @@ def make_eval_transform(
 
     Args:
         image_size: side of the result in pixels.
-        crop: "central": the central square of the size that `augment` says; "resize": squash.
+        crop: "central": the central square of the size that `augment` says; "resize": squash;
+            "squash_central": squash and take the middle of that, which is big_vision's `resize` and
+            `central_crop`.
         augment: `central_fraction` and `antialias` are read.
     """
     chosen = augment or AugmentConfig()
@@ -62,8 +64,12 @@ def make_eval_transform(
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         del rng
         image = EncodedImage(encoded)
-        whole = (0, 0, *image.size)
-        box = whole if crop == "resize" else central_box(image.size, chosen.central_fraction)
+        if crop == "resize":
+            box = (0, 0, *image.size)
+        elif crop == "squash_central":
+            box = central_part(image.size, chosen.central_fraction)
+        else:
+            box = central_box(image.size, chosen.central_fraction)
         return _resized(image, box, image_size, chosen)
 
     return transform

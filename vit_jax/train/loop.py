@@ -25,6 +25,7 @@ from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run_folder import RunFolder
 from vit_jax.train.attention_watch import make_attention_watch
 from vit_jax.train.divergence import examine_step, first_bad, write_report
+from vit_jax.train.fewshot import FewshotWatch
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import Stopped, StopSignals
@@ -92,6 +93,7 @@ def _train(
     num_classes = class_count(source, config.data.num_classes)
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    fewshot = FewshotWatch(config, mesh, num_examples=len(source))
     with RunFolder(workdir, config) as folder:
         finished = first_does("look for a result", lambda: folder.result)
         if finished is not None:
@@ -125,8 +127,9 @@ def _train(
                 DeviceClock() as clock,
             ):
                 run = _Run(
-                    program, source, evaluator, checkpoints, writer, examples, view, clock, stop
-                )
+                    program, source, evaluator, fewshot, checkpoints, writer, examples, view,
+                    clock, stop,
+                )  # fmt: skip
                 result = run.run(start, folder.path / "report" if explain else None)
         folder.write_json("result.json", result)
     return result
@@ -140,6 +143,7 @@ class _Run:
         program: Program,
         source: Source,
         evaluator: SplitEvaluator,
+        fewshot: FewshotWatch,
         checkpoints: CheckpointFolder,
         writer: MetricsWriter,
         examples: ExampleLog,
@@ -148,7 +152,7 @@ class _Run:
         stop: StopSignals,
     ):
         self.program, self.config, self.source = program, program.config, source
-        self.evaluator, self.checkpoints = evaluator, checkpoints
+        self.evaluator, self.fewshot, self.checkpoints = evaluator, fewshot, checkpoints
         self.writer, self.examples = writer, examples
         self.view, self.clock = view, clock
         self.stop = StopAgreement(lambda: stop.requested)
@@ -185,7 +189,8 @@ class _Run:
             except DivergenceError as error:
                 raise self._explained(error, step_fn, report) from None
         self._evaluate(total, state)
-        if self.evaluated[0] != total:
+        self._evaluate_fewshot(total, state)
+        if not self._measured(total):
             raise Stopped(total)
         self.checkpoints.wait()
         return {
@@ -193,6 +198,7 @@ class _Run:
             "parameters": self.program.num_parameters(),
             "wall_time_s": time.perf_counter() - self.begin,
             **self.evaluated[1],
+            **self.fewshot.figures,
         }
 
     def _pick_up(self, start: Start) -> None:
@@ -203,6 +209,8 @@ class _Run:
             self.evaluated = (start.step, figures)
         elif _due(start.step, self.eval_every):
             self._evaluate(start.step, start.state)
+        if not self.fewshot.pick_up(start.step, self.writer) and self.fewshot.due(start.step):
+            self._evaluate_fewshot(start.step, start.state)
 
     def _run_steps(self, step_fn: Any, state: TrainState, start: int) -> TrainState:
         """Runs the steps after `start`; evaluates and saves when due; stops when asked."""
@@ -229,9 +237,12 @@ class _Run:
         if last or (_due(step, self.eval_every) and not stopping):
             self._evaluate(step, state)
             stopping = stopping or (last and self.evaluated[0] != step) or self.stop.reached()
+        if last or (self.fewshot.due(step) and not stopping):
+            self._evaluate_fewshot(step, state)
+            stopping = stopping or (last and not self._measured(step)) or self.stop.reached()
         if last or stopping or _due(step, self.save_every):
             self._save(step, state, evaluate=not stopping)
-        if stopping and not (last and self.evaluated[0] == step):
+        if stopping and not (last and self._measured(step)):
             self.checkpoints.wait()
             raise Stopped(step)
 
@@ -342,6 +353,19 @@ class _Run:
                 self.view.evaluated(step, figures)
             self.evaluated = (step, figures)
         self.telemetry.pause(time.perf_counter() - begin)
+
+    def _evaluate_fewshot(self, step: int, state: TrainState) -> None:
+        """Does the same on frozen features."""
+        self._drain(0)
+        begin = time.perf_counter()
+        if self.fewshot.run(step, state.eval_params, self.stop.reached):
+            self.writer.write(step, self.fewshot.figures)
+            self.view.evaluated(step, self.fewshot.figures)
+        self.telemetry.pause(time.perf_counter() - begin)
+
+    def _measured(self, step: int) -> bool:
+        """Whether all that is measured at the end is of this step."""
+        return self.evaluated[0] == self.fewshot.step == step
 
     def _save(self, step: int, state: TrainState, *, evaluate: bool) -> None:
         """Starts saving a state whose every step so far was finite.

@@ -1,0 +1,214 @@
+"""`python -m vit_jax fewshot` on the digits and a small random model, and on folders of images."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from images import encode
+from weight_files import random_weights
+
+from vit_jax.__main__ import main
+from vit_jax.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "model"
+    random_weights(path, image_size=(8, 8), num_classes=3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(weights, digits_dir, tmp_path_factory):
+    """The arguments of all runs on digits."""
+    cache = tmp_path_factory.mktemp("cache")
+    return [
+        "fewshot", str(weights), "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
+        "--batch_size=100", f"--cache_dir={cache}", "--shots=1,5", "--seeds=0,1,2",
+    ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _said(caplog):
+    caplog.set_level(logging.INFO, "vit_jax")
+
+
+def run_json(arguments, capsys):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def figures(result):
+    return {k: v for k, v in result.items() if "/" in k}
+
+
+def error_of(arguments, capsys):
+    assert main(arguments) == 2
+    (line,) = [li for li in capsys.readouterr().err.splitlines() if li.startswith("error: ")]
+    return line
+
+
+def test_figures_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, capsys, caplog):
+    folder = tmp_path / "run"
+    methods = "--method=least_squares,knn,linear_probe"
+    small = ["--config.fewshot.probe_c=(0.01,1.0)", "--config.fewshot.knn_neighbours=(1,10)"]
+    arguments = [*base, methods, *small, f"--workdir={folder}"]
+    first = run_json(arguments, capsys)
+    assert figures(first).keys() == {
+        *(f"fewshot/digits/{k}_shot/{m}" for k in (1, 5)
+          for m in ("accuracy_top1", "accuracy_top1_std", "l2")),
+        "knn/digits/accuracy_top1", "knn/digits/neighbours",
+        "linear_probe/digits/accuracy_top1", "linear_probe/digits/c",
+    }  # fmt: skip
+    # Of ten classes, with random weights.
+    assert first["fewshot/digits/1_shot/accuracy_top1"] > 0.15
+    assert (
+        first["fewshot/digits/1_shot/accuracy_top1"]
+        < (first["fewshot/digits/5_shot/accuracy_top1"])
+    )
+    assert first["knn/digits/accuracy_top1"] > 0.6
+    assert first["linear_probe/digits/accuracy_top1"] > 0.6
+    assert json.loads((folder / "result.json").read_text()) == first
+    (row,) = read_metrics(folder / "metrics.jsonl")
+    assert figures(row) == figures(first)
+    details = json.loads((folder / "report" / "fewshot.json").read_text())["digits"]
+    by_seed = details["least_squares"]["5_shot"]["accuracy_top1_by_seed"]
+    assert np.mean(list(by_seed.values())) == first["fewshot/digits/5_shot/accuracy_top1"]
+    deviation = np.std(list(by_seed.values()), ddof=1)
+    assert deviation == pytest.approx(first["fewshot/digits/5_shot/accuracy_top1_std"])
+    assert (
+        "20 examples of each class of the training split" in (details["least_squares"]["chosen_on"])
+    )
+    assert details["images"] == {"train": 1437, "test": 360}
+    # Again: finished. Elsewhere: from the cache, the same.
+    caplog.clear()
+    assert run_json(arguments, capsys) == first
+    assert "is finished already" in caplog.text
+    again = run_json([*arguments[:-1], f"--workdir={tmp_path / 'other'}"], capsys)
+    assert figures(again) == figures(first)
+    # Other arguments, or another command, do not go into the same folder.
+    assert "holds a run of another config (fewshot.shots" in error_of(
+        [*arguments, "--shots=1"], capsys
+    )
+    train = ["train", "--config=configs/quickstart.py", f"--workdir={folder}"]
+    assert "holds a run of fewshot; expected one of train" in error_of(train, capsys)
+
+
+def test_a_cache_that_is_damaged_changes_nothing(base, tmp_path, capsys, caplog):
+    arguments = [*base, f"--cache_dir={tmp_path}", "--l2=4"]
+    first = figures(run_json(arguments, capsys))
+    assert len(list(tmp_path.iterdir())) == 2
+    for path in tmp_path.glob("*/features.npy"):
+        content = bytearray(path.read_bytes())
+        content[-100:] = bytes(100)
+        path.write_bytes(content)
+    assert figures(run_json(arguments, capsys)) == first
+    assert caplog.text.count("made again") == 2
+    caplog.clear()
+    assert figures(run_json(arguments, capsys)) == first
+    assert "made again" not in caplog.text
+    run_json([*arguments, "--crop=central"], capsys)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_batch_size_and_type_change_no_figure_much(base, capsys):
+    usual = figures(run_json([*base, "--l2=4", "--no_cache"], capsys))
+    other = figures(
+        run_json(
+            [*base, "--l2=4", "--no_cache", "--batch_size=77", "--config.fewshot.dtype=float64"],
+            capsys,
+        )
+    )
+    for name, value in usual.items():
+        assert other[name] == pytest.approx(value, abs=2 / 360), name
+
+
+def test_a_fixed_strength_and_one_chosen_on_another_split(base, capsys):
+    fixed = run_json([*base, "--l2=1024", "--shots=5"], capsys)
+    assert fixed["fewshot/digits/5_shot/l2"] == 1024
+    split = ["--train_split=train[:80%]", "--held_out_split=train[80%:]", "--shots=5"]
+    chosen = run_json([*base, *split], capsys)
+    assert np.log2(chosen["fewshot/digits/5_shot/l2"]) in range(-10, 21)
+
+
+def test_the_table(base, capsys):
+    assert main([*base, "--l2=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "top-1 on the test split" in shown
+    for word in ("digits", "1-shot", "5-shot", "l2 4"):
+        assert word in shown
+
+
+def write_folder(root, counts):
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 0), ("test", 2)):
+        for name, count in counts.items():
+            (root / split / name).mkdir(parents=True)
+            for i in range(number or count):
+                noise = rng.integers(256, size=(12, 9, 3), dtype=np.uint8)
+                (root / split / name / f"{i}.png").write_bytes(encode(noise))
+
+
+def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
+    write_folder(tmp_path / "pets", {"cat": 4, "dog": 3})
+    base = ["fewshot", str(weights), f"--dataset={tmp_path / 'pets'}", "--no_cache"]
+    line = error_of([*base, "--shots=1,5"], capsys)
+    assert "class 'dog' of pets train has 3 examples; expected at least 6: 5 for 5 shots" in line
+    assert "fixed l2" not in line
+    line = error_of([*base, "--shots=3"], capsys)
+    assert "expected at least 4" in line
+    assert "fixed l2" in line
+    found = run_json([*base, "--shots=3", "--l2=1"], capsys)
+    assert 0 <= found["fewshot/pets/3_shot/accuracy_top1"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method=foo"], "'fewshot.methods' is 'foo'"),
+        (["--dataset=digit"], "no dataset 'digit'"),
+        (["--test_split=validation"], "split 'validation' of digits"),
+        (["--test_split=train"], "and so is test_split"),
+        (["--held_out_split=test"], "and so is test_split"),
+        (["--shots=0"], "'fewshot.shots' is (0,)"),
+        (["--shots=a"], "not a list of whole numbers"),
+        (["--shots=200"], "class '9' of digits/1.0.0 train has 133"),
+        (["--l2=0"], "'fewshot.l2' is 0"),
+        (["--config.fewshot.whitening=False"], "did you mean 'fewshot.whiten'"),
+        (["--nonsense=1"], "unknown argument '--nonsense=1'"),
+        (["--config.seed=1"], "unknown config key 'seed'"),
+        (["--dataset=digits"], "two datasets 'digits'"),
+    ],
+)
+def test_wrong_arguments_get_one_line(base, arguments, words, capsys):
+    own = base
+    if arguments[0].startswith("--dataset=digit") and arguments != ["--dataset=digits"]:
+        own = [a for a in base if not a.startswith("--dataset")]
+    assert words in error_of([*own, *arguments], capsys)
+
+
+def test_checkpoints_that_cannot_be_read_get_one_line(base, tmp_path, capsys):
+    (tmp_path / "bad.npz").write_bytes(b"not an archive")
+    rest = base[2:]
+    assert "nothing at" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)
+    assert "cannot be read" in error_of(["fewshot", str(tmp_path / "bad.npz"), *rest], capsys)
+    assert "no CHECKPOINT" in error_of(["fewshot", *rest], capsys)
+    assert "no dataset" in error_of(["fewshot", "x.npz"], capsys)
+
+
+def test_a_recipe_says_what_to_measure(weights, digits_dir, tmp_path, capsys):
+    config = tmp_path / "config.py"
+    config.write_text(
+        "def get_config():\n"
+        "    return {'model': {'name': 'ViT-Ti/8'}, 'train_steps': 1,\n"
+        "            'data': {'name': 'digits', 'global_batch_size': 8,\n"
+        f"                     'data_dir': {str(digits_dir)!r}}},\n"
+        "            'optimizer': {'learning_rate': 0.1},\n"
+        "            'fewshot': {'datasets': {'numbers': {'name': 'digits', 'crop': 'resize'}},\n"
+        "                        'shots': [2], 'seeds': [5], 'l2': 8.0}}\n"
+    )
+    found = run_json(["fewshot", f"--config={config}", "--no_cache",
+                      f"--config.checkpoint={weights}"], capsys)  # fmt: skip
+    assert found["fewshot/numbers/2_shot/l2"] == 8
+    assert found["fewshot/numbers/2_shot/accuracy_top1_std"] == 0

@@ -1,0 +1,190 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from images import encode
+from random_models import random_images, run
+from weight_files import random_weights
+
+from vit_jax.config import MeshConfig
+from vit_jax.data.sources import Example
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import WeightsError
+from vit_jax.evaluation.features import (
+    data_hash,
+    extract,
+    fit_params,
+    freeze,
+    place_params,
+    weights_hash,
+)
+from vit_jax.interop.load import load
+from vit_jax.parallel.mesh import make_mesh
+
+COUNT = 11
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh(MeshConfig())
+
+
+def as_bytes(images):
+    return np.round((images + 1) * 127.5).astype(np.uint8)
+
+
+def batches(images, labels, size, *, skipped=()):
+    """Batches as the loader makes them: the last filled up and masked, what was skipped masked."""
+    for start in range(0, len(images), size):
+        own = range(start, min(start + size, len(images)))
+        missing = size - len(own)
+        yield {
+            "image": np.pad(images[own.start : own.stop], ((0, missing), (0, 0), (0, 0), (0, 0))),
+            "label": np.pad(labels[own.start : own.stop], (0, missing)),
+            "mask": np.array([i not in skipped for i in own] + [False] * missing),
+            "index": np.zeros(size, np.int64),
+            "skipped": np.zeros(size, bool),
+        }
+
+
+@pytest.fixture(scope="module")
+def data():
+    return as_bytes(random_images(COUNT, 32)), np.arange(COUNT, dtype=np.int32) % 5
+
+
+def frozen_features(
+    loaded, images, labels, mesh, *, kind="pre_logits", size=4, side=None, **options
+):
+    own = freeze(loaded.options, loaded.image_size, kind, mesh)
+    there = own if side is None else freeze(loaded.options, (side, side), kind, mesh)
+    params = nnx.to_pure_dict(nnx.state(loaded.model))
+    fitted = fit_params(place_params(params, MeshConfig(), mesh), own, there, mesh)
+    return extract(there, fitted, batches(images, labels, size, **options), len(images), mesh)
+
+
+def by_the_model(model, images):
+    unit = jnp.asarray(images / np.float32(127.5) - 1)
+    return np.asarray(run(model, unit, return_intermediates=("pre_logits",))[1]["pre_logits"])
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({}, 4), ({}, 11), ({"representation_size": 12}, 16), ({"pooling": "flatten"}, 4)],
+    ids=["token", "token, one batch", "tanh, more rows than examples", "flatten"],
+)
+def test_features_are_what_the_linear_layer_sees_once_an_example(
+    tmp_path, mesh, data, options, size
+):
+    loaded = random_weights(tmp_path / "model", **options)
+    found = frozen_features(loaded, *data, mesh, size=size)
+    assert found.values.dtype == np.float32
+    np.testing.assert_allclose(found.values, by_the_model(loaded.model, data[0]), atol=2e-5)
+    np.testing.assert_array_equal(found.labels, data[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BiT-R-Mini", "R+ViT-Mini/4"])
+def test_features_of_resnets_and_hybrids(tmp_path, mesh, data, name):
+    loaded = random_weights(tmp_path / "model", name)
+    found = frozen_features(loaded, *data, mesh)
+    wanted = by_the_model(loaded.model, data[0])
+    np.testing.assert_allclose(found.values, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_pooled_features_are_those_before_the_tanh_layer(tmp_path, mesh, data):
+    loaded = random_weights(tmp_path / "model", representation_size=12)
+    pooled = frozen_features(loaded, *data, mesh, kind="pooled").values
+    assert pooled.shape == (COUNT, 24)
+    layer = nnx.to_pure_dict(nnx.state(loaded.model))["head"]["pre_logits"]
+    behind = np.tanh(pooled @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+    np.testing.assert_allclose(behind, frozen_features(loaded, *data, mesh).values, atol=2e-5)
+
+
+def test_what_was_skipped_is_left_out(tmp_path, mesh, data):
+    loaded = random_weights(tmp_path / "model")
+    found = frozen_features(loaded, *data, mesh, skipped=(0, 7))
+    kept = [i for i in range(COUNT) if i not in (0, 7)]
+    whole = frozen_features(loaded, *data, mesh)
+    np.testing.assert_array_equal(found.values, whole.values[kept])
+    np.testing.assert_array_equal(found.labels, data[1][kept])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"position_embedding": "rope_2d", "width": 24}],
+    ids=["learned_1d", "rope_2d"],
+)
+def test_another_image_size_is_as_loading_at_that_size(tmp_path, mesh, options):
+    loaded = random_weights(tmp_path / "model", **options)
+    images = as_bytes(random_images(3, 48))
+    found = frozen_features(loaded, images, np.zeros(3, np.int32), mesh, side=48)
+    wanted = by_the_model(load(tmp_path / "model", image_size=48).model, images)
+    np.testing.assert_allclose(found.values, wanted, atol=2e-5)
+
+
+def test_features_that_overflow_are_an_error(tmp_path, mesh, data):
+    loaded = random_weights(tmp_path / "model")
+    loaded.model.norm.scale[...] = jnp.full_like(loaded.model.norm.scale[...], jnp.inf)
+    with pytest.raises(WeightsError, match="features that are not finite"):
+        frozen_features(loaded, *data, mesh)
+
+
+def test_a_stop_leaves_nothing(tmp_path, mesh, data):
+    loaded = random_weights(tmp_path / "model")
+    own = freeze(loaded.options, loaded.image_size, "pre_logits", mesh)
+    params = nnx.to_pure_dict(nnx.state(loaded.model))
+    fitted = fit_params(params, own, own, mesh)
+    asked = iter([False, True])
+    assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None
+
+
+def test_the_hash_of_weights_is_of_all_but_the_linear_layer(tmp_path):
+    params = nnx.to_pure_dict(nnx.state(random_weights(tmp_path / "model").model))
+    before = weights_hash(params)
+    assert weights_hash(jax.tree.map(np.asarray, params)) == before
+    head = params["head"]["linear"]
+    head["kernel"] = head["kernel"] + 1
+    assert weights_hash(params) == before
+    params["norm"]["scale"] = params["norm"]["scale"].at[0].add(1e-6)
+    assert weights_hash(params) != before
+
+
+class Listed:
+    """A source of given bytes."""
+
+    name, class_names, fingerprint = "listed", ("a", "b"), "same"
+
+    def __init__(self, images, labels=(0, 1, 0)):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return Example(self.images[index], self.labels[index], str(index))
+
+    def read(self, indices):
+        return [self[i] for i in indices]
+
+
+def test_the_hash_of_data_sees_bytes_and_labels_behind_the_same_name():
+    usual = data_hash(Listed([b"x", b"y", b"z"]))
+    assert data_hash(Listed([b"x", b"y", b"z"])) == usual
+    assert data_hash(Listed([b"x", b"Y", b"z"])) != usual
+    assert data_hash(Listed([b"x", b"y", b"z"], (0, 0, 0))) != usual
+    assert data_hash(Listed([b"x", b"y"])) != usual
+
+
+def test_squash_central_is_the_middle_of_the_squashed_image():
+    # 64 wide, 32 high: squashed to 32 x 32, the middle 28 are columns 4 to 59 and rows 2 to 29.
+    pixels = np.zeros((32, 64, 3), np.uint8)
+    pixels[2:30, 4:60] = 200
+    found = make_eval_transform(28, "squash_central")(encode(pixels), np.random.default_rng())
+    assert found.shape == (28, 28, 3)
+    assert (found == 200).all()
+    # The central square has the height's 28 rows, and of the columns only 18 to 45.
+    pixels[:, 18:46] = 100
+    assert (
+        make_eval_transform(28, "central")(encode(pixels), np.random.default_rng()) == 100
+    ).all()

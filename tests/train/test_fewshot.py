@@ -1,0 +1,128 @@
+"""Few-shot evaluation inside training runs: when, with which parameters, the same when resumed."""
+
+import json
+
+import jax
+import pytest
+from processes import TINY
+
+from vit_jax.__main__ import main
+from vit_jax.config_file import load_config
+from vit_jax.errors import ConfigError, DataError
+from vit_jax.evaluation.frozen import FrozenEvaluator
+from vit_jax.metrics import read_metrics
+from vit_jax.train.loop import train
+from vit_jax.train.signals import Stopped, StopSignals
+
+FEWSHOT = [
+    "fewshot.datasets.numbers.name=digits", "fewshot.datasets.numbers.crop=resize",
+    "fewshot.shots=(1,5)", "fewshot.seeds=(0,1)", "fewshot.interval_steps=10",
+    "fewshot.methods=('least_squares','knn')", "fewshot.knn_neighbours=(1,10)",
+]  # fmt: skip
+NAMES = {
+    *(f"fewshot/numbers/{k}_shot/{name}" for k in (1, 5)
+      for name in ("accuracy_top1", "accuracy_top1_std", "l2")),
+    "knn/numbers/accuracy_top1", "knn/numbers/neighbours",
+}  # fmt: skip
+
+
+def make_config(digits_dir, *overrides):
+    common = [
+        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
+        "checkpoint.interval_steps=5", "logging.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2",
+    ]  # fmt: skip
+    return load_config(str(TINY), [*common, *overrides])
+
+
+def found(workdir):
+    rows = [
+        {k: v for k, v in row.items() if k == "step" or k in NAMES}
+        for row in read_metrics(workdir / "metrics.jsonl")
+    ]
+    return [row for row in rows if len(row) > 1]
+
+
+def figures(result):
+    return {k: v for k, v in result.items() if k in NAMES}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, digits_dir):
+    """The run that nobody disturbed, and its result."""
+    workdir = tmp_path_factory.mktemp("reference")
+    with jax.numpy_dtype_promotion("standard"):  # For optax.adam.
+        return workdir, train(make_config(digits_dir, *FEWSHOT), workdir, StopSignals())
+
+
+def test_figures_are_in_the_metrics_and_in_the_result(reference):
+    workdir, result = reference
+    rows = found(workdir)
+    assert [row["step"] for row in rows] == [10, 20]
+    assert rows[1] == {"step": 20, **figures(result)}
+    assert rows[0].keys() == rows[1].keys() == {"step", *NAMES}
+    assert result["fewshot/numbers/5_shot/accuracy_top1"] > 0.3
+    assert "eval/test/accuracy_top1" in result
+    assert json.loads((workdir / "result.json").read_text()) == result
+
+
+def test_the_command_finds_the_same_in_the_finished_run(reference, digits_dir, capsys):
+    workdir, result = reference
+    command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}", "--no_cache"]
+    assert main([*command, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures(again) == pytest.approx(figures(result), abs=1 / 360)
+
+
+@pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
+def test_a_stop_in_the_middle_leaves_only_that_to_do(
+    reference, digits_dir, tmp_path, monkeypatch, call, step
+):
+    original, calls, stop = FrozenEvaluator.__call__, [], StopSignals()
+
+    def evaluate(self, params, stopping):
+        calls.append(1)
+        stop.requested = len(calls) == call
+        return original(self, params, stopping)
+
+    config = make_config(digits_dir, *FEWSHOT)
+    with monkeypatch.context() as patch:
+        patch.setattr(FrozenEvaluator, "__call__", evaluate)
+        with pytest.raises(Stopped, match=f"step {step}"):
+            train(config, tmp_path, stop)
+    assert len(found(tmp_path)) == call - 1
+    result = train(config, tmp_path, StopSignals())
+    assert found(tmp_path) == found(reference[0])
+    assert result | {"wall_time_s": 0} == reference[1] | {"wall_time_s": 0}
+    (tmp_path / "result.json").unlink()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    train(config, tmp_path, StopSignals())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_too_few_examples_are_told_before_the_first_step(digits_dir, tmp_path):
+    config = make_config(digits_dir, *FEWSHOT, "fewshot.shots=(1,500)")
+    with pytest.raises(DataError, match=r"class '9' of digits/1.0.0 train has 133 examples"):
+        train(config, tmp_path, StopSignals())
+    config = make_config(digits_dir, *FEWSHOT, "fewshot.datasets.numbers.name=nothing")
+    with pytest.raises(DataError, match="few-shot dataset 'numbers': no dataset 'nothing'"):
+        train(config, tmp_path, StopSignals())
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["fewshot.datasets.numbers.test_split=train"], "and so is test_split"),
+        (["fewshot.datasets.a/b.name=digits"], "a name without '/'"),
+        (["fewshot.shots=(5,5)"], "one or more different"),
+        (["fewshot.seeds=()"], "one or more different"),
+        (["fewshot.seeds=(-1,)"], "numbers of at least 0"),
+        (["fewshot.l2_grid=(0.0,1.0)"], "numbers above 0"),
+        (["fewshot.methods=('svm',)"], "one of least_squares, knn, linear_probe"),
+        (["fewshot.datasets.numbers.split=x"], "unknown config key"),
+    ],
+)
+def test_impossible_sections_are_config_errors(digits_dir, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        make_config(digits_dir, *FEWSHOT, *overrides)

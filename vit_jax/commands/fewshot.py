@@ -1,0 +1,306 @@
+"""Evaluate frozen features: few-shot least squares, nearest neighbours, a linear probe.
+
+    python -m vit_jax fewshot runs/quickstart --dataset=digits --crop=resize
+    python -m vit_jax fewshot B_16.npz --dataset=cifar100 --data_dir=DATA --l2=1024
+    python -m vit_jax fewshot runs/b16 --dataset=PHOTOS --shots=1,5 --method=least_squares,knn
+
+CHECKPOINT is anything that predict takes: file, folder, run folder (its moving average where there
+is one), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file; it may be
+repeated. Everything else is a key of the config's fewshot section, which --config=FILE reads from a
+recipe and --config.fewshot.KEY=VALUE sets.
+
+Shots are drawn from the training split, a seed at a time. What is chosen (l2, k, C) is chosen on
+examples of the training split that are held out, or on --held_out_split; never on the test split.
+With --workdir the figures go to a run folder, and the same command again says that it is finished.
+"""
+
+import argparse
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from vit_jax.commands.arguments import positive
+from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.commands.process import add_process_arguments, started
+from vit_jax.config import Config, DataConfig, LoggingConfig
+from vit_jax.config_fewshot import FewshotRunConfig
+from vit_jax.config_file import read_mapping, set_key
+from vit_jax.errors import ConfigError, DataError
+from vit_jax.schema import parse_override
+from vit_jax.train.signals import EXIT_STOPPED, StopSignals
+
+log = logging.getLogger(__name__)
+
+# --config.KEY=VALUE and --model.KEY=VALUE.
+OVERRIDES = "--"
+_BATCH_SIZE = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("checkpoint", nargs="?", help="file, folder, run folder, hf:// or gs://")
+    parser.add_argument("--config", help="recipe, or config.json, with a fewshot section")
+    parser.add_argument(
+        "--dataset", action="append", default=[], metavar="NAME",
+        help="TFDS name, folder of images or CSV file; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--data_dir", help="TFDS folder")
+    parser.add_argument("--train_split", help="that shots are drawn from (train)")
+    parser.add_argument("--test_split", help="that accuracies are those of (test)")
+    parser.add_argument("--held_out_split", help="to choose l2, k and C on")
+    parser.add_argument(
+        "--crop", choices=("squash_central", "central", "resize"),
+        help="squash and take the middle, as big_vision does (the default); central square; squash",
+    )  # fmt: skip
+    parser.add_argument("--shots", type=_numbers, metavar="K,...", help="of each class (1,5,10,25)")
+    parser.add_argument("--seeds", type=_numbers, metavar="SEED,...", help="of the draws (0,1,2)")
+    parser.add_argument("--l2", type=float, help="fixed, e.g. 1024; default: chosen")
+    parser.add_argument(
+        "--method", metavar="M,...", help="least_squares (the default), knn, linear_probe"
+    )
+    parser.add_argument("--features", choices=("pre_logits", "pooled"))
+    parser.add_argument("--batch_size", type=positive, help=f"({_BATCH_SIZE} a device)")
+    parser.add_argument("--workdir", type=Path, help="run folder for the figures")
+    parser.add_argument("--cache_dir", type=Path, help="where features are kept")
+    parser.add_argument("--no_cache", action="store_true", help="neither read nor keep features")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    add_load_arguments(parser)
+    add_process_arguments(parser)
+
+
+def run(args: argparse.Namespace, overrides: list[str]) -> int:
+    """Runs the command and returns its exit code."""
+    with StopSignals() as stop:
+        config = _config(args, overrides)
+        try:
+            with started(args, config, lambda: stop.requested):
+                return _evaluate(args, config, stop)
+        except InterruptedError as interrupted:
+            log.info("%s; run the same command again", interrupted)
+            return EXIT_STOPPED
+
+
+def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSignals) -> int:
+    from vit_jax.parallel.hosts import StopAgreement, first_does, is_first_host
+    from vit_jax.run_folder import RunFolder
+
+    agreement = StopAgreement(lambda: stop.requested)
+    if args.workdir is None:
+        found = _measure(args, config, agreement)
+        if found is None:
+            return EXIT_STOPPED
+        if is_first_host():
+            _show(args, config, found[0])
+        return 0
+    with RunFolder(args.workdir, config) as folder:
+        result = first_does("look for a result", lambda: folder.result)
+        if result is not None:
+            log.info("run in %s is finished already; nothing to do", folder.path)
+        else:
+            folder.write_config()
+            found = _measure(args, config, agreement)
+            if found is None:
+                return EXIT_STOPPED
+            result, details = found
+            if folder.is_writer:
+                _write(folder, result, details)
+    if is_first_host():
+        _show(args, config, result)
+    return 0
+
+
+def _write(folder: Any, result: dict[str, Any], details: dict[str, Any]) -> None:
+    """Writes metrics.jsonl, report/fewshot.json and, last, result.json."""
+    from vit_jax.metrics import MetricsWriter
+
+    figures = {k: v for k, v in result.items() if "/" in k}
+    logging_config = LoggingConfig(tensorboard=False)
+    with MetricsWriter(folder.path, logging_config, start_step=-1, run_config={}) as writer:
+        writer.write(0, figures)
+    (folder.path / "report").mkdir(exist_ok=True)
+    folder.write_json("report/fewshot.json", details)
+    folder.write_json("result.json", result)
+
+
+def _measure(
+    args: argparse.Namespace, config: FewshotRunConfig, agreement: Any
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the content of result.json and of report/fewshot.json; None: stopped."""
+    import jax
+    from flax import nnx
+
+    from vit_jax.data.sources.labels import cache_dir
+    from vit_jax.evaluation.feature_cache import FeatureCache
+    from vit_jax.evaluation.features import place_params, weights_hash
+    from vit_jax.evaluation.frozen import FrozenEvaluator
+    from vit_jax.interop.load import load
+    from vit_jax.parallel.hosts import is_first_host
+    from vit_jax.parallel.mesh import batch_parts, make_mesh
+
+    begin = time.perf_counter()
+    mesh = make_mesh(config.mesh)
+    loaded = load(config.checkpoint, **config.load)
+    if is_first_host():
+        loaded.report.print()
+    params = nnx.to_pure_dict(nnx.state(loaded.model))
+    keeps = is_first_host() and not args.no_cache
+    batch_size = _BATCH_SIZE * batch_parts(mesh)
+    data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
+    try:
+        evaluator = FrozenEvaluator(
+            config.fewshot, data, loaded.options, loaded.image_size, mesh,
+            batch_size=batch_size,
+            cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
+            weights=weights_hash(params) if keeps else None,
+        )  # fmt: skip
+    except DataError as error:  # The keys are those of a recipe's data section.
+        mend = error.mend.replace("data.data_dir", "--data_dir")
+        raise DataError(error.got, error.expected, mend) from None
+    placed = place_params(params, config.mesh, mesh)
+    figures = evaluator(placed, agreement.reached)
+    if figures is None:
+        log.info("stopped; run the same command again")
+        return None
+    about = {
+        "step": 0,
+        "checkpoint": config.checkpoint,
+        "model": loaded.options.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "wall_time_s": time.perf_counter() - begin,
+    }
+    return about | figures, evaluator.details
+
+
+def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
+    """Returns what is asked for: the recipe's fewshot section, then --config.KEY, then flags."""
+    mapping = _from_file(args.config) if args.config else {}
+    model_overrides = []
+    for override in overrides:
+        prefix, _, rest = override.partition(".")
+        if prefix == "model":
+            model_overrides.append(rest)
+            continue
+        key, equals, text = rest.partition("=")
+        if prefix != "config" or not equals:
+            raise ConfigError(
+                f"unknown argument '--{override}'", "the arguments of python -m vit_jax fewshot",
+                "see python -m vit_jax fewshot --help",
+            )  # fmt: skip
+        set_key(mapping, key, parse_override(FewshotRunConfig, key, text))
+    if args.checkpoint is not None:
+        mapping["checkpoint"] = args.checkpoint
+    if "checkpoint" not in mapping:
+        raise ConfigError("no CHECKPOINT", "a file, folder or run folder", "give one")
+    load = {**mapping.get("load", {}), **_load_options(args, model_overrides)}
+    mapping["load"] = {k: v for k, v in load.items() if v is not None}
+    section = mapping.setdefault("fewshot", {})
+    section["datasets"] = _datasets(args, section.get("datasets", {}))
+    flags = {
+        "shots": args.shots, "seeds": args.seeds, "l2": args.l2, "features": args.features,
+        "batch_size": args.batch_size, "methods": args.method and args.method.split(","),
+    }  # fmt: skip
+    section.update({key: value for key, value in flags.items() if value is not None})
+    config = FewshotRunConfig.from_mapping(mapping)
+    if not config.fewshot.datasets:
+        raise ConfigError(
+            "no dataset",
+            "one or more",
+            "add --dataset=NAME, or --config=FILE with fewshot.datasets",
+        )
+    return config
+
+
+def _from_file(spec: str) -> dict[str, Any]:
+    """Returns a recipe's fewshot and mesh sections, or a whole config of this command."""
+    mapping = read_mapping(spec)
+    if "optimizer" not in mapping:
+        return mapping
+    config = Config.from_mapping(mapping)
+    section = config.fewshot.to_mapping()
+    for dataset in section["datasets"].values():
+        dataset["data_dir"] = dataset["data_dir"] or config.data.data_dir
+    return {"fewshot": section, "mesh": config.mesh.to_mapping()}
+
+
+def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the datasets of --dataset, or those of the config; flags apply to each."""
+    flags = {
+        "train_split": args.train_split, "test_split": args.test_split,
+        "held_out_split": args.held_out_split, "crop": args.crop,
+    }  # fmt: skip
+    flags = {key: value for key, value in flags.items() if value is not None}
+    found: dict[str, Any] = {name: {**section, **flags} for name, section in given.items()}
+    if args.dataset:
+        found = {}
+    for text in args.dataset:
+        path = Path(text)
+        kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
+        own = path.stem if kind == "csv" else path.name if kind == "folder" else text
+        name = own.split(":")[0].replace("/", "_")
+        if name in found:
+            raise ConfigError(
+                f"two datasets {name!r}",
+                "different names",
+                "name them in a config's fewshot.datasets",
+            )
+        where = {} if kind == "tfds" else {"data_dir": str(path)}
+        found[name] = {"name": own, "source": kind, **where, **flags}
+    if args.data_dir is not None:
+        for section in found.values():
+            if section.get("source", "tfds") in ("tfds", "huggingface"):
+                section["data_dir"] = args.data_dir
+    return found
+
+
+def _load_options(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Returns the arguments of `load` that are not its defaults, as JSON holds them."""
+    given = load_arguments(args, overrides)
+    usual = {"position_resize": "zoom", "allow_missing": (), "allow_unexpected": ()}
+    return {key: value for key, value in given.items() if value != usual.get(key)}
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, such as 1,5,10")
+    return [int(word) for word in words]
+
+
+def _show(args: argparse.Namespace, config: FewshotRunConfig, result: dict[str, Any]) -> None:
+    if args.json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+
+    from vit_jax.tables import plain_table
+
+    section = config.fewshot
+    seeds = f"mean and deviation over {len(section.seeds)} seeds"
+    print(f"{result['model']} from {config.checkpoint}: top-1 on the test split, {seeds}")
+    table = plain_table("dataset", right=("method", "accuracy", "+-", "chosen"))
+    for name in section.datasets:
+        for method in section.methods:
+            for row in _rows(name, method, section.shots, result):
+                table.add_row(name, *row)
+    Console().print(table)
+
+
+def _rows(
+    name: str, method: str, shots: tuple[int, ...], result: dict[str, Any]
+) -> list[tuple[str, str, str, str]]:
+    if method == "knn":
+        value, chosen = (result[f"knn/{name}/{key}"] for key in ("accuracy_top1", "neighbours"))
+        return [("knn", f"{value:.2%}", "", f"k {chosen}")]
+    if method == "linear_probe":
+        value, chosen = (result[f"linear_probe/{name}/{key}"] for key in ("accuracy_top1", "c"))
+        return [("linear probe", f"{value:.2%}", "", f"C {chosen:g}")]
+    rows = []
+    for count in shots:
+        at = f"fewshot/{name}/{count}_shot"
+        value, deviation, l2 = (
+            result[f"{at}/{key}"] for key in ("accuracy_top1", "accuracy_top1_std", "l2")
+        )
+        rows.append((f"{count}-shot", f"{value:.2%}", f"{deviation:.2%}", f"l2 {l2:g}"))
+    return rows

@@ -1,0 +1,217 @@
+"""Features of a frozen model, extracted once for every example of a dataset, on all devices."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float, Int
+
+from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.data.loader import HostBatch, on_device
+from vit_jax.data.sources import Source
+from vit_jax.errors import WeightsError
+from vit_jax.interop.fit import Target, fit
+from vit_jax.models.registry import build_model
+from vit_jax.parallel.hosts import is_first_host
+from vit_jax.parallel.mesh import to_devices
+from vit_jax.parallel.placement import Placement, placed
+from vit_jax.parallel.sharding import parameter_names, parameter_shardings, sharding_rules
+
+Kind = Literal["pre_logits", "pooled"]
+# Batches that may be under way on the device before the host waits for the oldest.
+_IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """What a model makes of a dataset, in the order of its examples.
+
+    Attributes:
+        values: f32[N, D]; on hosts but the first D may be all there is to know: N is 0.
+        labels: i32[N].
+    """
+
+    values: Float[np.ndarray, "N D"]
+    labels: Int[np.ndarray, " N"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenModel:
+    """A model without the linear layer of its head, at one image size, ready to extract with.
+
+    Attributes:
+        image_size: (height, width).
+        step: (params, batch) -> features f32[B, D], label and mask, on every device.
+        abstract: shapes of the parameters.
+        grid: patches down and across, where it has any.
+    """
+
+    image_size: tuple[int, int]
+    step: Callable[[Any, Batch], dict[str, jax.Array]]
+    abstract: Any
+    grid: tuple[int, int] | None
+
+
+def freeze(
+    options: ModelConfig, image_size: tuple[int, int], kind: Kind, mesh: Mesh
+) -> FrozenModel:
+    """Builds a model without its linear layer, and for "pooled" without a tanh layer before it.
+
+    Args:
+        options: the model section.
+        image_size: (height, width) in pixels.
+        kind: which features.
+        mesh: devices.
+
+    Raises:
+        ModelError: sizes that do not go together.
+    """
+    if kind == "pooled":
+        options = dataclasses.replace(options, representation_size=None)
+    platform = mesh.devices.flat[0].platform
+    model = nnx.eval_shape(
+        lambda: build_model(
+            options, num_classes=0, image_size=image_size, key=jax.random.key(0), platform=platform
+        )
+    )
+    graphdef, state = nnx.split(model)
+
+    def step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        features = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
+        assert isinstance(features, jax.Array)
+        return {"features": features, "label": batch["label"], "mask": batch["mask"]}
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(placed(step_fn, Placement(mesh)), out_shardings=everywhere)
+    grid = getattr(model, "grid", None)
+    return FrozenModel(image_size, step, nnx.to_pure_dict(state), grid)
+
+
+def fit_params(params: Any, here: FrozenModel, there: FrozenModel, mesh: Mesh) -> Any:
+    """Returns the parameters that a frozen model needs, positions resampled where it is larger.
+
+    Args:
+        params: of the whole model at the image size of `here`; others than needed are left out.
+        here: the model that they are of, frozen.
+        there: the model that they are for.
+        mesh: devices.
+
+    Raises:
+        WeightsError: a parameter of another shape that cannot be resampled.
+    """
+    named = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+    names = parameter_names(there.abstract)
+    if here.image_size != there.image_size:
+        shapes = dict(zip(names, (s.shape for s in jax.tree.leaves(there.abstract)), strict=True))
+        target = Target(shapes, old_grid=here.grid, new_grid=there.grid, method="zoom")
+        shardings = parameter_shardings(there.abstract, mesh)
+        placed_at = dict(zip(names, jax.tree.leaves(shardings), strict=True))
+        for name in names:
+            if "position_embedding" in name or named[name].shape != shapes[name]:
+                whole = np.asarray(_replicated(named[name], mesh))
+                named[name] = put(fit(name, whole, target), placed_at[name])
+    leaves = [named[name] for name in names]
+    return jax.tree.unflatten(jax.tree.structure(there.abstract), leaves)
+
+
+def place_params(params: Any, config: MeshConfig, mesh: Mesh) -> Any:
+    """Puts parameters that every host has as a whole onto the devices, cut as in training."""
+    shardings = parameter_shardings(params, mesh, sharding_rules(config, params, mesh))
+    return jax.tree.map(lambda x, sharding: put(np.asarray(x), sharding), params, shardings)
+
+
+def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Returns an array that every host has as a whole, on the devices of all."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _replicated(array: jax.Array, mesh: Mesh) -> jax.Array:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array)
+
+
+def extract(
+    model: FrozenModel,
+    params: Any,
+    batches: Iterable[HostBatch],
+    count: int,
+    mesh: Mesh,
+    stop: Callable[[], bool] = lambda: False,
+) -> Features | None:
+    """Returns the features of all examples of some batches, each once, in order; None: stopped.
+
+    Args:
+        model: of `freeze`.
+        params: of `fit_params`.
+        batches: this host's rows of each; those whose mask is False are left out.
+        count: examples there are, N.
+        mesh: devices.
+        stop: asked before each batch.
+
+    Raises:
+        WeightsError: a feature that is not a finite number.
+    """
+    keeps = is_first_host()
+    values: np.ndarray | None = None
+    labels = np.zeros(count if keeps else 0, np.int32)
+    filled = 0
+    pending: list[dict[str, jax.Array]] = []
+
+    def drain(keep: int) -> None:
+        nonlocal values, filled
+        while len(pending) > keep:
+            found = jax.device_get(pending.pop(0))
+            rows = found["features"][found["mask"]]
+            if values is None:
+                values = np.empty((len(labels), rows.shape[1]), np.float32)
+            if keeps:
+                values[filled : filled + len(rows)] = rows
+                labels[filled : filled + len(rows)] = found["label"][found["mask"]]
+                filled += len(rows)
+
+    for batch in batches:
+        if stop():
+            return None
+        pending.append(model.step(params, to_devices(on_device(batch), mesh)))
+        drain(_IN_FLIGHT)
+    drain(0)
+    assert values is not None  # A source has an example, so there is a batch.
+    if not np.isfinite(values[:filled]).all():
+        raise WeightsError(
+            "features that are not finite numbers", "a model whose activations do not overflow",
+            "use model.dtype=float32, or other weights",
+        )  # fmt: skip
+    return Features(values[:filled], labels[:filled])
+
+
+def weights_hash(params: Any) -> str:
+    """Returns a hash of all parameters but those of the head's linear layer, names included."""
+    digest = hashlib.sha256()
+    for name, leaf in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+        if not name.startswith("head/linear/"):
+            array = np.ascontiguousarray(leaf)
+            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+            digest.update(array.view(np.uint8).reshape(-1).data)
+    return digest.hexdigest()
+
+
+def data_hash(source: Source, samples: int = 256) -> str:
+    """Returns a hash of a source's identity and of the stored bytes of some of its examples.
+
+    A dataset that was prepared again under the same name and version has other bytes.
+
+    Args:
+        source: examples.
+        samples: examples, spread evenly, whose bytes count.
+    """
+    digest = hashlib.sha256(f"{source.fingerprint} {len(source)}".encode())
+    places = sorted({i * len(source) // samples for i in range(samples)})
+    for example in source.read(places):
+        digest.update(f" {example.label} {len(example.image)} ".encode())
+        digest.update(example.image)
+    return digest.hexdigest()

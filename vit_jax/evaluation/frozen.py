@@ -1,0 +1,287 @@
+"""What a config measures on frozen features: datasets opened, features extracted, methods run."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import vit_jax
+from vit_jax.config import AugmentConfig, DataConfig, ModelConfig
+from vit_jax.config_data import SubsetConfig
+from vit_jax.config_fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.data.cache import cached
+from vit_jax.data.loader import batch_spec, eval_batches
+from vit_jax.data.sources import LabelledSource, Source, open_source
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import DataError
+from vit_jax.evaluation.draws import check_shots
+from vit_jax.evaluation.feature_cache import FeatureCache
+from vit_jax.evaluation.features import (
+    Features,
+    FrozenModel,
+    data_hash,
+    extract,
+    fit_params,
+    freeze,
+)
+from vit_jax.evaluation.methods import Splits, measure
+from vit_jax.parallel.hosts import first_does
+from vit_jax.parallel.mesh import check_batch_size, host_rows
+
+log = logging.getLogger(__name__)
+
+# By when the first host must have solved everything, while the others wait.
+_SOLVING_TIMEOUT_S = 24 * 3600.0
+_CACHE_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dataset:
+    """A dataset, opened.
+
+    Attributes:
+        name: in the metrics.
+        config: its section.
+        sources: "train", "test" and where it is a split of its own "held_out".
+        image_size: that the model sees.
+        data: how it is read.
+    """
+
+    name: str
+    config: FewshotDatasetConfig
+    sources: dict[str, Source]
+    image_size: int
+    data: DataConfig
+
+
+class FrozenEvaluator:
+    """Everything that a fewshot section asks for, opened once.
+
+    Args:
+        config: the section.
+        data: how examples are read; `data_dir` is where datasets are that do not say it.
+        options: the model section.
+        image_size: (height, width) that the parameters are for.
+        mesh: devices.
+        batch_size: images at a time, over all hosts, where the section does not say.
+        cache: where features are kept.
+        weights: hash of the parameters, for the cache.
+
+    Attributes:
+        details: dataset -> method -> what was measured and chosen on the way there, of the last
+            call; on the first host.
+
+    Raises:
+        DataError: a dataset or split that is not there, or a class with too few examples.
+        ConfigError, ModelError: sizes that do not go together.
+    """
+
+    def __init__(
+        self,
+        config: FewshotConfig,
+        data: DataConfig,
+        options: ModelConfig,
+        image_size: tuple[int, int],
+        mesh: Mesh,
+        *,
+        batch_size: int,
+        cache: FeatureCache | None = None,
+        weights: str | None = None,
+    ):
+        self._config, self._mesh, self._options = config, mesh, options
+        self._batch_size = config.batch_size or batch_size
+        self._cache = cache or FeatureCache(None)
+        self._weights = weights
+        self.details: dict[str, Any] = {}
+        if not config.datasets:
+            self._datasets: list[_Dataset] = []
+            return
+        check_batch_size(mesh, self._batch_size, "fewshot.batch_size")
+        self._own = freeze(options, image_size, config.features, mesh)
+        self._datasets = [
+            _opened(name, dataset, data, image_size) for name, dataset in config.datasets.items()
+        ]
+        self._models: dict[int, FrozenModel] = {}
+        for dataset in self._datasets:
+            self._check_classes(dataset)
+            size = (dataset.image_size, dataset.image_size)
+            same = size == self._own.image_size
+            self._models[dataset.image_size] = (
+                self._own if same else freeze(options, size, config.features, mesh)
+            )
+
+    def __call__(
+        self, params: Any, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Measures all methods on all datasets.
+
+        Args:
+            params: of the whole model.
+            stop: asked before each batch; when it says so, the evaluation ends.
+
+        Returns:
+            "fewshot/NAME/SHOTS_shot/...", "knn/NAME/...", "linear_probe/NAME/..." -> value, the
+            same on all hosts; None where it was stopped.
+        """
+        figures: dict[str, float] = {}
+        for dataset in self._datasets:
+            begin = time.perf_counter()
+            splits = self._extract_splits(dataset, params, stop)
+            if splits is None:
+                return None
+            seconds = time.perf_counter() - begin
+            figures |= first_does(
+                "few-shot evaluation",
+                lambda d=dataset, s=splits, t=seconds: self._measure(d, s, t),
+                _SOLVING_TIMEOUT_S,
+            )
+        return figures
+
+    def _measure(self, dataset: _Dataset, splits: Splits, seconds: float) -> dict[str, float]:
+        begin = time.perf_counter()
+        figures, details = measure(splits, self._config, dataset.name)
+        details["features_s"] = seconds
+        details["solving_s"] = time.perf_counter() - begin
+        details["images"] = {name: len(source) for name, source in dataset.sources.items()}
+        self.details[dataset.name] = details
+        log.info(
+            "%s: features of %s images in %.1f s, %s in %.1f s", dataset.name,
+            f"{sum(details['images'].values()):,}", seconds, ", ".join(self._config.methods),
+            details["solving_s"],
+        )  # fmt: skip
+        return figures
+
+    def _check_classes(self, dataset: _Dataset) -> None:
+        """Says that a class has too few examples before anything is computed."""
+        train, test = dataset.sources["train"], dataset.sources["test"]
+        if "least_squares" not in self._config.methods:
+            return
+        if not (isinstance(train, LabelledSource) and isinstance(test, LabelledSource)):
+            return
+        chooses = self._config.l2 is None and "held_out" not in dataset.sources
+        check_shots(
+            _class_counts(train), _class_counts(test), train.class_names, max(self._config.shots),
+            held_out=int(chooses), dataset=train.name,
+        )  # fmt: skip
+
+    def _extract_splits(
+        self, dataset: _Dataset, params: Any, stop: Callable[[], bool]
+    ) -> Splits | None:
+        model = self._models[dataset.image_size]
+        fitted = fit_params(params, self._own, model, self._mesh)
+        found: dict[str, Features] = {}
+        for split, source in dataset.sources.items():
+            features = self._extract(dataset, source, model, fitted, stop)
+            if features is None:
+                return None
+            found[split] = features
+        return Splits(
+            found["train"],
+            found["test"],
+            found.get("held_out"),
+            dataset.sources["train"].class_names,
+            dataset.sources["train"].name,
+        )
+
+    def _extract(
+        self,
+        dataset: _Dataset,
+        source: Source,
+        model: FrozenModel,
+        params: Any,
+        stop: Callable[[], bool],
+    ) -> Features | None:
+        """Returns the features of a split, from the cache where they are there; None: stopped."""
+        key: dict[str, Any] = {}
+        held: list[Features | None] = [None]
+
+        def look() -> bool:
+            if self._weights is not None:
+                key.update(self._key(dataset, source))
+                held[0] = self._cache.load(key)
+            return held[0] is not None
+
+        if first_does("cached features", look):
+            nothing = Features(np.zeros((0, 0), np.float32), np.zeros(0, np.int32))
+            return held[0] or nothing
+        config, size = dataset.config, dataset.image_size
+        augment = AugmentConfig(
+            central_fraction=config.central_fraction, antialias=config.antialias
+        )
+        transform = make_eval_transform(size, config.crop, augment)
+        rows = host_rows(self._mesh, self._batch_size)
+        spec = batch_spec(dataset.data, self._batch_size, rows, len(source.class_names))
+        kept = cached(source, dataset.data.cache_mb)
+        with eval_batches(kept, transform, spec) as feed:
+            features = extract(model, params, feed, len(source), self._mesh, stop)
+        if features is not None and self._weights is not None:
+            first_does("keep features", lambda: self._cache.store(key, features))
+        return features
+
+    def _key(self, dataset: _Dataset, source: Source) -> dict[str, Any]:
+        """Returns everything that features depend on."""
+        config = dataset.config
+        device = self._mesh.devices.flat[0]
+        return {
+            "format": _CACHE_FORMAT,
+            "weights": self._weights,
+            "model": self._options.to_mapping(),
+            "made_for": list(self._own.image_size),
+            "features": self._config.features,
+            "data": data_hash(source),
+            "on_bad_example": dataset.data.on_bad_example,
+            "image_size": dataset.image_size,
+            "crop": [config.crop, config.central_fraction, config.antialias],
+            "code": [vit_jax.__version__, jax.__version__, device.platform, device.device_kind],
+        }
+
+
+def _class_counts(source: LabelledSource) -> np.ndarray:
+    """Returns the examples of each class; those whose label is out of range are of none."""
+    labels, num_classes = np.asarray(source.labels(), np.int64), len(source.class_names)
+    return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
+
+
+def _opened(
+    name: str, dataset: FewshotDatasetConfig, data: DataConfig, image_size: tuple[int, int]
+) -> _Dataset:
+    side = dataset.image_size
+    if side is None and image_size[0] != image_size[1]:
+        raise DataError(
+            f"few-shot dataset {name!r} without an image size, and a model for {image_size[0]}x"
+            f"{image_size[1]}", "a square one", "set its image_size",
+        )  # fmt: skip
+    own = dataclasses.replace(
+        data,
+        source=dataset.source,
+        name=dataset.name,
+        data_dir=dataset.data_dir or data.data_dir,
+        train_split=dataset.train_split,
+        subset=SubsetConfig(),
+        mixture={},
+        image_key=dataset.image_key,
+        label_key=dataset.label_key,
+        num_classes=None,
+        image_size=side or image_size[0],
+    )
+    wanted = {"train": dataset.train_split, "test": dataset.test_split}
+    if dataset.held_out_split is not None:
+        wanted["held_out"] = dataset.held_out_split
+    try:
+        sources = {key: open_source(own, split) for key, split in wanted.items()}
+    except DataError as error:
+        raise DataError(
+            f"few-shot dataset {name!r}: {error.got}", error.expected, error.mend
+        ) from None
+    for key in ("train", "held_out"):
+        if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
+            raise DataError(
+                f"few-shot dataset {name!r}: split {wanted[key]!r} is the test split",
+                "another one", "change train_split, held_out_split or test_split",
+            )  # fmt: skip
+    return _Dataset(name, dataset, sources, own.image_size, own)

@@ -1,0 +1,94 @@
+"""Classification by the nearest neighbours in feature space.
+
+Source: arXiv:1805.01978, section 3.4 (cosine similarity, votes weighted by exp(similarity / 0.07));
+as evaluated in arXiv:2104.14294, section 4.1.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from vit_jax.evaluation.fewshot import precision
+
+Vote = Literal["weighted", "majority"]
+# Similarities that are held at a time.
+_SIMILARITIES = 1 << 26
+_MOST_ROWS = 1024
+
+
+def knn_accuracies(
+    bank: Float[np.ndarray, "N D"],
+    bank_labels: Int[np.ndarray, " N"],
+    queries: Float[np.ndarray, "T D"],
+    labels: Int[np.ndarray, " T"],
+    neighbours: Sequence[int],
+    *,
+    num_classes: int,
+    vote: Vote = "weighted",
+    temperature: float = 0.07,
+) -> Float[np.ndarray, " K"]:
+    """Returns the share of queries that get their own class, for each number of neighbours.
+
+    Ties between classes, or neighbours, go to the lower index.
+
+    Args:
+        bank: features of the training examples.
+        bank_labels: their classes.
+        queries: features of the examples to classify.
+        labels: their classes.
+        neighbours: numbers of neighbours; more than there are count as all there are.
+        num_classes: C.
+        vote: "weighted": by exp(similarity / temperature); "majority": each the same.
+        temperature: above 0.
+    """
+    counts = tuple(min(k, len(bank)) for k in neighbours)
+    rows = max(1, min(_SIMILARITIES // len(bank), _MOST_ROWS, len(queries)))
+    right = np.zeros(len(counts), np.int64)
+    with precision("float32"):
+        known = _normalised(jnp.asarray(np.asarray(bank, np.float32)))
+        known_labels = jnp.asarray(bank_labels)
+        for start in range(0, len(queries), rows):
+            part = np.asarray(queries[start : start + rows], np.float32)
+            own = len(part)
+            part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, compiled once.
+            found = np.asarray(
+                _vote(known, known_labels, jnp.asarray(part), counts, num_classes, vote,
+                      jnp.float32(temperature))
+            )  # fmt: skip
+            right += (found[:, :own] == labels[None, start : start + own]).sum(1)
+    return right / len(queries)
+
+
+def _normalised(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    # Of a vector of zeros, which has no direction, every similarity is 0.
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _vote(
+    bank: Float[Array, "N D"],
+    bank_labels: Int[Array, " N"],
+    queries: Float[Array, "T D"],
+    counts: tuple[int, ...],
+    num_classes: int,
+    vote: Vote,
+    temperature: Float[Array, ""],
+) -> Int[Array, "K T"]:
+    similarity, nearest = jax.lax.top_k(_normalised(queries) @ bank.T, max(counts))
+    voters = bank_labels[nearest]  # T, most neighbours
+    # Less the largest, which changes no order and keeps the exponential finite.
+    shifted = (similarity - similarity[:, :1]) / temperature
+    weights = jnp.exp(shifted) if vote == "weighted" else jnp.ones_like(similarity)
+    rows = jnp.arange(len(queries))[:, None]
+
+    def classes(count: int) -> jax.Array:
+        votes = jnp.zeros((len(queries), num_classes), jnp.float32)
+        votes = votes.at[rows, voters[:, :count]].add(weights[:, :count])
+        return jnp.argmax(votes, axis=1)
+
+    return jnp.stack([classes(count) for count in counts])

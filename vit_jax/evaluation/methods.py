@@ -1,0 +1,210 @@
+"""Least squares, kNN and linear probe on the features of one dataset, and what each chooses on."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config_fewshot import FewshotConfig
+from vit_jax.evaluation.draws import (
+    check_shots,
+    class_orders,
+    draw_held_out,
+    draw_shots,
+    split_off,
+)
+from vit_jax.evaluation.features import Features
+from vit_jax.evaluation.fewshot import RidgePath, accuracies, fit_ridge
+from vit_jax.evaluation.knn import knn_accuracies
+from vit_jax.evaluation.linear_probe import fits_in_memory, probe_accuracies
+
+Found = tuple[dict[str, float], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The features of a dataset.
+
+    Attributes:
+        train: to learn from.
+        test: to be right on; nothing is chosen on it.
+        held_out: to choose on; None: a part of `train`.
+        class_names: in label order.
+        name: of the training split, for messages.
+    """
+
+    train: Features
+    test: Features
+    held_out: Features | None
+    class_names: tuple[str, ...]
+    name: str
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+
+def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
+    """Runs the methods of a config.
+
+    Args:
+        splits: features.
+        config: the fewshot section.
+        name: of the dataset in the metrics.
+
+    Returns:
+        Metric name -> value, and method -> what was measured and chosen on the way, for JSON.
+
+    Raises:
+        DataError: a class with too few examples.
+    """
+    run = {"least_squares": _least_squares, "knn": _knn, "linear_probe": _linear_probe}
+    figures: dict[str, float] = {}
+    details: dict[str, Any] = {}
+    for method in config.methods:
+        found, details[method] = run[method](splits, config, name)
+        figures |= found
+    return figures, details
+
+
+def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
+    train, classes = splits.train, splits.num_classes
+    most = max(config.shots)
+    chooses = config.l2 is None and splits.held_out is None
+    counts = np.bincount(train.labels, minlength=classes)
+    tested = np.bincount(splits.test.labels, minlength=classes)
+    check_shots(
+        counts, tested, splits.class_names, most, held_out=int(chooses), dataset=splits.name
+    )
+    orders = {seed: class_orders(train.labels, classes, seed) for seed in config.seeds}
+    figures: dict[str, float] = {}
+    details: dict[str, Any] = {"chosen_on": _chosen_on(splits, config)}
+    options: Any = {"whiten": config.whiten, "bias": config.bias, "dtype": config.dtype}
+    for shots in config.shots:
+        paths: dict[int, RidgePath] = {}
+        for seed, order in orders.items():
+            chosen = draw_shots(order, shots)
+            paths[seed] = fit_ridge(
+                train.values[chosen], train.labels[chosen], num_classes=classes, **options
+            )
+        l2, row = config.l2, {}
+        if l2 is None:
+            scores = [
+                accuracies(path, *_choose_on(splits, orders[seed], config), config.l2_grid,
+                           **options)
+                for seed, path in paths.items()
+            ]  # fmt: skip
+            mean = np.mean(scores, axis=0)
+            l2 = best(config.l2_grid, mean)
+            row["held_out_accuracy"] = _named(config.l2_grid, mean.tolist())
+        tests = [
+            float(accuracies(p, splits.test.values, splits.test.labels, [l2], **options)[0])
+            for p in paths.values()
+        ]
+        at = f"fewshot/{name}/{shots}_shot"
+        figures |= {
+            f"{at}/accuracy_top1": statistics.fmean(tests),
+            f"{at}/accuracy_top1_std": statistics.stdev(tests) if len(tests) > 1 else 0.0,
+            f"{at}/l2": l2,
+        }
+        row["accuracy_top1_by_seed"] = _named(config.seeds, tests)
+        details[f"{shots}_shot"] = row
+    return figures, details
+
+
+def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
+    """Returns in words what l2 was chosen on."""
+    if config.l2 is not None:
+        return "fixed"
+    if splits.held_out is not None:
+        return f"{len(splits.held_out.labels)} examples of the held-out split"
+    return (
+        f"up to {config.held_out_per_class} examples of each class of the training split, behind"
+        f" those of {max(config.shots)} shots"
+    )
+
+
+def _choose_on(
+    splits: Splits, order: Sequence[np.ndarray], config: FewshotConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns features and labels that l2 is chosen on."""
+    if splits.held_out is not None:
+        return splits.held_out.values, splits.held_out.labels
+    places = draw_held_out(order, max(config.shots), config.held_out_per_class)
+    return splits.train.values[places], splits.train.labels[places]
+
+
+def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> float:
+    """Returns the value with the highest score; of several the largest, or the smallest.
+
+    >>> best([1, 4, 16], np.array([0.5, 0.75, 0.75]))
+    16
+    """
+    top = [value for value, score in zip(grid, scores, strict=True) if score == scores.max()]
+    return max(top) if most else min(top)
+
+
+def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
+    options: Any = {
+        "num_classes": splits.num_classes,
+        "vote": config.knn_vote,
+        "temperature": config.knn_temperature,
+    }
+    learn, choose, chosen_on = _learn_and_choose(splits, config)
+    k, tried = config.knn_neighbours[0], {}
+    if len(config.knn_neighbours) > 1:
+        scores = knn_accuracies(
+            learn.values, learn.labels, choose.values, choose.labels, config.knn_neighbours,
+            **options,
+        )  # fmt: skip
+        k = int(best(config.knn_neighbours, scores, most=False))
+        tried = _named(config.knn_neighbours, scores.tolist())
+    train, test = splits.train, splits.test
+    found = knn_accuracies(train.values, train.labels, test.values, test.labels, [k], **options)
+    figures = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
+    return figures, {"chosen_on": chosen_on, "held_out_accuracy": tried}
+
+
+def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
+    by_gradient = not fits_in_memory(splits.train.values, config.probe_memory_mb)
+    options: Any = {
+        "num_classes": splits.num_classes,
+        "by_gradient": by_gradient,
+        "epochs": config.probe_epochs,
+        "seed": config.seeds[0],
+    }
+    learn, choose, chosen_on = _learn_and_choose(splits, config)
+    c, tried = config.probe_c[0], {}
+    if len(config.probe_c) > 1:
+        scores = probe_accuracies(
+            learn.values, learn.labels, choose.values, choose.labels, config.probe_c, **options
+        )
+        c = best(config.probe_c, scores, most=False)  # The strongest regularisation.
+        tried = _named(config.probe_c, scores.tolist())
+    train, test = splits.train, splits.test
+    found = probe_accuracies(train.values, train.labels, test.values, test.labels, [c], **options)
+    figures = {f"linear_probe/{name}/accuracy_top1": float(found[0]), f"linear_probe/{name}/c": c}
+    return figures, {
+        "chosen_on": chosen_on,
+        "held_out_accuracy": tried,
+        "trained_by": "minibatch gradients" if by_gradient else "scikit-learn",
+    }
+
+
+def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, Features, str]:
+    """Returns what to learn from and what to choose on, while choosing."""
+    if splits.held_out is not None:
+        words = f"{len(splits.held_out.labels)} examples of the held-out split"
+        return splits.train, splits.held_out, words
+    fraction, train = config.held_out_fraction, splits.train
+    kept, held_out = split_off(train.labels, splits.num_classes, fraction, config.seeds[0])
+    learn, choose = (Features(train.values[p], train.labels[p]) for p in (kept, held_out))
+    return learn, choose, f"{len(held_out)} examples held out of the training split"
+
+
+def _named(keys: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+    """Returns values by the text of their keys, for JSON."""
+    return dict(zip(map(str, keys), values, strict=True))

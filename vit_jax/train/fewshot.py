@@ -1,0 +1,68 @@
+"""Evaluation on frozen features during training: when it is due, and what was found."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.sharding import Mesh
+
+from vit_jax.config import Config, duration_in_steps
+from vit_jax.evaluation.frozen import FrozenEvaluator
+from vit_jax.metrics import MetricsWriter
+from vit_jax.parallel.hosts import first_does
+
+_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
+
+
+class FewshotWatch:
+    """What the fewshot section asks for, opened before training starts.
+
+    Args:
+        config: the run.
+        mesh: devices.
+        num_examples: examples an epoch.
+
+    Attributes:
+        step: of the figures; -1: there are none yet.
+        figures: metric name -> value.
+
+    Raises:
+        DataError: a dataset that is not there, or has too few examples of a class.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, *, num_examples: int):
+        side, batch_size = config.data.image_size, config.data.global_batch_size
+        self.step, self.figures = -1, dict[str, float]()
+        self._every = duration_in_steps(
+            config.fewshot, "interval", batch_size=batch_size, num_examples=num_examples
+        )
+        self._evaluator = FrozenEvaluator(
+            config.fewshot, config.data, config.model, (side, side), mesh,
+            batch_size=config.evaluation.batch_size or batch_size,
+        )  # fmt: skip
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after this step, which may also be the last."""
+        return self._every is not None and step % self._every == 0
+
+    def pick_up(self, step: int, writer: MetricsWriter) -> bool:
+        """Takes what an earlier session wrote at a step; returns whether it did."""
+        found = first_does("few-shot figures", lambda: writer.evaluation_at(step, _PREFIXES))
+        if found:
+            self.step, self.figures = step, found
+        return bool(found)
+
+    def run(self, step: int, params: Any, stop: Callable[[], bool]) -> bool:
+        """Evaluates the parameters of a step, once; returns whether there are new figures.
+
+        Args:
+            step: number of updates made.
+            params: to evaluate.
+            stop: asked before each batch; when it says so, nothing is found.
+        """
+        if self.step == step:
+            return False
+        figures = self._evaluator(params, stop)
+        if figures is None:
+            return False
+        self.step, self.figures = step, figures
+        return bool(figures)
