@@ -31,12 +31,12 @@ class Run:
         devices: of each process.
         own: process -> arguments for it alone.
         expected: number of processes that are said to come.
-        states: note digests of the training state, see `recorded.py`.
+        extra: environment variables, see `recorded.py`.
     """
 
     def __init__(
         self, folder, config, digits_dir, *overrides, count, devices, own=None, expected=None,
-        states=False,
+        extra=None,
     ):  # fmt: skip
         self.folder, self.workdir = folder, folder / "run"
         self.processes = []
@@ -45,7 +45,7 @@ class Run:
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "TF_CPP_MIN_LOG_LEVEL": "3", **({"RECORD_STATES": "1"} if states else {}),
+            "TF_CPP_MIN_LOG_LEVEL": "3", **(extra or {}),
         }  # fmt: skip
         for process in range(count):
             command = [

@@ -18,10 +18,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from vit_jax.checkpoint_about import describe, find_steps
-from vit_jax.checkpoint_hosts import host_options, make_folder, told_who_is_missing
+from vit_jax.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
 from vit_jax.config import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
-from vit_jax.parallel import hosts
 from vit_jax.parallel.sharding import parameter_names
 from vit_jax.run_folder import environment
 
@@ -136,7 +135,7 @@ class CheckpointFolder:
         items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
-        hosts.barrier(f"save checkpoint {step}")
+        meet(f"save checkpoint {step}")
         with _as_user_error(self.folder):
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
@@ -183,7 +182,7 @@ class CheckpointFolder:
                 "check the path",
             )
         step = steps[-1] if step is None else step
-        hosts.barrier(f"restore checkpoint {step}")
+        meet(f"restore checkpoint {step}")
         try:
             self._check_architecture(abstract, step)
             items = {

@@ -18,7 +18,9 @@ from orbax.checkpoint import options
 from vit_jax.errors import HostsError, first_few
 from vit_jax.parallel import hosts
 
-# By when the files of a checkpoint must be written, by every process.
+# By when every process must have come to where a checkpoint is saved or restored.
+MEETING_TIMEOUT_S = hosts.MEETING_TIMEOUT_S
+# By when all of them must have written their files of it.
 WRITE_TIMEOUT_S = 1800
 _PREFIX = "checkpoint"
 
@@ -44,6 +46,15 @@ def make_folder(folder: Path) -> None:
     hosts.first_does(
         "make the folder of checkpoints", lambda: folder.mkdir(parents=True, exist_ok=True)
     )
+
+
+def meet(name: str) -> None:
+    """Waits until all processes are here.
+
+    Raises:
+        HostsError: somebody did not come.
+    """
+    hosts.barrier(name, MEETING_TIMEOUT_S)
 
 
 def _meet_in_background(*, key: str, timeout_ms: int) -> None:

@@ -23,6 +23,7 @@ SMALL_QUICKSTART = [
     "--config.checkpoint.interval_epochs=none", "--config.checkpoint.interval_steps=6",
 ]  # fmt: skip
 LONGER = ["--config.train_steps=40", "--config.evaluation.interval_steps=20"]
+NOTED = {"RECORD_STATES": "1"}
 LEARNED = ("train/loss", "train/gradient_norm", "train/parameter_norm", "eval/test/loss")
 
 
@@ -59,7 +60,7 @@ def two(tmp_path_factory, digits_dir):
     """Two processes with a device each, every parameter cut over both."""
     cut = [*SHORT, "--config.mesh.data=1", "--config.mesh.fsdp=2"]
     folder = tmp_path_factory.mktemp("two")
-    run = Run(folder, TINY, digits_dir, *cut, count=2, devices=1, states=True)
+    run = Run(folder, TINY, digits_dir, *cut, count=2, devices=1, extra=NOTED)
     assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
     return run
 
@@ -86,7 +87,7 @@ def test_what_two_hosts_began_one_host_goes_on_with(tmp_path, digits_dir, two):
     shutil.copytree(two.workdir, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "30")
-    alone = Run(tmp_path, TINY, digits_dir, *SHORT, count=1, devices=1, states=True)
+    alone = Run(tmp_path, TINY, digits_dir, *SHORT, count=1, devices=1, extra=NOTED)
     assert alone.codes() == [0], alone.printed(0)
     assert "resuming from step 20" in alone.printed(0)
     # Parameters, moments and average are bit for bit what the two had on their devices.
@@ -126,6 +127,18 @@ def test_a_process_that_does_not_come_is_named(tmp_path, digits_dir):
         (line,) = run.printed(process).splitlines()
         assert line.startswith("error: processes 2, 3 did not come within 20 s")
         assert "expected 4 processes" in line
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_to_a_save_is_named(tmp_path, digits_dir):
+    stuck = {"STUCK_AT_SAVE": "1"}
+    run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, devices=1, extra=stuck)
+    assert run.codes() == [76, 76]
+    for process in (0, 1):
+        line = run.printed(process).splitlines()[-1]
+        assert line.startswith("error: process 1 (")
+        assert "did not come to 'save checkpoint 10' within 3 s" in line
+        assert "Traceback" not in run.printed(process)
 
 
 @pytest.mark.slow
