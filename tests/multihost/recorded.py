@@ -46,7 +46,8 @@ def _note_states(loop, path):
 
     def restoring(*args):
         start = restore(*args)
-        note("restored", start.step, start.state)
+        if start.step:
+            note("restored", start.step, start.state)
         return start
 
     def saving(self, step, state, **others):

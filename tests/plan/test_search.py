@@ -39,7 +39,7 @@ def toy(config):
     chip = type(CHIP)("toy", "toy", 100.0, 1.0, 1.0, 1.0, "ours")
     return Plan(
         config, chip, 4, {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1}, SIZES, 10, 1,
-        Memory({"parameters": total}, 0, 0, None, ()), work, (), 0, bound(work, chip), 1.0, True,
+        Memory({"parameters": total}, 0, 0, ()), work, (), 0, bound(work, chip), 1.0, True,
     )  # fmt: skip
 
 

@@ -81,14 +81,12 @@ def _memory_table(plan: Plan) -> Table:
     table.add_section()
     has = "" if plan.chip.memory_bytes is None else f"of {_size(plan.chip.memory_bytes)}"
     table.add_row("[bold]total", f"[bold]{_size(memory.total)}", has)
-    if memory.peak is not None:
-        table.add_row("in use at the fullest moment", _size(memory.peak), "")
     return table
 
 
 def _buffer_table(plan: Plan) -> Table:
     table = plain_table(
-        "largest temporaries at that moment", right=("arrays", "size"), left="made in"
+        "largest temporaries at the fullest moment", right=("arrays", "size"), left="made in"
     )
     for one in plan.memory.buffers[: _ROWS + 2]:
         table.add_row(one.shape, f"{one.count}", _size(one.bytes), one.place)
@@ -248,7 +246,7 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         **{f"mesh_{axis}": size for axis, size in plan.mesh.items()},
         "mesh_preset": config.mesh.preset,
         "parameters": plan.parameters, "fits": plan.fits,
-        "memory_gib": gib(memory.total), "memory_peak_gib": gib(memory.peak),
+        "memory_gib": gib(memory.total),
         "memory_state_gib": gib(sum(memory.state.values())),
         "memory_temporaries_gib": gib(memory.temporaries),
         "memory_of_chip_gib": gib(plan.chip.memory_bytes),
