@@ -62,8 +62,12 @@ def _get_stuck(here):
     from vit_jax.checkpoint import CheckpointFolder
 
     checkpoint_hosts.MEETING_TIMEOUT_S = 3.0
+
+    def never(self, step, state, **others):
+        threading.Event().wait()
+
     if here:
-        CheckpointFolder.save = lambda *args, **others: threading.Event().wait()
+        CheckpointFolder.save = never
 
 
 def _digest(state):
