@@ -31,11 +31,13 @@ class Run:
         devices: of each process.
         own: process -> arguments for it alone.
         expected: number of processes that are said to come.
+        extra: environment variables, see `recorded.py`.
     """
 
     def __init__(
-        self, folder, config, digits_dir, *overrides, count, devices, own=None, expected=None
-    ):
+        self, folder, config, digits_dir, *overrides, count, devices, own=None, expected=None,
+        extra=None,
+    ):  # fmt: skip
         self.folder, self.workdir = folder, folder / "run"
         self.processes = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,7 @@ class Run:
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TF_CPP_MIN_LOG_LEVEL": "3", **(extra or {}),
         }  # fmt: skip
         for process in range(count):
             command = [
@@ -97,6 +99,11 @@ class Run:
                     steps.append([])
                 steps[index] += json.loads(line)
         return steps
+
+    def states(self, process):
+        """Returns (what was done, step) -> digest of the state, as the process noted them."""
+        lines = (self.folder / f"rows{process}.jsonl.states").read_text().splitlines()
+        return {(what, step): digest for what, step, digest in map(json.loads, lines)}
 
     def saved(self):
         """Returns the steps of the complete checkpoints."""

@@ -18,8 +18,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from vit_jax.checkpoint_about import describe, find_steps
+from vit_jax.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
 from vit_jax.config import CheckpointConfig
-from vit_jax.errors import CheckpointError, RunFolderError, first_few
+from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.parallel.sharding import parameter_names
 from vit_jax.run_folder import environment
 
@@ -80,12 +81,15 @@ class CheckpointFolder:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(keep),
             save_interval_steps=1,
-            create=not read_only,
+            create=False,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=True,
+            **host_options(),
         )
-        with _as_run_folder_error(self.folder):
+        with _as_user_error(self.folder):
+            if not read_only:
+                make_folder(self.folder)
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=options,
@@ -131,7 +135,8 @@ class CheckpointFolder:
         items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
-        with _as_run_folder_error(self.folder):
+        meet(f"save checkpoint {step}")
+        with _as_user_error(self.folder):
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def check(self) -> None:
@@ -140,7 +145,7 @@ class CheckpointFolder:
         Raises:
             RunFolderError: it could not be written.
         """
-        with _as_run_folder_error(self.folder):
+        with _as_user_error(self.folder):
             self._manager.check_for_errors()
 
     def wait(self) -> None:
@@ -149,13 +154,13 @@ class CheckpointFolder:
         Raises:
             RunFolderError: it could not be written.
         """
-        with _as_run_folder_error(self.folder):
+        with _as_user_error(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
         """Waits for the last save and releases the folder."""
-        with _as_run_folder_error(self.folder):
+        with _as_user_error(self.folder):
             self._manager.close()
 
     def restore(self, abstract: dict[str, Any], step: int | None = None) -> Restored:
@@ -177,6 +182,7 @@ class CheckpointFolder:
                 "check the path",
             )
         step = steps[-1] if step is None else step
+        meet(f"restore checkpoint {step}")
         try:
             self._check_architecture(abstract, step)
             items = {
@@ -186,13 +192,14 @@ class CheckpointFolder:
                 )
                 for name, tree in abstract.items()
             }
-            found = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()
-                ),
-            )
-        except CheckpointError:
+            with told_who_is_missing():
+                found = self._manager.restore(
+                    step,
+                    args=ocp.args.Composite(
+                        **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()
+                    ),
+                )
+        except UserError:
             raise
         except (
             Exception
@@ -267,11 +274,15 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def _as_run_folder_error(folder: Path) -> Iterator[None]:
-    """Turns what a full or unwritable disk raises, here or in the saving thread, into one line."""
+def _as_user_error(folder: Path) -> Iterator[None]:
+    """Turns what a full or unwritable disk raises, here or in the saving thread, into one line.
+
+    So it does with a process that does not come.
+    """
     try:
-        yield
-    except RunFolderError:
+        with told_who_is_missing():
+            yield
+    except UserError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]

@@ -6,6 +6,8 @@ from typing import Literal
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option
 
+Preset = Literal["replicated", "fsdp", "fsdp_tensor"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section):
@@ -19,9 +21,7 @@ class MeshConfig(Section):
     tensor: int = option(1, at_least=-1, changes_result=False)
     # What parameters and optimizer state are cut over: nothing; fsdp; fsdp and tensor. An axis of
     # one device cuts nothing, so that fsdp_tensor with tensor=1 is fsdp.
-    preset: Literal["replicated", "fsdp", "fsdp_tensor"] = option(
-        "fsdp_tensor", changes_result=False
-    )
+    preset: Preset = option("fsdp_tensor", changes_result=False)
     # (regular expression, axes) pairs that go before the preset's; the first that matches the whole
     # name counts. The axes are those of the last dimensions, e.g. ("head/linear/kernel",
     # (None, "tensor")); what is left out on the left is not cut.

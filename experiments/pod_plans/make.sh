@@ -22,9 +22,10 @@ for model in B/16 B/32; do
 done
 for model in L/16 L/32; do
     plan "pretrain.py:imagenet2012,$model" v5e:8x16
-    plan "pretrain.py:imagenet21k,$model" v5e:8x16
     plan "pretrain.py:jft,$model" v5e:8x16
 done
+plan pretrain.py:imagenet21k,L/16 v5e:16x16
+plan pretrain.py:imagenet21k,L/32 v5e:8x16
 plan pretrain.py:jft,H/14 v5e:16x16
 for model in R50x1 R50x2 R101x1 R152x1 R152x2 R50+B/16 R50+B/32 R50+L/16 R50+L/32; do
     plan "pretrain.py:jft,$model" v5e:16x16

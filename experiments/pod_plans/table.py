@@ -24,6 +24,7 @@ def table() -> str:
 def _line(row: dict[str, str]) -> str:
     fits = "" if row["fits"] == "True" else ", does not fit"
     hours = float(row["chip_hours_at_assumed_mfu"])
+    parts = int(row["accumulation_steps"])
     least = f"{float(row['chip_hours_at_least']):,.0f}" if row["chip_hours_at_least"] else "-"
     cells = (
         row["model"],
@@ -31,7 +32,7 @@ def _line(row: dict[str, str]) -> str:
         row["topology"],
         f"{int(row['global_batch_size']):,}",
         f"{row['mesh_data']}, {row['mesh_fsdp']}, {row['mesh_tensor']}",
-        row["remat"],
+        row["remat"] + (f", {parts} microbatches" if parts > 1 else ""),
         f"{float(row['memory_gib']):.2f} of {float(row['memory_of_chip_gib']):.2f}{fits}",
         f"{row['step_ms_overlapped'] or '-'} ({row['limited_by'] or '-'})",
         f"{float(row['mfu_at_most']):.0%}" if row["mfu_at_most"] else "-",

@@ -37,7 +37,7 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     for words in (
         "ViT-Ti/2, 8 px, float32, remat none: 128 images a step on 8 x CPU",
-        "mesh data=8, fsdp=1, tensor=1",
+        "mesh data=8, fsdp=1, tensor=1, fsdp_tensor",
         "10 classes, 1,437 examples",
         "whole run, 786 steps",
         "70.01 epochs",
@@ -57,12 +57,19 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
 def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     found = tmp_path / "best.json"
     done = plan(
-        "--topology=cpu:2", "--search", "--batch_sizes=64,128", "--meshes=2,1,1;1,2,1",
+        "--topology=cpu:2", "--search", "--batch_sizes=64,128", "--meshes=1,2,1",
         f"--output={found}", *SMALL,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("<- fastest") == 1
-    assert json.loads(found.read_text())["global_batch_size"] == 128
+    # The one mesh with its parameters cut and whole; the third preset is one of these.
+    assert [line.split()[2] for line in done.stdout.splitlines() if " 1,2,1 " in line] == [
+        "fsdp_tensor", "replicated"
+    ]  # fmt: skip
+    best = json.loads(found.read_text())
+    assert best["global_batch_size"] == 128
+    (marked,) = [line for line in done.stdout.splitlines() if "<- fastest" in line]
+    assert marked.split()[2] == best["mesh_preset"]
 
 
 @pytest.mark.parametrize(

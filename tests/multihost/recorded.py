@@ -1,8 +1,15 @@
-"""`python recorded.py FILE COMMAND ...`: the command line, noting each training batch's rows."""
+"""`python recorded.py FILE COMMAND ...`: the command line, noting each training batch's rows.
+
+Where RECORD_STATES is set, FILE.states gets a digest of the whole training state, gathered from all
+processes' devices, whenever one is restored or is about to be saved. STUCK_AT_SAVE names a process
+that comes to no save, for which the others then wait a few seconds.
+"""
 
 import hashlib
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 
@@ -11,6 +18,10 @@ def main() -> int:
     from vit_jax.train import loop
 
     put = loop.to_devices
+    if "RECORD_STATES" in os.environ:
+        _note_states(loop, Path(sys.argv[1] + ".states"))
+    if "STUCK_AT_SAVE" in os.environ:
+        _get_stuck(f"--process_id={os.environ['STUCK_AT_SAVE']}" in sys.argv)
     with Path(sys.argv[1]).open("a") as file:
 
         def noting(batch, mesh):
@@ -22,6 +33,55 @@ def main() -> int:
 
         loop.to_devices = noting
         return command_line(sys.argv[2:])
+
+
+def _note_states(loop, path):
+    from vit_jax.checkpoint import CheckpointFolder
+
+    restore, save = loop.restore_or_init, CheckpointFolder.save
+
+    def note(what, step, state):
+        with path.open("a") as file:
+            file.write(json.dumps([what, int(step), _digest(state)]) + "\n")
+
+    def restoring(*args):
+        start = restore(*args)
+        if start.step:
+            note("restored", start.step, start.state)
+        return start
+
+    def saving(self, step, state, **others):
+        note("saved", step, state)
+        save(self, step, state, **others)
+
+    loop.restore_or_init, CheckpointFolder.save = restoring, saving
+
+
+def _get_stuck(here):
+    from vit_jax import checkpoint_hosts
+    from vit_jax.checkpoint import CheckpointFolder
+
+    checkpoint_hosts.MEETING_TIMEOUT_S = 3.0
+
+    def never(self, step, state, **others):
+        threading.Event().wait()
+
+    if here:
+        CheckpointFolder.save = never
+
+
+def _digest(state):
+    import jax
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        value = np.asarray(process_allgather(leaf, tiled=True))
+        assert value.shape == leaf.shape
+        found.update(f"{jax.tree_util.keystr(path)} {value.dtype} {value.shape}".encode())
+        found.update(value.tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

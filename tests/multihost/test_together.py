@@ -1,6 +1,7 @@
 """Several real processes, joined by gloo on loopback, train as one does; what ends one ends all."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -22,6 +23,7 @@ SMALL_QUICKSTART = [
     "--config.checkpoint.interval_epochs=none", "--config.checkpoint.interval_steps=6",
 ]  # fmt: skip
 LONGER = ["--config.train_steps=40", "--config.evaluation.interval_steps=20"]
+NOTED = {"RECORD_STATES": "1"}
 LEARNED = ("train/loss", "train/gradient_norm", "train/parameter_norm", "eval/test/loss")
 
 
@@ -53,23 +55,53 @@ def one(tmp_path_factory, digits_dir):
     return run
 
 
-def test_two_processes_train_as_one_with_as_many_devices(tmp_path, digits_dir, one):
-    run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, devices=1)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, digits_dir):
+    """Two processes with a device each, every parameter cut over both."""
+    cut = [*SHORT, "--config.mesh.data=1", "--config.mesh.fsdp=2"]
+    folder = tmp_path_factory.mktemp("two")
+    run = Run(folder, TINY, digits_dir, *cut, count=2, devices=1, extra=NOTED)
     assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
-    assert_same_run(run, one, steps=30)
-    assert figures(run.workdir)[15, "eval/test/examples"] == 360
+    return run
+
+
+def test_two_processes_train_as_one_with_as_many_devices(two, one):
+    assert_same_run(two, one, steps=30)
+    assert figures(two.workdir)[15, "eval/test/examples"] == 360
     # Each row of each batch is the same example, augmented in the same way; each host has half.
-    assert run.rows() == one.rows()
-    assert [len(rows) for rows in run.rows()] == [32] * 30
+    assert two.rows() == one.rows()
+    assert [len(rows) for rows in two.rows()] == [32] * 30
     # The first process writes and shows, the other one computes.
-    env = json.loads((run.workdir / "env.json").read_text())
+    env = json.loads((two.workdir / "env.json").read_text())
     assert (env["host_count"], env["device_count"]) == (2, 2)
-    assert "2 processes, 2 devices (started by flags)" in run.printed(0, "out")
-    assert "finished" in run.printed(0, "out")
-    assert not [line for line in run.printed(1, "out").splitlines() if "[Gloo]" not in line]
-    rows = read_metrics(run.workdir / "metrics.jsonl")
+    assert "2 processes, 2 devices (started by flags)" in two.printed(0, "out")
+    assert "finished" in two.printed(0, "out")
+    assert not [line for line in two.printed(1, "out").splitlines() if "[Gloo]" not in line]
+    rows = read_metrics(two.workdir / "metrics.jsonl")
     assert [row["step"] for row in rows if "checkpoint/blocked_s" in row] == [10, 20, 30]
-    assert run.saved()[-1] == 30
+    assert two.saved()[-1] == 30
+
+
+def test_what_two_hosts_began_one_host_goes_on_with(tmp_path, digits_dir, two):
+    """From the checkpoint of step 20, to which each of two processes wrote its half."""
+    shutil.copytree(two.workdir, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "30")
+    alone = Run(tmp_path, TINY, digits_dir, *SHORT, count=1, devices=1, extra=NOTED)
+    assert alone.codes() == [0], alone.printed(0)
+    assert "resuming from step 20" in alone.printed(0)
+    # Parameters, moments and average are bit for bit what the two had on their devices.
+    there, here = two.states(0), alone.states(0)
+    assert here["restored", 20] == there["saved", 20] == two.states(1)["saved", 20]
+    assert there["saved", 20] not in (there["saved", 10], there["saved", 30])
+    # It sees the rest of the examples in the same batches, and learns the same from them.
+    assert alone.rows() == two.rows()[20:]
+    ours, theirs = figures(alone.workdir), figures(two.workdir)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert value == pytest.approx(theirs[key], rel=RELATIVE), key
+    env = json.loads((alone.workdir / "env.json").read_text())
+    assert (env["host_count"], env["device_count"]) == (1, 1)
 
 
 def test_hosts_of_another_config_do_not_begin(tmp_path, digits_dir):
@@ -95,6 +127,18 @@ def test_a_process_that_does_not_come_is_named(tmp_path, digits_dir):
         (line,) = run.printed(process).splitlines()
         assert line.startswith("error: processes 2, 3 did not come within 20 s")
         assert "expected 4 processes" in line
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_to_a_save_is_named(tmp_path, digits_dir):
+    stuck = {"STUCK_AT_SAVE": "1"}
+    run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, devices=1, extra=stuck)
+    assert run.codes() == [76, 76]
+    for process in (0, 1):
+        line = run.printed(process).splitlines()[-1]
+        assert line.startswith("error: process 1 (")
+        assert "did not come to 'save checkpoint 10' within 3 s" in line
+        assert "Traceback" not in run.printed(process)
 
 
 @pytest.mark.slow

@@ -1,9 +1,16 @@
 """The order of a search, what it leaves out, and what it calls the fastest."""
 
+import dataclasses
+
+import jax
+import numpy as np
 import pytest
 from plan.test_estimate import CHIP, SIZES, config
 
+from vit_jax.config import MeshConfig
 from vit_jax.errors import ConfigError
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.sharding import PRESETS, parameter_shardings
 from vit_jax.plan.estimate import Memory, Plan
 from vit_jax.plan.roofline import Work, bound
 from vit_jax.plan.search import (
@@ -11,6 +18,7 @@ from vit_jax.plan.search import (
     fastest,
     meshes,
     parse_meshes,
+    placements,
     policies,
     search,
 )
@@ -24,14 +32,64 @@ _STATE = 64
 def toy(config):
     """A plan by a formula: 100 bytes fit; full remat costs a third more time."""
     batch, mesh = config.data.global_batch_size, config.mesh
-    total = batch * _IMAGE[config.model.remat] // 4 + _STATE // mesh.fsdp
+    parts = 1 if mesh.preset == "replicated" else mesh.fsdp
+    total = batch * _IMAGE[config.model.remat] // 4 + _STATE // parts
     flops = batch * (4.0 if config.model.remat == "full" else 3.0)
     work = Work(3.0 * batch, flops, 0.0, 8.0 if mesh.fsdp > 1 else 0.0)
     chip = type(CHIP)("toy", "toy", 100.0, 1.0, 1.0, 1.0, "ours")
     return Plan(
         config, chip, 4, {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1}, SIZES, 10, 1,
-        Memory({"parameters": total}, 0, 0, None, ()), work, (), 0, bound(work, chip), 1.0, True,
+        Memory({"parameters": total}, 0, 0, ()), work, (), 0, bound(work, chip), 1.0, True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "own", "expected"),
+    [
+        # One axis: nothing to cut over on the first mesh; on the second, replicated is the first
+        # mesh again, and the two others are one.
+        ([(4, 1, 1), (1, 4, 1)], {}, [((4, 1, 1), "fsdp_tensor"), ((1, 4, 1), "fsdp_tensor")]),
+        ([(1, 4, 1)], {}, [((1, 4, 1), "fsdp_tensor"), ((1, 4, 1), "replicated")]),
+        ([(1, 4, 1)], {"preset": "replicated"},
+         [((1, 4, 1), "replicated"), ((1, 4, 1), "fsdp")]),
+        # Devices along tensor must have something to do.
+        ([(1, 2, 2)], {"preset": "fsdp"}, [((1, 2, 2), "fsdp_tensor")]),
+        ([(2, 1, 2)], {}, [((2, 1, 2), "fsdp_tensor")]),
+        # Rules of one's own cut over an axis that no preset has, on each mesh in another way.
+        ([(4, 1, 1), (2, 2, 1)], {"rules": [["head/.*/kernel", ["data", None]]]},
+         [((4, 1, 1), "fsdp_tensor"), ((2, 2, 1), "fsdp_tensor"), ((2, 2, 1), "replicated")]),
+    ],
+)  # fmt: skip
+def test_presets_that_come_to_the_same_on_a_mesh_are_tried_once(sizes, own, expected):
+    run = dataclasses.replace(config(), mesh=MeshConfig.from_mapping(own))
+    assert placements(run, sizes) == expected
+
+
+def test_placements_left_out_have_the_same_shardings():
+    """One real device listed several times is good for shapes."""
+    kernel = jax.ShapeDtypeStruct((3, 32, 64), np.float32)
+    shapes = {"encoder": {"blocks": {"mlp": {"expand": {"kernel": kernel}}}}}
+
+    def part(sizes, preset):
+        data, fsdp, tensor = sizes
+        mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[:1] * 4)
+        (found,) = jax.tree.leaves(parameter_shardings(shapes, mesh, PRESETS[preset]))
+        return found.shard_shape(kernel.shape)
+
+    assert part((1, 4, 1), "fsdp") == part((1, 4, 1), "fsdp_tensor") == (3, 8, 64)
+    assert part((1, 4, 1), "replicated") == part((4, 1, 1), "fsdp_tensor") == (3, 32, 64)
+    assert part((1, 2, 2), "fsdp_tensor") == (3, 16, 32)
+
+
+def test_presets_are_tried_and_told_apart():
+    tries = list(search(config(), batch_sizes=[16], mesh_sizes=[(1, 4, 1)], plan=toy))
+    assert [(t.preset, t.remat) for t in tries] == [("fsdp_tensor", "none"), ("replicated", "none")]
+    assert all(t.plan and t.plan.config.mesh.preset == t.preset for t in tries)
+    # 32 bytes of images each; the state of 64 is cut into four, or is not.
+    assert [t.plan and t.plan.memory.total for t in tries] == [48, 96]
+    best = fastest(tries)
+    assert best is not None
+    assert best.preset == "fsdp_tensor"
 
 
 def test_each_mesh_ends_with_its_first_that_fits():

@@ -42,3 +42,16 @@ def test_without_donation_the_new_argument_has_memory_of_its_own():
     assert "f32[1024,256]" in names
     donated = LOOP.replace("bf16[24,512,256]", "bf16[1,512,256]")
     assert "f32[1024,256]" not in {b.shape for b in find_buffers(parse(donated), donated)}
+
+
+def test_what_a_loop_carried_ends_with_its_own_last_reader():
+    """Though another element of the loop's result is taken out later."""
+    end = "  ROOT %both"
+    text = LOOP.replace(
+        end,
+        '  %large = bf16[40,512,256]{2,1,0} custom-call(%result), custom_call_target="toy"\n'
+        f"  %turn = s32[] get-tuple-element(%loop), index=0\n{end}",
+    )
+    found = {(b.shape, b.count) for b in find_buffers(parse(text), text) if b.bytes > 4}
+    # Of the two stacks one is read by what is made here; the weights are not needed any more.
+    assert found == {("bf16[40,512,256]", 1), ("bf16[24,512,256]", 1)}

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="try batch sizes, meshes and remat policies, and plan the fastest that fits",
+        help="try batch sizes, meshes, presets and remat policies, and plan the fastest that fits",
     )
     parser.add_argument(
         "--batch_sizes", help="global, comma-separated; default: the config's, its double and half"

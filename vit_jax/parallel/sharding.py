@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import MeshConfig
+from vit_jax.config_mesh import Preset
 from vit_jax.errors import ConfigError, nearest
 
 Rule = tuple[str | None, ...]
@@ -35,7 +36,7 @@ _FSDP_TENSOR: Rules = (
     (r"encoder/blocks/position_embedding/.*", ("fsdp",)),
     (r".*", ()),
 )
-PRESETS: dict[str, Rules] = {
+PRESETS: dict[Preset, Rules] = {
     "replicated": ((r".*", ()),),
     "fsdp": tuple(
         (pattern, tuple(axis if axis == "fsdp" else None for axis in rule))

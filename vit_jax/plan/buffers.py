@@ -92,7 +92,9 @@ class _Walk:
             in_place = {id(v) for k, v in enumerate(held[root.name]) if v is not None and k in kept}
         last: dict[int, int] = {}
         for step, instruction in enumerate(instructions):
-            for used in (instruction.name, *instruction.operands):
+            # Of a loop's results only the one that is taken out is read.
+            taken = instruction.opcode == "get-tuple-element"
+            for used in (instruction.name, *(() if taken else instruction.operands)):
                 for value in held.get(used, ()):
                     if value is not None:
                         last[id(value)] = step

@@ -1,4 +1,4 @@
-"""Tries batch sizes, meshes and remat policies, and ranks what fits by its bound."""
+"""Tries batch sizes, meshes, presets and remat policies, and ranks what fits by its bound."""
 
 import dataclasses
 import itertools
@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vit_jax.config import Config
+from vit_jax.config_mesh import Preset
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.stacking import Remat, remat_on
+from vit_jax.parallel.mesh import AXES
+from vit_jax.parallel.sharding import PRESETS, Rules
 from vit_jax.plan.estimate import Plan
 
 # What is kept for the backward pass, from the fastest to the smallest.
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
+Sizes = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +28,21 @@ class Try:
     Attributes:
         batch_size: global.
         mesh: data, fsdp, tensor.
+        preset: of shardings.
         remat: policy.
         plan: None where the setting itself is impossible.
         problem: why, else "".
     """
 
     batch_size: int
-    mesh: tuple[int, int, int]
-    remat: str
+    mesh: Sizes
+    preset: Preset
+    remat: Remat
     plan: Plan | None
     problem: str = ""
 
 
-def meshes(config: Config, devices: int) -> list[tuple[int, int, int]]:
+def meshes(config: Config, devices: int) -> list[Sizes]:
     """Returns the (data, fsdp, tensor) to try on a number of devices, each once.
 
     All devices along data; all along fsdp; the square root of them along each; and fsdp with two
@@ -56,6 +62,39 @@ def meshes(config: Config, devices: int) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(found))
 
 
+def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Preset]]:
+    """Returns each mesh with each preset that means something else on it, in the order of meshes.
+
+    Of presets that come to the same program the config's own is named, else the first; so is the
+    first of several meshes on which nothing is cut. What would let devices along `tensor` all do
+    the same work is left out.
+    """
+    own = config.mesh.preset
+    names: list[Preset] = [own, *(name for name in PRESETS if name != own)]
+    found: dict[Any, tuple[Sizes, Preset]] = {}
+    for mesh in mesh_sizes:
+        for name in names:
+            rules = _in_effect(config.mesh.rules + PRESETS[name], mesh)
+            cut = {axis for _, rule in rules for axis in rule} - {None}
+            if mesh[2] > 1 and "tensor" not in cut:
+                continue
+            same = (mesh, rules) if cut else (mesh[0] * mesh[1], mesh[2])
+            found.setdefault(same, (mesh, name))
+    return list(found.values())
+
+
+def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
+    """Returns the rules without axes of one device, up to the last that cuts something."""
+    sizes: dict[str, int] = dict(zip(AXES, mesh, strict=True))
+    left = [
+        (pattern, tuple(axis if axis and sizes[axis] > 1 else None for axis in rule))
+        for pattern, rule in rules
+    ]
+    while left and not any(left[-1][1]):
+        left.pop()
+    return tuple(left)
+
+
 def policies(config: Config, platform: str) -> tuple[Remat, ...]:
     """Returns the remat policies to try; where two come to the same, the first."""
     first = remat_on(platform, "none", scan=config.model.scan)
@@ -64,15 +103,15 @@ def policies(config: Config, platform: str) -> tuple[Remat, ...]:
 
 
 def with_setting(
-    config: Config, batch_size: int, mesh: tuple[int, int, int], remat: Remat
-) -> Config:  # fmt: skip
-    """Returns the run with another batch size, mesh and remat policy."""
+    config: Config, batch_size: int, mesh: Sizes, preset: Preset, remat: Remat
+) -> Config:
+    """Returns the run with another batch size, mesh, preset and remat policy."""
     data, fsdp, tensor = mesh
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, remat=remat),
         data=dataclasses.replace(config.data, global_batch_size=batch_size),
-        mesh=dataclasses.replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor),
+        mesh=dataclasses.replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor, preset=preset),
     )
 
 
@@ -80,15 +119,16 @@ def search(
     config: Config,
     *,
     batch_sizes: list[int],
-    mesh_sizes: list[tuple[int, int, int]],
+    mesh_sizes: list[Sizes],
     remats: tuple[Remat, ...] = REMATS,
     plan: Callable[[Config], Plan],
 ) -> Iterator[Try]:
     """Yields each setting as soon as it is planned.
 
-    For each mesh, larger batches go first, and of each batch the policies from the one that
-    recomputes nothing. The first that fits ends that mesh: policies that keep less are slower by
-    their FLOPs, and smaller batches move the same parameters for fewer images.
+    For each mesh and preset (see `placements`), larger batches go first, and of each batch the
+    policies from the one that recomputes nothing. The first that fits ends that mesh and preset:
+    policies that keep less are slower by their FLOPs, and smaller batches move the same parameters
+    for fewer images.
 
     Args:
         config: the run.
@@ -97,14 +137,14 @@ def search(
         remats: policies, from the one that recomputes least.
         plan: config -> Plan.
     """
-    for mesh in mesh_sizes:
+    for mesh, preset in placements(config, mesh_sizes):
         for batch_size, remat in itertools.product(sorted(set(batch_sizes), reverse=True), remats):
             try:
-                found = plan(with_setting(config, batch_size, mesh, remat))
+                found = plan(with_setting(config, batch_size, mesh, preset, remat))
             except ConfigError as error:
-                yield Try(batch_size, mesh, remat, None, error.got)
+                yield Try(batch_size, mesh, preset, remat, None, error.got)
                 continue
-            yield Try(batch_size, mesh, remat, found)
+            yield Try(batch_size, mesh, preset, remat, found)
             if found.fits:
                 break
 
@@ -137,7 +177,7 @@ def default_batch_sizes(config: Config, devices: int) -> list[int]:
     return found
 
 
-def parse_meshes(text: str) -> list[tuple[int, int, int]]:
+def parse_meshes(text: str) -> list[Sizes]:
     """Reads meshes such as "16,1,1;1,16,1".
 
     Raises:

@@ -62,9 +62,9 @@ def _subtitle(plan: Plan) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     ending = "compiled" if plan.compiled else "compiler out of memory"
     return (
-        f"mesh {mesh}; {plan.parameters / 1e6:,.1f} M parameters; {plan.sizes.num_classes:,}"
-        f" classes, {plan.sizes.num_examples:,} examples ({plan.sizes.source}); {ending} after"
-        f" {plan.compile_s:.1f} s"
+        f"mesh {mesh}, {plan.config.mesh.preset}; {plan.parameters / 1e6:,.1f} M parameters;"
+        f" {plan.sizes.num_classes:,} classes, {plan.sizes.num_examples:,} examples"
+        f" ({plan.sizes.source}); {ending} after {plan.compile_s:.1f} s"
     )
 
 
@@ -81,14 +81,12 @@ def _memory_table(plan: Plan) -> Table:
     table.add_section()
     has = "" if plan.chip.memory_bytes is None else f"of {_size(plan.chip.memory_bytes)}"
     table.add_row("[bold]total", f"[bold]{_size(memory.total)}", has)
-    if memory.peak is not None:
-        table.add_row("in use at the fullest moment", _size(memory.peak), "")
     return table
 
 
 def _buffer_table(plan: Plan) -> Table:
     table = plain_table(
-        "largest temporaries at that moment", right=("arrays", "size"), left="made in"
+        "largest temporaries at the fullest moment", right=("arrays", "size"), left="made in"
     )
     for one in plan.memory.buffers[: _ROWS + 2]:
         table.add_row(one.shape, f"{one.count}", _size(one.bytes), one.place)
@@ -198,13 +196,13 @@ def show_search(tries: list[Try], console: Console) -> None:
     best = fastest(tries)
     table = plain_table(
         "batch",
-        right=("mesh", "remat", "memory", "ms", "MFU", "images/s", "took, s"),
+        right=("mesh", "preset", "remat", "memory", "ms", "MFU", "images/s"),
         left="",
     )
     for one in tries:
         word = "[bold green]<- fastest" if one is best else ""
         if one.plan is None:
-            figures = ("", "", "", "", "")
+            figures = ("", "", "", "")
             word = one.problem
         else:
             plan, rate = one.plan, one.plan.images_per_second
@@ -213,14 +211,16 @@ def show_search(tries: list[Try], console: Console) -> None:
                 _size(plan.memory.total), _ms(plan.bound.overlapped_s) if plan.compiled else "-",
                 "-" if mfu is None or not plan.compiled else f"{mfu:.1%}",
                 "-" if rate is None or not plan.compiled else f"{rate:,.0f}",
-                f"{plan.compile_s:.0f}",
             )  # fmt: skip
             word = word or ("" if plan.fits else "too large")
         table.add_row(
-            f"{one.batch_size:,}", ", ".join(map(str, one.mesh)), one.remat, *figures, word
+            f"{one.batch_size:,}", ",".join(map(str, one.mesh)), one.preset, one.remat, *figures,
+            word,
         )  # fmt: skip
     console.print(table)
-    _say(console, "mesh: data, fsdp, tensor; ms, MFU, images/s: as overlapped.", "dim")
+    took = sum(one.plan.compile_s for one in tries if one.plan is not None)
+    words = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: as overlapped."
+    _say(console, words, "dim")
 
 
 def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:
@@ -244,8 +244,9 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "global_batch_size": config.data.global_batch_size, "remat": config.model.remat,
         "accumulation_steps": config.accumulation_steps,
         **{f"mesh_{axis}": size for axis, size in plan.mesh.items()},
+        "mesh_preset": config.mesh.preset,
         "parameters": plan.parameters, "fits": plan.fits,
-        "memory_gib": gib(memory.total), "memory_peak_gib": gib(memory.peak),
+        "memory_gib": gib(memory.total),
         "memory_state_gib": gib(sum(memory.state.values())),
         "memory_temporaries_gib": gib(memory.temporaries),
         "memory_of_chip_gib": gib(plan.chip.memory_bytes),

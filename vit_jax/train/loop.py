@@ -20,7 +20,13 @@ from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DivergenceError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import ExampleLog, MetricsWriter
-from vit_jax.parallel.hosts import StopAgreement, check_same, first_does, is_first_host
+from vit_jax.parallel.hosts import (
+    StopAgreement,
+    barrier,
+    check_same,
+    first_does,
+    is_first_host,
+)
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run_folder import RunFolder
 from vit_jax.train.attention_watch import make_attention_watch
@@ -251,6 +257,8 @@ class _Run:
         begin = time.perf_counter()
         compiled = self.program.compile()
         self.compile_time_s = time.perf_counter() - begin
+        # Gloo gives up on processes that come to the first collective 30 s apart.
+        barrier("compile the training step")
         self.view.say(
             f"{self.config.model.name}: {self.program.num_parameters():,} parameters, "
             f"{self.program.flops_per_image / 1e9:.2f} GFLOP an image to train, "
