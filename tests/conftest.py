@@ -16,6 +16,7 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 _CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {
     "config",
     "config_data",
+    "config_init",
     "config_mesh",
     "__main__",
 }

@@ -11,7 +11,9 @@ TPU pod, Kubernetes or Open MPI, or by --coordinator, --num_processes and --proc
 import argparse
 import logging
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config import Config
@@ -42,13 +44,19 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     # From the first moment: a signal during the imports is one to stop, too.
     with StopSignals() as stop:
-        config = load_config(args.config, overrides)
+        config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         try:
             with started(args, config, lambda: stop.requested):
                 return _train(config, args.workdir, stop)
         except InterruptedError as interrupted:
             log.info("%s; run the same command again", interrupted)
             return EXIT_STOPPED
+
+
+def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
+    from vit_jax.train.init_from import model_of_weights
+
+    return model_of_weights(config, workdir)
 
 
 def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
