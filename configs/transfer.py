@@ -86,10 +86,18 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
         }
     )
     if recipe == "bit":
-        _follow_bit(config, task)
+        config.update(_bit(task))
     if recipe == "augreg":
-        config.optimizer.state_dtype = "bfloat16"
-    _apply_options(config, chosen, task)
+        config.update({"optimizer": {"state_dtype": "bfloat16"}})
+    config.update(_labels(task))
+    if chosen["average"] == "polyak":
+        config.update({"ema_decay": protocols.POLYAK_DECAY})
+    if chosen["trained"] == "head":
+        config.update({"optimizer": {"freeze": ("(?!head/).*",)}})
+    if chosen["balance"] == "weighted":
+        config.update({"loss": {"class_weights": "balanced"}})
+    if chosen["balance"] == "balanced":
+        config.update({"data": {"sampling": "balanced"}})
     return config
 
 
@@ -99,41 +107,29 @@ def _augment(task: Task | None) -> dict:
     return {"crop": "inception", "min_area": 0.05, "flip": True}
 
 
-def _follow_bit(config: ml_collections.ConfigDict, task: Task | None) -> None:
+def _bit(task: Task | None) -> dict:
     """Steps, sizes and mixup by the dataset, as BiT's rule has them."""
-    small = task is not None and task.small_images
-    resized, side = protocols.BIT_SIDES[small]
-    config.data.image_size = side
-    crop = task is None or task.crop
-    config.data.augment = ml_collections.ConfigDict(
-        {
-            "crop": "random" if crop else "resize",
-            "random_fraction": side / resized,
-            "flip": task is None or task.flip,
-        }
-    )
-    config.optimizer.clip_global_norm = None
-    config.optimizer.schedule.decay = "step"
-    config.optimizer.schedule.step_at = protocols.BIT_STEPS_AT
-    config.optimizer.schedule.step_factor = 0.1
-    mixup = protocols.bit_rule(task.train_examples if task else 0)[1]
-    config.mixing = ml_collections.ConfigDict({"mixup_alpha": mixup})
+    resized, side = protocols.BIT_SIDES[task is not None and task.small_images]
+    return {
+        "data": {
+            "image_size": side,
+            "augment": {
+                "crop": "random" if task is None or task.crop else "resize",
+                "random_fraction": side / resized,
+                "flip": task is None or task.flip,
+            },
+        },
+        "mixing": {"mixup_alpha": protocols.bit_rule(task.train_examples if task else 0)[1]},
+        "optimizer": {
+            "clip_global_norm": None,
+            "schedule": {"decay": "step", "step_at": protocols.BIT_STEPS_AT, "step_factor": 0.1},
+        },
+    }
 
 
-def _apply_options(
-    config: ml_collections.ConfigDict, chosen: dict, task: Task | None
-) -> None:  # fmt: skip
-    if task is not None and task.label_key:
-        config.data.label_key = task.label_key
-    if task is not None and task.label_rule:
-        config.data.label_rule = task.label_rule
-    if chosen["average"] == "polyak":
-        config.ema_decay = protocols.POLYAK_DECAY
-    if chosen["trained"] == "head":
-        config.optimizer.freeze = ("(?!head/).*",)
-    if chosen["balance"] == "weighted":
-        config.loss = ml_collections.ConfigDict({"class_weights": "balanced"})
-    if chosen["balance"] == "balanced":
-        config.data.sampling = "balanced"
-    if task is None:  # Your own: what is confused with what.
-        config.evaluation.by_class = True
+def _labels(task: Task | None) -> dict:
+    """Where the classes come from; of your own data also what is confused with what."""
+    if task is None:
+        return {"evaluation": {"by_class": True}}
+    named = {"label_key": task.label_key, "label_rule": task.label_rule}
+    return {"data": {key: value for key, value in named.items() if value}}

@@ -367,7 +367,11 @@ class Config(Section):
         metrics = {
             f"eval/{split}/{metric}"
             for split in self.evaluation.splits
-            for metric in ("accuracy_top1", "accuracy_top5")
+            for metric in (
+                "accuracy_top1",
+                "accuracy_top5",
+                *(("accuracy_per_class_mean",) if self.evaluation.by_class else ()),
+            )
         }
         best = self.checkpoint.best_metric
         if best is not None and best not in metrics:

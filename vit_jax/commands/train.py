@@ -61,6 +61,7 @@ def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
 
 def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
     from vit_jax.parallel.hosts import is_first_host
+    from vit_jax.report.confusion import draw_confusions
     from vit_jax.report.curves import draw_curves
     from vit_jax.train.loop import train
     from vit_jax.train.progress import print_summary
@@ -74,5 +75,6 @@ def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
         picture = workdir / "report" / "curves.png"
         if config.logging.curves and not picture.exists():
             draw_curves(workdir)
+        draw_confusions(workdir)
         print_summary(f"finished: {workdir}", result)
     return 0

@@ -157,8 +157,8 @@ def _keys_of_the_config() -> Iterator[None]:
     try:
         yield
     except WeightsError as error:
-        names = r"\b(allow_missing|allow_unexpected|grid|normalization|keep_head)\b=?"
+        names = r"\b(allow_missing|allow_unexpected|grid|normalization|keep_head)\b"
         mend = re.sub(names, r"init.\1", error.mend)
-        mend = re.sub(r"\bnum_heads=", "model.num_heads", mend)
+        mend = re.sub(r"\bnum_heads\b", "model.num_heads", mend)
         mend = mend.replace("num_classes", "data.num_classes")
         raise WeightsError(error.got, error.expected, mend) from None

@@ -97,7 +97,8 @@ def _train(
         config, mesh,
         num_classes=num_classes, num_examples=len(source), class_weights=balance.weights,
     )  # fmt: skip
-    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    report = workdir.expanduser() / "report"
+    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes, report=report)
     with RunFolder(workdir, config) as folder:
         finished = first_does("look for a result", lambda: folder.result)
         if finished is not None:

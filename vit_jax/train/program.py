@@ -157,7 +157,7 @@ def build_program(
         shardings=shardings,
     )
     plain_loss = dataclasses.replace(config.loss, label_smoothing=0.0)
-    eval_step = make_eval_step(graphdef, make_loss(plain_loss))
+    eval_step = make_eval_step(graphdef, make_loss(plain_loss), by_class=config.evaluation.by_class)
     macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
     return Program(
         config=config,
