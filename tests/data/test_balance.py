@@ -43,7 +43,7 @@ def test_every_stretch_holds_every_class_once_and_every_example_comes_in_turn():
     times = Counter(indices)
     assert set(times) == set(range(60))
     for label, count in ((0, 50), (2, 7), (3, 3)):
-        mine = [times[i] for i in np.flatnonzero(LABELS == label)]
+        mine = [times[i] for i in np.flatnonzero(label == LABELS)]
         # 100 draws of n examples in turn.
         assert set(mine) <= {100 // count, -(-100 // count)}
 
@@ -92,5 +92,5 @@ def test_a_mixture_does_not_tell_its_classes(digits_dir):
     mixture = MixtureSource({"a": source}, {"a": 100})
     with pytest.raises(DataError, match=r"'loss.class_weights' for mixture of"):
         build_balance(config_of(loss={"class_weights": "sqrt"}), mixture, 10)
-    with pytest.raises(DataError, match="set data.num_classes to the number of classes"):
+    with pytest.raises(DataError, match=r"set data\.num_classes to the number of classes"):
         build_balance(config_of(data={"sampling": "balanced"}), source, 5)

@@ -48,7 +48,7 @@ _CLEVR_STARTS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0)
 
 def _clevr_distance(example: Mapping[str, Any]) -> int:
     coordinates = np.asarray(example["objects"]["pixel_coords"])
-    return _interval(coordinates[:, 2].min(), _CLEVR_STARTS)
+    return _interval(float(coordinates[:, 2].min()), _CLEVR_STARTS)
 
 
 _KITTI_STARTS_M = (-100.0, 8.0, 20.0, 999.0)
@@ -59,7 +59,7 @@ def _kitti_distance(example: Mapping[str, Any]) -> int:
     kinds = np.asarray(objects["type"]).reshape(-1)
     ahead = np.asarray(objects["location"], np.float64).reshape(-1, 3)[:, 2]
     nearest = ahead[kinds < _VEHICLES].min(initial=_NO_VEHICLE_M)
-    return _interval(nearest, _KITTI_STARTS_M)
+    return _interval(float(nearest), _KITTI_STARTS_M)
 
 
 def _bins(feature: str, values: int, bins: int) -> Callable[[Mapping[str, Any]], int]:
