@@ -12,6 +12,7 @@ Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=r
            options  polyak: also averages the parameters (0.9999); head: trains the head alone;
                     0.65, 0.75, 0.85: each layer learns so much slower than the one above;
                     weighted: rare classes weigh more in the loss; balanced: they are drawn more)
+           A folder or `tfds` counts as fewer than 20,000 images (500 steps): set train_steps.
 Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine, no weight decay, clip
            1.0, batch 512, 384 px, a new head at zero; images as in the authors' code (inception
            crops, mirrored), of VTAB resized only. bit: arXiv:1912.11370, section 3.3. augreg:

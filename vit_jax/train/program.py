@@ -46,6 +46,7 @@ class Program:
         start_from: makes the state at step 0 of parameters; may be traced.
         eval_step: sums over one batch, jitted.
         flops_per_image: model FLOPs of training on one image.
+        class_weights: f32[C], factors of the loss by class; None: 1.
     """
 
     config: Config
@@ -60,6 +61,7 @@ class Program:
     start_from: StartFrom
     eval_step: EvalStep
     flops_per_image: int
+    class_weights: np.ndarray | None
 
     def init(self) -> TrainState:
         """Makes the state at step 0, sharded."""
@@ -172,4 +174,5 @@ def build_program(
         start_from=start_from,
         eval_step=jit_eval_step(placed(eval_step, placement), shardings, mesh),
         flops_per_image=training_flops(macs),
+        class_weights=class_weights,
     )
