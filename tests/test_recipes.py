@@ -53,6 +53,15 @@ RECIPES = {
             "folder": (10, 2761),
         },
     ),
+    "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
+    "augreg.py": (
+        [
+            *(f"Ti/16,{level},{r}" for level, r in itertools.product(LEVELS, ("reg0", "reg1"))),
+            *("B/16,imagenet21k,medium1", "S/32,strong2,0.1", "L/16,imagenet21k,30,0.1,reg1"),
+            *("R+Ti/16", "R26+S/32,imagenet21k,light1", "R50+L/32,reg1"),
+        ],
+        {"imagenet2012": (1000, 1_281_167), "imagenet21k": (21_843, 14_197_122)},
+    ),
 }
 # What a recipe for any weights is traced with: transfer.py takes the model from them.
 WEIGHTS = {"transfer.py": ["init_from=WEIGHTS", "model.name=ViT-Mini/4", "data.image_size=32"]}
