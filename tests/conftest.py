@@ -17,6 +17,7 @@ _CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {
     "config",
     "config_data",
     "config_fewshot",
+    "config_init",
     "config_mesh",
     "__main__",
 }

@@ -75,7 +75,7 @@ def test_the_smallest_config_has_four_required_parts():
         ("optimizer__weight_decay", float("inf"), "'optimizer.weight_decay' is inf (float)"),
         ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
         ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0.0"),
-        ("optimizer__schedule__decay", "step", "'optimizer.schedule.decay' is 'step' (str)"),
+        ("optimizer__schedule__decay", "stair", "'optimizer.schedule.decay' is 'stair' (str)"),
         ("ema_decay", 1.0, "'ema_decay' is 1.0"),
         ("accumulation_steps", 0, "'accumulation_steps' is 0"),
         ("accumulation_steps", 3, "'accumulation_steps' is 3"),

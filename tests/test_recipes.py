@@ -12,6 +12,7 @@ from vit_jax.config_file import load_config
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.program import build_program
+from vit_jax.transfer import protocols
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
@@ -36,6 +37,22 @@ RECIPES = {
         },
     ),
     "folder.py": (["", "whole", "split"], {"folder": (10, 2761)}),
+    "transfer.py": (
+        [
+            "pets,polyak,0.75",
+            "flowers,head",
+            "cifar10,augreg,test",
+            "cifar100,bit",
+            "folder,weighted",
+        ],
+        {
+            "oxford_iiit_pet": (37, 3680),
+            "oxford_flowers102": (102, 1020),
+            "cifar10": (10, 50_000),
+            "cifar100": (100, 50_000),
+            "folder": (10, 2761),
+        },
+    ),
     "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
     "augreg.py": (
         [
@@ -46,11 +63,13 @@ RECIPES = {
         {"imagenet2012": (1000, 1_281_167), "imagenet21k": (21_843, 14_197_122)},
     ),
 }
+# What a recipe for any weights is traced with: transfer.py takes the model from them.
+WEIGHTS = {"transfer.py": ["init_from=WEIGHTS", "model.name=ViT-Mini/4", "data.image_size=32"]}
 CASES = [(name, arg) for name, (args, _) in RECIPES.items() for arg in args]
 
 
 def load(name, arg):
-    return load_config(f"{CONFIGS / name}{':' if arg else ''}{arg}")
+    return load_config(f"{CONFIGS / name}{':' if arg else ''}{arg}", WEIGHTS.get(name, []))
 
 
 def test_every_recipe_is_listed_here():
@@ -144,3 +163,46 @@ def test_the_docstring_says_command_source_score_hardware_and_data(name):
 def test_a_row_that_the_paper_has_not_is_refused(arg):
     with pytest.raises(ConfigError):
         load("pretrain.py", arg)
+
+
+@pytest.mark.parametrize("dataset", [*protocols.TASKS, "folder", "tfds"])
+def test_every_preset_of_transfer(dataset):
+    task = protocols.TASKS.get(dataset)
+    for recipe, stage in itertools.product(protocols.RECIPES, protocols.STAGES):
+        config = load_config(
+            f"{CONFIGS / 'transfer.py'}:{dataset},{recipe},{stage}", ["init_from=WEIGHTS"]
+        )
+        assert (config.model.name, config.optimizer.name) == ("auto", "sgd")
+        assert config.optimizer.options == {"momentum": 0.9}
+        assert (config.optimizer.weight_decay, config.data.global_batch_size) == (0, 512)
+        assert config.data.augment.flip == (
+            task is None or not task.group or (recipe == "bit" and task.flip)
+        )
+        decay, clip = ("step", None) if recipe == "bit" else ("cosine", 1.0)
+        assert (config.optimizer.schedule.decay, config.optimizer.clip_global_norm) == (decay, clip)
+        chosen = {
+            "optimizer.learning_rate": config.optimizer.learning_rate,
+            "train_steps": config.train_steps,
+            "optimizer.schedule.warmup_steps": config.optimizer.schedule.warmup_steps,
+        }
+        assert chosen in protocols.search_space(dataset, recipe)
+        small = task is not None and task.small_images and recipe == "bit"
+        assert config.data.image_size == (128 if small else 384)
+        assert list(config.evaluation.splits) == ["dev" if stage == "dev" else "test"]
+        if task is not None:
+            assert config.data.label_rule == task.label_rule
+            assert config.data.label_key == task.label_key
+
+
+def test_the_options_of_transfer():
+    config = load("transfer.py", "pets,polyak,head,0.75,weighted,test")
+    assert config.ema_decay == 0.9999
+    assert config.optimizer.freeze == ("(?!head/).*",)
+    assert config.optimizer.layer_decay == 0.75
+    assert config.loss.class_weights == "balanced"
+    assert config.evaluation.splits == {"test": "test"}
+    assert load("transfer.py", "tfds,balanced").data.sampling == "balanced"
+    large = load("transfer.py", "cifar10,bit")
+    assert (large.mixing.mixup_alpha, large.data.augment.random_fraction) == (0.1, 0.8)
+    with pytest.raises(ConfigError, match="pick one"):
+        load("transfer.py", "pet")

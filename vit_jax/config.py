@@ -7,8 +7,9 @@ files and the command line. Nothing downstream reads a raw dictionary.
 import dataclasses
 from typing import Any, Literal
 
-from vit_jax.config_data import MemberConfig, SourceKind, SubsetConfig
+from vit_jax.config_data import LabelRule, MemberConfig, SourceKind, SubsetConfig
 from vit_jax.config_fewshot import FewshotConfig
+from vit_jax.config_init import AUTO, InitConfig
 from vit_jax.config_mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
@@ -23,7 +24,8 @@ class ModelConfig(Section):
     Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own.
     """
 
-    # The paper's name: `ViT-{Ti,S,M,B,L,H,g,G}/{patch}`, `R50+ViT-B/16`, `BiT-R50x1`, ...
+    # The paper's name: `ViT-{Ti,S,M,B,L,H,g,G}/{patch}`, `R50+ViT-B/16`, `BiT-R50x1`, ...; or
+    # `auto`: what `init_from` holds, with the options set here on top.
     name: str = option()
     # Overrides of the named variant's table row (None: as named).
     width: int | None = option(None, at_least=1)
@@ -74,9 +76,11 @@ class ModelConfig(Section):
 class AugmentConfig(Section):
     """What happens to one training image: on the host in this order, then on the device."""
 
-    # inception: random area and aspect ratio; central: as in evaluation; pad: shift by
-    # `pad_pixels`; resize: squash only.
-    crop: Literal["inception", "central", "pad", "resize"] = option("inception")
+    # inception: random area and aspect ratio; random: a random part of fixed size; central: as in
+    # evaluation; pad: shift by `pad_pixels`; resize: squash only.
+    crop: Literal["inception", "random", "central", "pad", "resize"] = option("inception")
+    # Width and height of a random crop, of the image's: 0.8 is 128 out of 160 (arXiv:1912.11370).
+    random_fraction: float = option(0.875, above=0, at_most=1)
     # How an inception crop is drawn, see `data.crops`; with torchvision, min_area is usually 0.08.
     crop_flavour: Literal["paper", "torchvision"] = option("paper")
     min_area: float = option(0.05, above=0, at_most=1)
@@ -132,6 +136,11 @@ class DataConfig(Section):
     # Features that hold image and class; None: "image" and "label", or the only ones of their kind.
     image_key: str | None = option(None)
     label_key: str | None = option(None)
+    # How the class of an example is made of other features, see `data.sources.derived`.
+    label_rule: LabelRule | None = option(None)
+    # uniform: every example once an epoch; balanced: every class equally often, the examples of
+    # each in turn. Of an epoch only the number of examples stays.
+    sampling: Literal["uniform", "balanced"] = option("uniform")
     # What becomes of an image that cannot be read or decoded, or whose label is out of range.
     on_bad_example: Literal["error", "skip"] = option("error")
     # Number of classes of the head; None: as the dataset says.
@@ -158,6 +167,12 @@ class DataConfig(Section):
                 "one of the two",
                 "give the members a train_split such as train[:10%]",
             )
+        if self.label_rule is not None and (self.source != "tfds" or self.mixture):
+            kind = "a mixture" if self.mixture else f"source {self.source}"
+            raise ConfigError(
+                f"'label_rule' is {self.label_rule!r} for {kind}", "one TFDS dataset",
+                "leave it out",
+            )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,13 +192,16 @@ class LossConfig(Section):
         "softmax_cross_entropy"
     )
     label_smoothing: float = option(0.0, at_least=0, below=1)
+    # Factor of an example's loss, by the n training examples of its class among N of C classes:
+    # balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). Both are 1 in the mean over examples.
+    class_weights: Literal["none", "balanced", "sqrt"] = option("none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
     """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
 
-    decay: Literal["cosine", "linear", "rsqrt", "constant"] = option("cosine")
+    decay: Literal["cosine", "linear", "rsqrt", "step", "constant"] = option("cosine")
     warmup_steps: int | None = option(None, at_least=0)
     warmup_epochs: float | None = option(None, at_least=0)
     warmup_examples: int | None = option(None, at_least=0)
@@ -194,8 +212,16 @@ class ScheduleConfig(Section):
     end_learning_rate: float = option(0.0, at_least=0)
     # rsqrt: learning_rate / sqrt(1 + steps since warmup / timescale) (arXiv:2106.04560).
     timescale_steps: int = option(10_000, at_least=1)
+    # step: at these shares of the run the learning rate is multiplied by `step_factor`
+    # (arXiv:1912.11370).
+    step_at: tuple[float, ...] = option((0.3, 0.6, 0.9))
+    step_factor: float = option(0.1, above=0, at_most=1)
 
     def check(self) -> None:
+        if not all(0 < share < 1 for share in self.step_at):
+            raise ConfigError(
+                f"'step_at' is {self.step_at}", "shares of the run between 0 and 1", "correct it"
+            )
         check_duration(self, "warmup", required=False)
         check_duration(self, "cooldown", required=False)
 
@@ -246,6 +272,9 @@ class EvaluationConfig(Section):
     interval_examples: int | None = option(None, at_least=1)
     # Global; None: the training batch size.
     batch_size: int | None = option(None, at_least=1)
+    # Also by class: accuracy of each class and their mean, a confusion matrix in report/, and of
+    # two classes the area under the ROC curve.
+    by_class: bool = option(False)
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
@@ -323,8 +352,10 @@ class Config(Section):
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     # Exponential moving average of the parameters (Polyak); None: not kept.
     ema_decay: float | None = option(None, above=0, below=1)
-    # Run folder or checkpoint whose parameters training starts from.
+    # Weights that training starts from: a run folder or checkpoint, a published npz, timm's or
+    # Hugging Face's files; local, hf:// or gs://. `init` says how they are made to fit.
     init_from: str | None = option(None)
+    init: InitConfig = section(InitConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
     fewshot: FewshotConfig = section(FewshotConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
@@ -335,10 +366,15 @@ class Config(Section):
     def check(self) -> None:
         check_duration(self, "train", required=True)
         check_duration(self.fewshot, "interval", required=False)
+        self._check_init()
         metrics = {
             f"eval/{split}/{metric}"
             for split in self.evaluation.splits
-            for metric in ("accuracy_top1", "accuracy_top5")
+            for metric in (
+                "accuracy_top1",
+                "accuracy_top5",
+                *(("accuracy_per_class_mean",) if self.evaluation.by_class else ()),
+            )
         }
         best = self.checkpoint.best_metric
         if best is not None and best not in metrics:
@@ -353,6 +389,21 @@ class Config(Section):
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
                 "change one of the two",
             )
+
+    def _check_init(self) -> None:
+        if self.init_from is not None:
+            return
+        if self.model.name == AUTO:
+            raise ConfigError(
+                "'model.name' is 'auto' and there is no 'init_from'",
+                "weights that say which model it is",
+                "add --config.init_from=PATH, or name the model",
+            )
+        if self.init != InitConfig():
+            raise ConfigError(
+                "'init' given without 'init_from'", "weights to start from",
+                "add --config.init_from=PATH",
+            )  # fmt: skip
 
 
 def check_duration(holder: Section, prefix: str, *, required: bool) -> None:

@@ -7,6 +7,13 @@ from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
 SourceKind = Literal["tfds", "folder", "csv", "huggingface"]
+LabelRule = Literal[
+    "clevr_count",
+    "clevr_distance",
+    "dsprites_location",
+    "dsprites_orientation",
+    "kitti_distance",
+]
 
 # Points of data-size studies. Source: arXiv:2010.11929, section 4.3 (JFT: random subsets of 9M,
 # 30M, 90M and the full 303M); the percentages for datasets of any size.

@@ -13,17 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config import DURATION_UNITS, Config
+from vit_jax.config_init import AUTO
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
 
-def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    spec: str,
+    overrides: Sequence[str] = (),
+    auto_model: Callable[[Config], Mapping[str, Any]] | None = None,
+) -> Config:
     """Reads a config file and applies command-line overrides.
 
     Args:
         spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the file's `get_config`. A "config.json" of a
             run folder is read as well.
         overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
+        auto_model: config whose `model.name` is "auto" -> the model section of its weights; what
+            file and overrides set goes on top. None: the name stays.
 
     Returns:
         The checked config.
@@ -39,6 +46,11 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
         set_key(mapping, key, parse_override(Config, key, text))
+    config = Config.from_mapping(mapping)
+    if auto_model is None or config.model.name != AUTO:
+        return config
+    found = auto_model(config)
+    mapping["model"] = {**found, **mapping["model"], "name": found["name"]}
     return Config.from_mapping(mapping)
 
 

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.crops import INCEPTION_BOX, central_box, paper_box, torchvision_box
+from vit_jax.data.crops import (
+    INCEPTION_BOX,
+    central_box,
+    paper_box,
+    random_box,
+    torchvision_box,
+)
 
 BOTH = pytest.mark.parametrize("draw", [paper_box, torchvision_box])
 
@@ -110,3 +116,14 @@ def test_full_area_of_a_wide_image_falls_back_to_the_whole(draw):
 )
 def test_the_central_box_is_a_square_in_the_middle(size, fraction, expected):
     assert central_box(size, fraction) == expected
+
+
+def test_a_random_box_has_a_fixed_share_of_both_sides_and_comes_everywhere():
+    rng = np.random.default_rng(0)
+    boxes = np.array([random_box((50, 100), 0.8, rng) for _ in range(2000)])
+    assert (boxes[:, 2] - boxes[:, 0] == 40).all()
+    assert (boxes[:, 3] - boxes[:, 1] == 80).all()
+    assert set(boxes[:, 0]) == set(range(11))
+    assert set(boxes[:, 1]) == set(range(21))
+    assert random_box((3, 1), 0.1, rng)[2:] >= (1, 1)
+    assert random_box((7, 9), 1.0, rng) == (0, 0, 7, 9)

@@ -22,7 +22,8 @@ from interop.files import (
 )
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.load import FORMATS, load
+from vit_jax.interop.load import load
+from vit_jax.interop.opening import FORMATS
 from vit_jax.interop.tensors import empty_aligned, open_tensors, to_jax
 
 

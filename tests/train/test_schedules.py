@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import ScheduleConfig
+from vit_jax.errors import ConfigError
 from vit_jax.train.schedules import build_schedule
 
 
@@ -47,3 +48,20 @@ def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_and_says_so(caplog):
     assert "warmup of 10000 and cooldown of 0 steps do not fit into 20 steps: using 10 and 0" in (
         caplog.text
     )
+
+
+def test_steps_of_bits_rule():
+    """500 steps of warmup, then a tenth of the rate at 30, 60 and 90 % of 10,000."""
+    got = rates(
+        [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 9999], total=10_000, learning_rate=0.003,
+        decay="step", warmup_steps=500,
+    )  # fmt: skip
+    wanted = [0, 0.0015, 0.003, 0.003, 3e-4, 3e-4, 3e-5, 3e-5, 3e-6, 3e-6]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_the_places_and_the_factor_of_steps_are_read():
+    got = rates([0, 49, 50, 99], decay="step", step_at=(0.5,), step_factor=0.5)
+    np.testing.assert_allclose(got, [1, 1, 0.5, 0.5])
+    with pytest.raises(ConfigError, match="shares of the run between 0 and 1"):
+        ScheduleConfig(decay="step", step_at=(30.0,))

@@ -45,6 +45,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.hosts import is_first_host
     from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.report.confusion import draw_confusions
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 
@@ -53,11 +54,18 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     source = open_source(config.data, split)
     num_classes = class_count(source, config.data.num_classes)
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
-    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    evaluator = SplitEvaluator(
+        config, mesh,
+        num_classes=num_classes,
+        report=args.workdir.expanduser() / "report",
+        suffix="" if args.step is None else f"-step-{args.step}",
+    )  # fmt: skip
     params, _ = latest_params(args.workdir, program.abstract.params, args.step)
     figures = evaluator(program.eval_step, params) or {}
     if not is_first_host():
         return
+    if config.evaluation.by_class:
+        draw_confusions(args.workdir.expanduser())
     if args.json:
         print(json.dumps(figures))
     else:

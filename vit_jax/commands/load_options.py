@@ -6,13 +6,8 @@ from typing import Any
 from vit_jax.commands.arguments import positive, whole
 from vit_jax.config import ModelConfig
 from vit_jax.errors import ConfigError
+from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.schema import parse_override
-
-# Mean and standard deviation of each channel: [-1, 1], and ImageNet's.
-_NORMALIZATIONS = {
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +20,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new_head", action="store_true", help="one that starts at zero")
     parser.add_argument("--grid", type=_size, help="ROWSxCOLUMNS of the file's position table")
     parser.add_argument(
-        "--normalization", choices=tuple(_NORMALIZATIONS),
+        "--normalization", choices=tuple(NORMALIZATIONS),
         help="what the weights expect of images, where no config.json beside them says it",
     )  # fmt: skip
     parser.add_argument(
@@ -49,7 +44,7 @@ def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, 
         "num_classes": args.num_classes,
         "keep_head": False if args.new_head else None,
         "grid": (args.grid, args.grid) if isinstance(args.grid, int) else args.grid,
-        "normalization": _NORMALIZATIONS.get(args.normalization),
+        "normalization": NORMALIZATIONS.get(args.normalization),
         "position_resize": args.position_resize,
         "allow_missing": tuple(args.allow_missing),
         "allow_unexpected": tuple(args.allow_unexpected),

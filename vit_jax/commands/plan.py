@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "name it so")
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "both", "add --search")
-    config = load_config(args.config, overrides)
+    config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
     from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare
@@ -96,6 +96,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         if args.output is not None:
             _write(args.output, row(plan, args.config, args.topology, args.mfu))
     return 0
+
+
+def _auto_model(config: Config) -> dict[str, Any]:
+    from vit_jax.train.init_from import model_of_weights
+
+    return model_of_weights(config)
 
 
 def _search(

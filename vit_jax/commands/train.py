@@ -11,7 +11,9 @@ TPU pod, Kubernetes or Open MPI, or by --coordinator, --num_processes and --proc
 import argparse
 import logging
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config import Config
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     # From the first moment: a signal during the imports is one to stop, too.
     with StopSignals() as stop:
-        config = load_config(args.config, overrides)
+        config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         try:
             with started(args, config, lambda: stop.requested):
                 return _train(config, args.workdir, stop)
@@ -51,8 +53,15 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             return EXIT_STOPPED
 
 
+def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
+    from vit_jax.train.init_from import model_of_weights
+
+    return model_of_weights(config, workdir)
+
+
 def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
     from vit_jax.parallel.hosts import is_first_host
+    from vit_jax.report.confusion import draw_confusions
     from vit_jax.report.curves import draw_curves
     from vit_jax.train.loop import train
     from vit_jax.train.progress import print_summary
@@ -66,5 +75,6 @@ def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
         picture = workdir / "report" / "curves.png"
         if config.logging.curves and not picture.exists():
             draw_curves(workdir)
+        draw_confusions(workdir)
         print_summary(f"finished: {workdir}", result)
     return 0

@@ -107,6 +107,17 @@ def _between(limits: tuple[float, float], rng: np.random.Generator) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
 
 
+def random_box(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
+    """Returns a random part with `fraction` of the image's width and of its height.
+
+    Resized, that is what resizing the image to a square and cropping a smaller square out of it
+    gives, in one step. Source: arXiv:1912.11370, section 3.3.
+    """
+    width, height = size
+    w, h = (max(round(fraction * side), 1) for side in size)
+    return _somewhere(width, height, w, h, rng)
+
+
 def _somewhere(width: int, height: int, w: int, h: int, rng: np.random.Generator) -> Box:
     left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
     return left, top, left + w, top + h

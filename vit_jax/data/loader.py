@@ -14,7 +14,7 @@ from absl import flags
 from vit_jax.config import DataConfig
 from vit_jax.data.batch_memory import BatchMemory
 from vit_jax.data.cache import DecodedSource
-from vit_jax.data.order import ExampleOrder
+from vit_jax.data.order import BalancedOrder, ExampleOrder
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.transforms import Transform
 from vit_jax.errors import DataError
@@ -121,6 +121,7 @@ def train_batches(
     seed: int,
     start_step: int,
     end_step: int,
+    order: BalancedOrder | None = None,
 ) -> Feed:
     """Returns this host's rows of the batches of steps start_step to end_step - 1.
 
@@ -136,15 +137,17 @@ def train_batches(
         seed: the run's seed.
         start_step: first step.
         end_step: one past the last step.
+        order: of the examples; None: that of `ExampleOrder`.
 
     Raises:
         DataError: an example that cannot be read, or whose label is out of range; it is named.
     """
-    order, read = ExampleOrder(len(source), seed), _make_read(source, spec)
+    find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
+    read = _make_read(source, spec)
 
     def load(step: int, rows: range, memory: BatchMemory | None) -> HostBatch:
         positions = [step * spec.global_batch_size + row for row in rows]
-        indices = order(positions)
+        indices = find(positions)
         loaded = (
             _load(
                 source, transform, spec, index, example, lambda p=p: generator(seed, "augment", p)

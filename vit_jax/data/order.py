@@ -50,3 +50,45 @@ class ExampleOrder:
             index = int(self._shuffled[epoch * self._places + index])
             if index < self._size:
                 return index
+
+
+class BalancedOrder:
+    """An order in which every class comes equally often: positions -> indices.
+
+    Of C classes with examples, each stretch of C positions from a multiple of C on holds one
+    example of each, in an order of its own. A class goes through its examples in permutations of
+    its own, one after the other, however few they are.
+
+    Args:
+        labels: i[N]; negative: an example that never comes.
+        seed: the run's seed.
+    """
+
+    def __init__(self, labels: np.ndarray, seed: int):
+        self._seed = seed
+        self._classes = np.unique(labels[labels >= 0])
+        by_class = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[by_class], self._classes, side="left")
+        ends = np.searchsorted(labels[by_class], self._classes, side="right")
+        self._members = [by_class[a:b] for a, b in zip(starts, ends, strict=True)]
+        # What was drawn last, of the stretches and of each class; see `ExampleOrder` on threads.
+        self._stretch: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
+        self._rounds: dict[int, tuple[int, np.ndarray]] = {}
+
+    def __call__(self, positions: Sequence[int]) -> list[int]:
+        return [self._find(*divmod(p, len(self._classes))) for p in positions]
+
+    def _find(self, stretch: int, place: int) -> int:
+        drawn, order = self._stretch
+        if drawn != stretch:
+            order = generator(self._seed, "balanced", stretch).permutation(len(self._classes))
+            self._stretch = stretch, order
+        which = int(order[place])
+        members = self._members[which]
+        number, turn = divmod(stretch, len(members))
+        drawn, turns = self._rounds.get(which, (-1, members))
+        if drawn != number:
+            name = f"balanced/{self._classes[which]}"
+            turns = generator(self._seed, name, number).permutation(len(members))
+            self._rounds[which] = number, turns
+        return int(members[turns[turn]])

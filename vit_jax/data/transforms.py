@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config import AugmentConfig
-from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part
+from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part, random_box
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_torchvision import randaugment_torchvision
@@ -79,6 +79,8 @@ def _train_box(size: tuple[int, int], augment: AugmentConfig, rng: np.random.Gen
     if augment.crop == "inception":
         draw = INCEPTION_BOX[augment.crop_flavour]
         return draw(size, augment.min_area, augment.max_area, rng)
+    if augment.crop == "random":
+        return random_box(size, augment.random_fraction, rng)
     if augment.crop == "central":
         return central_box(size, augment.central_fraction)
     return 0, 0, *size

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.evaluation.by_class import ByClass, class_outputs
 from vit_jax.parallel.mesh import batch_sharding, to_devices
 
 # logits, labels -> one loss an example.
@@ -18,12 +19,12 @@ Sums = dict[str, jax.Array]
 EvalStep = Callable[[Any, Batch], Sums]
 
 
-def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn) -> EvalStep:
+def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = False) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums over the examples whose mask is True.
 
     The sums: loss (f32), top1, top5 and examples (i32). An example is right in top k when fewer
     than k classes have a logit above its label's, or an equal one and a lower index: ties never
-    count twice.
+    count twice. With `by_class` also what `class_outputs` gives.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> Sums:
@@ -34,12 +35,13 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn) -> EvalStep:
         # A NaN logit beats all: a broken model must not score.
         rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
         valid = mask & ~jnp.isnan(own[:, 0])
-        return {
+        sums = {
             "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
             "top1": jnp.sum((rank < 1) & valid),
             "top5": jnp.sum((rank < 5) & valid),
             "examples": jnp.sum(mask),
         }
+        return sums | (class_outputs(logits, labels, mask) if by_class else {})
 
     return eval_step_fn
 
@@ -53,20 +55,35 @@ def jit_eval_step(eval_step: EvalStep, param_shardings: Any, mesh: Mesh) -> Eval
 
 
 def evaluate(
-    eval_step: EvalStep, params: Any, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh
+    eval_step: EvalStep,
+    params: Any,
+    batches: Iterable[dict[str, np.ndarray]],
+    mesh: Mesh,
+    by_class: ByClass | None = None,
 ) -> dict[str, float]:
     """Runs over all batches of this host.
 
+    Args:
+        eval_step: sums over one batch.
+        params: the model's parameters.
+        batches: of this host.
+        mesh: devices.
+        by_class: adds up what a step made `by_class` gives; None: nothing of classes is asked for.
+
     Returns:
-        loss, accuracy_top1 and accuracy_top5 as means over the examples, and `examples`.
+        loss, accuracy_top1 and accuracy_top5 as means over the examples, and `examples`; with
+        `by_class` its figures too.
     """
     totals = {"loss": 0.0, "top1": 0, "top5": 0, "examples": 0}
     pending: list[Sums] = []
 
     def drain(keep: int) -> None:
         while len(pending) > keep:
-            for name, value in jax.device_get(pending.pop(0)).items():
-                totals[name] += value.item()
+            found = jax.device_get(pending.pop(0))
+            for name in totals:
+                totals[name] += found[name].item()
+            if by_class is not None:
+                by_class.add(found)
 
     for batch in batches:
         pending.append(eval_step(params, to_devices(batch, mesh)))
@@ -78,4 +95,5 @@ def evaluate(
         "accuracy_top1": totals["top1"] / count,
         "accuracy_top5": totals["top5"] / count,
         "examples": count,
+        **({} if by_class is None else by_class.figures()),
     }

@@ -1,6 +1,7 @@
 """Evaluation of parameters on the splits of a config."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
@@ -10,7 +11,9 @@ from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import make_eval_transform
+from vit_jax.evaluation.by_class import ByClass
 from vit_jax.evaluation.classification import EvalStep, evaluate
+from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 
 
@@ -21,17 +24,29 @@ class SplitEvaluator:
         config: the run.
         mesh: devices.
         num_classes: C.
+        report: folder for the confusion matrices that the config asks for; None: not written.
+        suffix: of their names, after the split's.
 
     Raises:
         DataError: a split that is not there.
         ConfigError: a batch that does not divide over the devices.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, *, num_classes: int):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        *,
+        num_classes: int,
+        report: Path | None = None,
+        suffix: str = "",
+    ):
         data = config.data
         batch_size = config.evaluation.batch_size or data.global_batch_size
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
-        self._mesh = mesh
+        self._mesh, self._num_classes = mesh, num_classes
+        self._by_class = config.evaluation.by_class
+        self._report, self._suffix = report, suffix
         self._sources: dict[str, Source] = {
             name: cached(open_source(data, split), data.cache_mb)
             for name, split in config.evaluation.splits.items()
@@ -51,14 +66,20 @@ class SplitEvaluator:
             stop: asked before each batch; when it says so, the evaluation ends.
 
         Returns:
-            "eval/SPLIT/METRIC" -> value: loss, accuracy_top1, accuracy_top5, examples; None where
-            it was stopped.
+            "eval/SPLIT/METRIC" -> value: loss, accuracy_top1, accuracy_top5, examples, and with
+            `evaluation.by_class` those of `ByClass`; None where it was stopped.
         """
         figures = {}
         try:
             for name, source in self._sources.items():
+                by_class = None
+                if self._by_class:
+                    by_class = ByClass(source.class_names, self._num_classes)
                 with eval_batches(source, self._transform, self._spec) as feed:
-                    found = evaluate(eval_step, params, _until(stop, feed), self._mesh)
+                    batches = _until(stop, feed)
+                    found = evaluate(eval_step, params, batches, self._mesh, by_class)
+                if by_class is not None and self._report is not None and is_first_host():
+                    by_class.write(self._report / f"confusion-{name}{self._suffix}.csv")
                 figures |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
         except _StoppedError:
             return None

@@ -1,7 +1,6 @@
 """Models from published weights: the format and the architecture are read off the file."""
 
 import dataclasses
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,22 +12,20 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.config import ModelConfig
-from vit_jax.errors import UserError, WeightsError
-from vit_jax.interop import big_transfer, native, timm, transformers, vision_transformer
+from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
 from vit_jax.interop.locate import local_path
 from vit_jax.interop.normalization import OURS, Normalization, checked, fold
+from vit_jax.interop.opening import open_published
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resample import Grid, Method
 from vit_jax.interop.rows import read_row
-from vit_jax.interop.tensors import TensorFile, open_tensors, to_jax
+from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.registry import build_model, resolve
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT, ViTShape
 from vit_jax.parallel.sharding import parameter_names
-
-FORMATS = "vision_transformer, big_vision, big_transfer, transformers, timm, vit_jax"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +103,61 @@ def load(
         ModelError, ConfigError: options that do not go together.
     """
     start = time.monotonic()
+    found = read_weights(
+        path, image_size=image_size, patch_size=patch_size, num_classes=num_classes,
+        keep_head=keep_head, grid=grid, position_resize=position_resize,
+        normalization=normalization, allow_missing=allow_missing,
+        allow_unexpected=allow_unexpected, **options,
+    )  # fmt: skip
+    config, num_classes, size = found.options, found.num_classes, found.image_size
+    # One at a time, so that an array that has to be copied is not there twice.
+    arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
+    arrays.update(_fresh(config, num_classes, size, seed, found.lacking))
+    filled = _fill(found.model, arrays)
+    found.report.seconds = time.monotonic() - start
+    return Loaded(
+        filled, config, num_classes, size, found.class_names, found.view, found.report
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The parameters of a file as a model wants them, in the host's memory.
+
+    Attributes:
+        arrays: parameter name -> f32 array.
+        lacking: names of the model's parameters that the file does not give.
+        model: the model without values.
+        options, num_classes, image_size, class_names, view, report: as in `Loaded`.
+    """
+
+    arrays: dict[str, np.ndarray]
+    lacking: tuple[str, ...]
+    model: ViT | ResNet
+    options: ModelConfig
+    num_classes: int
+    image_size: tuple[int, int]
+    class_names: tuple[str, ...] | None
+    view: EvalView
+    report: LoadReport
+
+
+def read_weights(
+    path: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | None = None,
+    num_classes: int | None = None,
+    keep_head: bool | None = None,
+    grid: Grid | None = None,
+    position_resize: Method = "zoom",
+    normalization: Normalization | None = None,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
+    **options: Any,
+) -> Weights:
+    """Reads published weights for a model; no device is used. Takes the arguments of `load`."""
+    start = time.monotonic()
     allow_missing, allow_unexpected = _patterns(allow_missing), _patterns(allow_unexpected)
     _check_method(position_resize)
     given = {"grid": grid, **options}
@@ -131,95 +183,16 @@ def load(
     except WeightsError:
         report.print()
         raise
-    lacking = [name for name in shapes if name not in arrays]
-    arrays.update(_fresh(config, num_classes, size, seed, lacking))
     normalization = checked(normalization) if normalization else published.normalization
     if normalization not in (None, OURS):
         arrays = fold(arrays, normalization)
         report.normalization = normalization
-    filled = _fill(model, arrays)
     report.seconds = time.monotonic() - start
+    lacking = tuple(name for name in shapes if name not in arrays)
     names = published.class_names if keeps_head else None
-    return Loaded(filled, config, num_classes, size, names, published.view, report)
-
-
-def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, Published]:
-    """Opens weights and finds out what they are.
-
-    Args:
-        path: local file or folder.
-        given: what the caller knows, for what cannot be inferred.
-
-    Raises:
-        WeightsError: an unknown format, a damaged file, or something that has to be given.
-    """
-    if native.is_native(path):
-        return native.open_native(path)
-    folder = path if path.is_dir() else path.parent
-    if path.is_dir():
-        path = _weights_in(path)
-    file = open_tensors(path)
-    try:
-        found = _recognise(file, folder, given)
-    except UserError:
-        raise
-    # A tensor lacks or has other axes, or a config.json says what cannot be.
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise WeightsError(
-            f"{path} has tensors that do not make a whole model ({error})",
-            f"one of the formats {FORMATS}", "check where the file comes from",
-        ) from None  # fmt: skip
-    if found is None:
-        names = ", ".join(sorted(file.shapes)[:3])
-        raise WeightsError(
-            f"{path} has tensors of an unknown architecture ({names}, ...)",
-            f"one of the formats {FORMATS}",
-            "for transformers give the folder with config.json",
-        )
-    return found
-
-
-def _recognise(
-    file: TensorFile, folder: Path, given: Mapping[str, Any]
-) -> tuple[TensorFile, Published] | None:
-    if file.path.suffix == ".npz":
-        if found := vision_transformer.recognise(file):
-            return found, vision_transformer.describe(found, given)
-        if found := big_transfer.recognise(file):
-            return found, big_transfer.describe(found, given)
-        return None
-    config = _read_json(folder / "config.json")
-    if found := transformers.recognise(file, config):
-        preprocessor = _read_json(folder / "preprocessor_config.json")
-        return found, transformers.describe(found, config, preprocessor)
-    if found := timm.recognise(file):
-        return found, timm.describe(found, given, config)
-    return None
-
-
-def _weights_in(folder: Path) -> Path:
-    for name in ("model.safetensors", "model.safetensors.index.json"):
-        if (folder / name).is_file():
-            return folder / name
-    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.npz")))
-    if len(files) != 1:
-        raise WeightsError(
-            f"{folder} has {len(files)} files of weights", "model.safetensors, or just one file",
-            "give the file itself",
-        )  # fmt: skip
-    return files[0]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}, no object")
-        return found
-    except ValueError as error:
-        raise WeightsError(f"{path} is no JSON: {error}", "a config.json", "mend it") from None
+    return Weights(
+        arrays, lacking, model, config, num_classes, size, names, published.view, report
+    )  # fmt: skip
 
 
 def _keeps_head(published: Published, num_classes: int | None, keep_head: bool | None) -> bool:
@@ -332,9 +305,9 @@ def _take(
     target: Target,
     keeps_head: bool,
     report: LoadReport,
-) -> dict[str, jax.Array]:
+) -> dict[str, np.ndarray]:
     """Reads every row that the file can fill; returns our parameters and fills the report."""
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
     for row in published.rows:
         if not set(row.ours) <= own.keys():
@@ -356,7 +329,7 @@ def _take(
             fitted = fit(name, array, target)
             status = Status.TAKEN if fitted is array else Status.RESIZED
             report.add(status, name, detail=f"{array.shape} -> {fitted.shape}")
-            arrays[name] = to_jax(fitted)
+            arrays[name] = fitted
     unused = "|".join(published.unused)
     left = [n for n in file.shapes if n not in used and not (unused and re.fullmatch(unused, n))]
     report.add(Status.UNEXPECTED, *sorted(left))
@@ -379,7 +352,7 @@ def _check_missing(
 
 
 def _fresh(
-    config: ModelConfig, num_classes: int, size: tuple[int, int], seed: int, names: list[str]
+    config: ModelConfig, num_classes: int, size: tuple[int, int], seed: int, names: Sequence[str]
 ) -> dict[str, jax.Array]:
     """Returns parameters by name as a new model has them."""
     if not names:

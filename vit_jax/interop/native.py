@@ -40,33 +40,55 @@ def open_native(path: Path) -> tuple[TensorFile, Published]:
     """
     path = path.absolute()
     try:
-        if (path / DESCRIPTION).is_file():
-            about = json.loads((path / DESCRIPTION).read_text())
-            arrays = path / ARRAYS
-        else:
-            step = _latest_step(path)
-            config = json.loads((step / "config" / "metadata").read_text())
-            side = config["data"]["image_size"]
-            about = {"model": config["model"], "image_size": [side, side]}
-            about["view"] = _view(config["data"])
-            classes = step.parents[1] / "classes.json"
-            if classes.is_file():
-                about["class_names"] = json.loads(classes.read_text())["names"]
-            arrays = step / (ARRAYS if config.get("ema_decay") is None else "ema")
+        about, arrays = _read_about(path)
         params = _restore(arrays)
         published = _describe(about, params)
     except WeightsError:
         raise
     except Exception as error:  # Orbax raises many kinds for a damaged file.
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise WeightsError(
-            f"{path} cannot be read: {reason}", "a run folder or a converted model",
-            "check the path, or take another step of the run",
-        ) from None  # fmt: skip
+        raise _unreadable(path, error) from None
     size = sum(array.nbytes for array in params.values())
     shapes = {name: array.shape for name, array in params.items()}
     # Each array is given away once, so that it is not held beside the model's copy.
     return TensorFile(path, shapes, size, params.pop), published
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Returns the model section of what `open_native` reads, without its parameters.
+
+    Raises:
+        WeightsError: no complete checkpoint there, or a damaged one.
+    """
+    path = path.absolute()
+    try:
+        return dict(_read_about(path)[0]["model"])
+    except WeightsError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
+    """Returns what describes the model, and the folder of its arrays."""
+    if (path / DESCRIPTION).is_file():
+        return json.loads((path / DESCRIPTION).read_text()), path / ARRAYS
+    step = _latest_step(path)
+    config = json.loads((step / "config" / "metadata").read_text())
+    side = config["data"]["image_size"]
+    about = {"model": config["model"], "image_size": [side, side]}
+    about["view"] = _view(config["data"])
+    classes = step.parents[1] / "classes.json"
+    if classes.is_file():
+        about["class_names"] = json.loads(classes.read_text())["names"]
+    return about, step / (ARRAYS if config.get("ema_decay") is None else "ema")
+
+
+def _unreadable(path: Path, error: Exception) -> WeightsError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return WeightsError(
+        f"{path} cannot be read: {reason}", "a run folder or a converted model",
+        "check the path, or take another step of the run",
+    )  # fmt: skip
 
 
 def write_native(

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import WeightsError
@@ -14,6 +12,11 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 # What makes [0, 1] to [-1, 1], as all models here take it.
 OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# The usual ones by name.
+NORMALIZATIONS: dict[str, Normalization] = {
+    "half": OURS,
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
@@ -49,8 +52,8 @@ def checked(given: Any) -> Normalization:
 
 
 def fold(
-    params: Mapping[str, jax.Array], normalization: Normalization
-) -> dict[str, jax.Array]:  # fmt: skip
+    params: Mapping[str, np.ndarray], normalization: Normalization
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Returns parameters whose patch embedding takes [-1, 1] where it took normalised images.
 
     An image x in [-1, 1] is ((x + 1) / 2 - mean) / std to the weights, which is linear in x, as the
@@ -69,6 +72,8 @@ def fold(
             "a ViT, or weights for images in [-1, 1]",
             "normalise the images yourself",
         )
+    if "patch_embedding/kernel" not in params:  # A new one takes [-1, 1].
+        return dict(params)
     mean, std = (np.asarray(part, np.float32) for part in normalization)
     scale, shift = 0.5 / std, (0.5 - mean) / std
     kernel = np.asarray(params["patch_embedding/kernel"], np.float64)
@@ -76,6 +81,6 @@ def fold(
     bias = bias + np.einsum("pqcd,c->d", kernel, shift)
     return {
         **params,
-        "patch_embedding/kernel": jnp.asarray(kernel * scale[:, None], jnp.float32),
-        "patch_embedding/bias": jnp.asarray(bias, jnp.float32),
+        "patch_embedding/kernel": np.asarray(kernel * scale[:, None], np.float32),
+        "patch_embedding/bias": np.asarray(bias, np.float32),
     }

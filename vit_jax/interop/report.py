@@ -3,6 +3,7 @@
 import enum
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.errors import WeightsError, first_few
 from vit_jax.interop.normalization import Normalization
@@ -66,6 +67,21 @@ class LoadReport:
                     "the model's parameters and no others",
                     f"give the right options, or allow it by a pattern in {argument}=",
                 )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns it ready for JSON."""
+        found: dict[str, Any] = {
+            "path": self.path,
+            "format": self.format,
+            "model": self.model,
+            "size_bytes": self.size_bytes,
+            "normalization": self.normalization,
+        }
+        for status in Status:
+            rows = [(name, detail) for s, name, detail in self.entries if s is status]
+            key = status.value.replace("-", "").replace(" ", "_")
+            found[key] = dict(rows) if status is Status.RESIZED else [name for name, _ in rows]
+        return found
 
     def print(self) -> None:
         """Prints the table: how many of each, and by name all that were not simply taken."""

@@ -56,7 +56,7 @@ def examine_step(program: Program, state: TrainState, batch: Batch) -> list[Tens
     """
     config = program.config
     prepare = make_prepare(config, program.num_classes)
-    batch_loss = make_batch_loss(program.graphdef, config)
+    batch_loss = make_batch_loss(program.graphdef, config, program.class_weights)
     table = _Table()
 
     def look(state: TrainState, batch: Batch) -> list[tuple[jax.Array, jax.Array]]:

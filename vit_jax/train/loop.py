@@ -13,8 +13,10 @@ import numpy as np
 
 from vit_jax.checkpoint import CheckpointFolder
 from vit_jax.config import Config, duration_in_steps
+from vit_jax.data.balance import build_balance
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
+from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import Source, class_count, open_training_data, with_subset_hash
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DivergenceError
@@ -97,8 +99,13 @@ def _train(
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)
-    program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
-    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes)
+    balance = build_balance(config, source, num_classes)
+    program = build_program(
+        config, mesh,
+        num_classes=num_classes, num_examples=len(source), class_weights=balance.weights,
+    )  # fmt: skip
+    report = workdir.expanduser() / "report"
+    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes, report=report)
     fewshot = FewshotWatch(config, mesh, num_examples=len(source))
     with RunFolder(workdir, config) as folder:
         finished = first_does("look for a result", lambda: folder.result)
@@ -112,6 +119,10 @@ def _train(
                 start = dataclasses.replace(start, left_out=left_out)
             folder.write_config()
             folder.write_json("classes.json", {"names": source.class_names})
+            if start.report is not None:
+                folder.write_json("init.json", start.report.to_mapping())
+                if folder.is_writer:
+                    start.report.print()
             if training.manifest is not None:
                 folder.write_json("subset.json", training.manifest)
             with (
@@ -133,8 +144,8 @@ def _train(
                 DeviceClock() as clock,
             ):
                 run = _Run(
-                    program, source, evaluator, fewshot, checkpoints, writer, examples, view,
-                    clock, stop,
+                    program, source, balance.order, evaluator, fewshot, checkpoints, writer,
+                    examples, view, clock, stop,
                 )  # fmt: skip
                 result = run.run(start, folder.path / "report" if explain else None)
         folder.write_json("result.json", result)
@@ -148,6 +159,7 @@ class _Run:
         self,
         program: Program,
         source: Source,
+        order: BalancedOrder | None,
         evaluator: SplitEvaluator,
         fewshot: FewshotWatch,
         checkpoints: CheckpointFolder,
@@ -157,7 +169,8 @@ class _Run:
         clock: DeviceClock,
         stop: StopSignals,
     ):
-        self.program, self.config, self.source = program, program.config, source
+        self.program, self.config = program, program.config
+        self.source, self.order = source, order
         self.evaluator, self.fewshot, self.checkpoints = evaluator, fewshot, checkpoints
         self.writer, self.examples = writer, examples
         self.view, self.clock = view, clock
@@ -275,7 +288,7 @@ class _Run:
         return train_batches(
             cached(self.source, data.cache_mb), transform, spec,
             seed=self.config.seed, start_step=start + self.left_out,
-            end_step=self.program.total_steps + self.left_out,
+            end_step=self.program.total_steps + self.left_out, order=self.order,
         )  # fmt: skip
 
     def _next(self, feed: Feed, step: int) -> dict[str, np.ndarray]:

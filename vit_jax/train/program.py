@@ -5,6 +5,7 @@ computed and no array is made until asked for.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from vit_jax.rng import stream
 from vit_jax.train.losses import make_loss
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule
-from vit_jax.train.state import TrainState, abstract_state, init_sharded, make_init
+from vit_jax.train.state import StartFrom, TrainState, abstract_state, init_sharded, make_start_from
 from vit_jax.train.step import StepFn, make_batch_loss, make_prepare, make_train_step
 
 
@@ -41,9 +42,11 @@ class Program:
         schedule: step -> learning rate.
         step_fn: one training step, not jitted.
         abstract: shapes, types and shardings of the state.
-        init_fn: makes the state at step 0; may be traced.
+        init_params: makes the parameters of a new model; may be traced.
+        start_from: makes the state at step 0 of parameters; may be traced.
         eval_step: sums over one batch, jitted.
         flops_per_image: model FLOPs of training on one image.
+        class_weights: f32[C], factors of the loss by class; None: 1.
     """
 
     config: Config
@@ -54,13 +57,15 @@ class Program:
     schedule: optax.Schedule
     step_fn: StepFn
     abstract: TrainState
-    init_fn: Any
+    init_params: Callable[[], Any]
+    start_from: StartFrom
     eval_step: EvalStep
     flops_per_image: int
+    class_weights: np.ndarray | None
 
     def init(self) -> TrainState:
         """Makes the state at step 0, sharded."""
-        return init_sharded(self.init_fn, self.abstract)
+        return init_sharded(lambda: self.start_from(self.init_params()), self.abstract)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a training batch as it comes over the wire."""
@@ -102,7 +107,14 @@ class Program:
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
 
 
-def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples: int) -> Program:
+def build_program(
+    config: Config,
+    mesh: Mesh,
+    *,
+    num_classes: int,
+    num_examples: int,
+    class_weights: np.ndarray | None = None,
+) -> Program:
     """Builds the program of a run.
 
     Args:
@@ -110,6 +122,7 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
         mesh: devices.
         num_classes: C.
         num_examples: examples an epoch.
+        class_weights: f32[C], factors of the loss by class; None: 1.
 
     Raises:
         ConfigError, ModelError: sizes that do not go together.
@@ -133,20 +146,20 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    init_fn = make_init(init_params, optimizer, ema=config.ema_decay is not None)
-    abstract = abstract_state(init_fn, mesh, config.mesh)
+    start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
+    abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
     placement = Placement(mesh, config.mesh.gradient_dtype)
     step_fn = make_train_step(
         config,
-        batch_loss=make_batch_loss(graphdef, config),
+        batch_loss=make_batch_loss(graphdef, config, class_weights),
         prepare=make_prepare(config, num_classes),
         optimizer=optimizer,
         schedule=schedule,
         shardings=shardings,
     )
     plain_loss = dataclasses.replace(config.loss, label_smoothing=0.0)
-    eval_step = make_eval_step(graphdef, make_loss(plain_loss))
+    eval_step = make_eval_step(graphdef, make_loss(plain_loss), by_class=config.evaluation.by_class)
     macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
     return Program(
         config=config,
@@ -157,7 +170,9 @@ def build_program(config: Config, mesh: Mesh, *, num_classes: int, num_examples:
         schedule=schedule,
         step_fn=placed(step_fn, placement),
         abstract=abstract,
-        init_fn=init_fn,
+        init_params=init_params,
+        start_from=start_from,
         eval_step=jit_eval_step(placed(eval_step, placement), shardings, mesh),
         flops_per_image=training_flops(macs),
+        class_weights=class_weights,
     )

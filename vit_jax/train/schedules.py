@@ -32,7 +32,7 @@ def build_schedule(
         num_examples: examples an epoch.
 
     Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt,
-    cooldown).
+    cooldown); arXiv:1912.11370, section 3.3 (step).
     """
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     warmup = duration_in_steps(config, "warmup", **sizes) or 0
@@ -45,7 +45,7 @@ def build_schedule(
         )  # fmt: skip
         warmup, cooldown = int(warmup * shrink), int(cooldown * shrink)
 
-    decay = _decay(config, learning_rate, total_steps - warmup - cooldown)
+    decay = _decay(config, learning_rate, total_steps, warmup, cooldown)
     pieces = [optax.linear_schedule(0, learning_rate, warmup), decay]
     boundaries = [warmup]
     if cooldown:
@@ -55,13 +55,22 @@ def build_schedule(
     return optax.join_schedules(pieces, boundaries)
 
 
-def _decay(config: ScheduleConfig, peak: float, steps: int) -> optax.Schedule:
+def _decay(
+    config: ScheduleConfig, peak: float, total_steps: int, warmup: int, cooldown: int
+) -> optax.Schedule:
     """Returns the decay, counted from the end of warmup."""
-    steps = max(steps, 1)
+    steps = max(total_steps - warmup - cooldown, 1)
     if config.decay == "cosine":
         return optax.cosine_decay_schedule(peak, steps, alpha=config.end_learning_rate / peak)
     if config.decay == "linear":
         return optax.linear_schedule(peak, config.end_learning_rate, steps)
     if config.decay == "rsqrt":
         return lambda step: peak / jnp.sqrt(1 + step / config.timescale_steps)
+    if config.decay == "step":
+        # A step that would come before the end of warmup comes with it.
+        places = [max(round(share * total_steps) - warmup, 0) for share in sorted(config.step_at)]
+        pieces = [
+            optax.constant_schedule(peak * config.step_factor**i) for i in range(len(places) + 1)
+        ]
+        return optax.join_schedules(pieces, places)
     return optax.constant_schedule(peak)

@@ -2,16 +2,17 @@
 
 import dataclasses
 import logging
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import CheckpointFolder, latest_params
+from vit_jax.checkpoint import CheckpointFolder
 from vit_jax.config import Config
 from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DataError
+from vit_jax.interop.report import LoadReport
+from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
@@ -27,12 +28,14 @@ class Start:
         step: its number of updates.
         elapsed_s: seconds that earlier sessions of this run took.
         left_out: batches that were left out after a divergence; step s sees batch s + left_out.
+        report: what was taken of other weights, where it starts from them.
     """
 
     state: TrainState
     step: int
     elapsed_s: float
     left_out: int = 0
+    report: LoadReport | None = None
 
 
 def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
@@ -41,10 +44,14 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     Raises:
         CheckpointError: a checkpoint that is damaged or of another architecture.
         DataError: the dataset is not the one that the run began with.
+        WeightsError: `init_from` cannot be read, or not be made to fit.
     """
     config, abstract = program.config, program.abstract
     if not checkpoints.steps():
-        return Start(_initial_state(program), 0, 0.0)
+        if config.init_from is None:
+            return Start(program.init(), 0, 0.0)
+        state, report = start_from_weights(program)
+        return Start(state, 0, 0.0, report=report)
     wanted = {"params": abstract.params, "optimizer": abstract.opt_state}
     if abstract.ema is not None:
         wanted["ema"] = abstract.ema
@@ -65,16 +72,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         found.arrays.get("ema"),
     )
     return Start(state, found.step, found.data["elapsed_s"], found.data.get("left_out", 0))
-
-
-def _initial_state(program: Program) -> TrainState:
-    state, init_from = program.init(), program.config.init_from
-    if init_from is None:
-        return state
-    params, _ = latest_params(Path(init_from), program.abstract.params)
-    log.info("parameters from %s", init_from)
-    ema = None if state.ema is None else jax.tree.map(lambda x: x.copy(), params)
-    return dataclasses.replace(state, params=params, ema=ema)
 
 
 def other_checkpoints(process: int, there: list[int], first: list[int]) -> CheckpointError:

@@ -37,16 +37,13 @@ class TrainState:
         return self.params if self.ema is None else self.ema
 
 
-InitParams = Callable[[], Any]
+StartFrom = Callable[[Any], TrainState]
 
 
-def make_init(
-    init_params: InitParams, optimizer: optax.GradientTransformation, *, ema: bool
-) -> Callable[[], TrainState]:
-    """Returns init_fn() -> TrainState at step 0; may be traced."""
+def make_start_from(optimizer: optax.GradientTransformation, *, ema: bool) -> StartFrom:
+    """Returns start_from_fn(params) -> TrainState at step 0; may be traced."""
 
-    def init_fn() -> TrainState:
-        params = init_params()
+    def start_from_fn(params: Any) -> TrainState:
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -54,14 +51,14 @@ def make_init(
             ema=jax.tree.map(jnp.copy, params) if ema else None,
         )
 
-    return init_fn
+    return start_from_fn
 
 
 def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshConfig) -> TrainState:
     """Returns the state's shapes, types and shardings, computing nothing.
 
     Args:
-        init_fn: of `make_init`.
+        init_fn: makes the state.
         mesh: devices.
         config: the mesh section, whose preset and rules say what lies where.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float
 from vit_jax.config import Config
 from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
 from vit_jax.rng import stream
-from vit_jax.train.losses import make_loss
+from vit_jax.train.losses import as_distribution, make_loss
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, Float[Array, ""]]
@@ -21,13 +22,25 @@ StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 BatchLoss = Callable[[Any, Batch, jax.Array], Float[Array, ""]]
 
 
-def make_batch_loss(graphdef: nnx.GraphDef, config: Config) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean classification loss with dropout on."""
+def make_batch_loss(
+    graphdef: nnx.GraphDef, config: Config, class_weights: np.ndarray | None = None
+) -> BatchLoss:
+    """Returns batch_loss_fn(params, batch, key), the mean classification loss with dropout on.
+
+    Args:
+        graphdef: the model without its parameters.
+        config: of the loss.
+        class_weights: f32[C], factor of an example's loss by its class, of a mixed one in
+            proportion; None: 1.
+    """
     loss = make_loss(config.loss)
 
     def batch_loss_fn(params: Any, batch: Batch, key: jax.Array) -> Float[Array, ""]:
         logits = nnx.merge(graphdef, params)(batch["image"], key=key)
-        return loss(logits, batch["label"]).mean()
+        losses = loss(logits, batch["label"])
+        if class_weights is not None:
+            losses *= as_distribution(batch["label"], logits.shape[-1]) @ class_weights
+        return losses.mean()
 
     return batch_loss_fn
 

@@ -111,7 +111,8 @@ def _open_one(which: DataConfig | MemberConfig, split: str, data: DataConfig) ->
     data_dir = which.data_dir or data.data_dir
     keys = {"image_key": which.image_key, "label_key": which.label_key}
     if which.source == "tfds":
-        return TfdsSource(which.name, split, data_dir, **keys)
+        rule = which.label_rule if isinstance(which, DataConfig) else None
+        return TfdsSource(which.name, split, data_dir, **keys, label_rule=rule)
     if which.source == "huggingface":
         return HuggingFaceSource(which.name, split, data_dir, **keys)
     what = "the CSV file" if which.source == "csv" else "the folder of images"

@@ -33,7 +33,7 @@ class SubsetSource:
         fingerprint: of the result.
     """
 
-    def __init__(self, source: Source, indices: np.ndarray, name: str, fingerprint: str):
+    def __init__(self, source: LabelledSource, indices: np.ndarray, name: str, fingerprint: str):
         self._source, self._indices = source, indices
         self.name, self.class_names = name, source.class_names
         self.fingerprint = fingerprint
@@ -47,6 +47,10 @@ class SubsetSource:
     def read(self, indices: Sequence[int]) -> list[Example]:
         """Returns several examples; faster than one by one."""
         return self._source.read([int(i) for i in self._indices[list(indices)]])
+
+    def labels(self) -> np.ndarray:
+        """Returns the label of every example."""
+        return self._source.labels()[self._indices]
 
 
 def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, dict[str, Any]]:

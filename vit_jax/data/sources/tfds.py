@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax.data.builders import BUNDLED
 from vit_jax.data.records import label_of
 from vit_jax.data.sources.base import Example, hash_of, pick_feature
+from vit_jax.data.sources.derived import RULES, scaled
 from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError, nearest
@@ -33,6 +34,7 @@ class TfdsSource:
         data_dir: folder of prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
         image_key: feature with the image; None: "image", or the only one.
         label_key: feature with the class; None: "label", or the only one.
+        label_rule: of `derived.RULES`, which makes the class of other features.
 
     Attributes:
         name: full name with version and split.
@@ -52,12 +54,14 @@ class TfdsSource:
         *,
         image_key: str | None = None,
         label_key: str | None = None,
+        label_rule: str | None = None,
     ):
         import tensorflow_datasets as tfds
 
         builder = open_builder(name, data_dir)
         info = builder.info
-        self._keys = _feature_names(info, image_key, label_key)
+        self._rule = None if label_rule is None else RULES[label_rule]
+        self._keys = _feature_names(info, image_key, label_key, label_rule)
         shards = {name: list(s.shard_lengths) for name, s in info.splits.items()}
         sizes = {name: sum(lengths) for name, lengths in shards.items()}
         expanded = expand_presets(split, sizes, builder.name)
@@ -66,7 +70,11 @@ class TfdsSource:
         self._source = _open_split(builder, expanded, decoders=skip)
         self._builder, self._split = builder, expanded
         self.name = f"{info.full_name} {split}"
-        self.class_names = tuple(info.features[self._keys[1]].names)
+        self.class_names = (
+            tuple(info.features[self._keys[1]].names)
+            if self._rule is None
+            else self._rule.class_names
+        )
         described = [info.full_name, expanded, len(self), self.class_names]
         described += [[name, lengths] for name, lengths in shards.items()]
         described += [] if self._keys == ("image", "label") else [self._keys]
@@ -100,7 +108,8 @@ class TfdsSource:
         """Returns a function: indices -> labels, without looking at images."""
         import tensorflow_datasets as tfds
 
-        if self._builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+        array_record = self._builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
+        if self._rule is not None or not array_record:
             return lambda indices: [example.label for example in self.read(indices)]
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         source = _open_split(self._builder, self._split, deserialize_method=raw)
@@ -123,7 +132,12 @@ class TfdsSource:
         named = record.get("id", record.get("file_name", b""))
         named = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
         shown = f"{index} ({named})" if named else str(index)
-        return Example(bytes(record[image_key]), int(record[label_key]), shown)
+        image = bytes(record[image_key])
+        if self._rule is None:
+            return Example(image, int(record[label_key]), shown)
+        if self._rule.image_scale != 1:
+            image = scaled(image, self._rule.image_scale)
+        return Example(image, self._rule.label(record), shown)
 
 
 def default_data_dir() -> Path:
@@ -223,16 +237,27 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     return builder
 
 
-def _feature_names(info: Any, image_key: str | None, label_key: str | None) -> tuple[str, str]:
-    """Returns the features that hold image and class."""
+def _feature_names(
+    info: Any, image_key: str | None, label_key: str | None, label_rule: str | None
+) -> tuple[str, str]:
+    """Returns the features that hold image and class; of a rule its name stands for the class."""
     import tensorflow_datasets as tfds
 
     features = dict(info.features or {})
     described = f"dataset {info.full_name} with features {', '.join(sorted(features))}"
     images = [n for n, f in features.items() if isinstance(f, tfds.features.Image)]
     classes = [n for n, f in features.items() if isinstance(f, tfds.features.ClassLabel)]
+    image = pick_feature(image_key, "image", images, described)
+    if label_rule is not None:
+        lacking = [name for name in RULES[label_rule].features if name not in features]
+        if lacking:
+            raise DataError(
+                described, f"{lacking[0]}, of which data.label_rule={label_rule} makes the class",
+                "leave data.label_rule out, or choose its dataset",
+            )  # fmt: skip
+        return image, label_rule
     return (
-        pick_feature(image_key, "image", images, described),
+        image,
         pick_feature(label_key, "label", classes, described),
     )
 

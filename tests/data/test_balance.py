@@ -1,0 +1,96 @@
+"""Weights and an order for classes of unequal size."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.utils.class_weight import compute_class_weight
+
+from vit_jax.config import Config
+from vit_jax.data.balance import build_balance, class_weights
+from vit_jax.data.order import BalancedOrder
+from vit_jax.data.sources import TfdsSource
+from vit_jax.data.sources.mixture import MixtureSource
+from vit_jax.errors import DataError
+
+LABELS = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 7, 3]))
+
+
+def test_balanced_weights_are_scikit_learns():
+    counts = np.bincount(LABELS)
+    found = class_weights("balanced", counts)
+    wanted = compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=LABELS)
+    np.testing.assert_allclose(found, [wanted[0], 0, wanted[1], wanted[2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["balanced", "sqrt"])
+def test_weights_are_one_in_the_mean_over_examples(kind):
+    weights = class_weights(kind, np.bincount(LABELS))
+    assert weights[LABELS].mean() == pytest.approx(1, abs=1e-6)
+
+
+def test_sqrt_weights():
+    found = class_weights("sqrt", np.array([4, 16]))
+    np.testing.assert_allclose(found[0] / found[1], 2, rtol=1e-6)
+
+
+def test_every_stretch_holds_every_class_once_and_every_example_comes_in_turn():
+    order = BalancedOrder(LABELS, seed=1)
+    indices = order(range(3 * 100))
+    classes = LABELS[indices].reshape(100, 3)
+    assert (np.sort(classes, axis=1) == [0, 2, 3]).all()
+    assert len({tuple(row) for row in classes}) == 6  # In every order.
+    times = Counter(indices)
+    assert set(times) == set(range(60))
+    for label, count in ((0, 50), (2, 7), (3, 3)):
+        mine = [times[i] for i in np.flatnonzero(label == LABELS)]
+        # 100 draws of n examples in turn.
+        assert set(mine) <= {100 // count, -(-100 // count)}
+
+
+def test_the_order_is_a_function_of_seed_and_position_alone():
+    whole = BalancedOrder(LABELS, seed=1)(range(300))
+    piecewise = BalancedOrder(LABELS, seed=1)
+    backwards = [piecewise([p])[0] for p in reversed(range(300))][::-1]
+    assert backwards == whole
+    assert BalancedOrder(LABELS, seed=2)(range(300)) != whole
+    # Two rounds of a class differ in their order.
+    twos = [i for i in whole if LABELS[i] == 2]
+    assert twos[:7] != twos[7:14]
+    assert sorted(twos[:7]) == sorted(twos[7:14])
+
+
+def test_examples_without_a_class_never_come():
+    labels = np.where(np.arange(60) == 5, -1, LABELS)
+    assert 5 not in BalancedOrder(labels, seed=0)(range(600))
+
+
+def config_of(**options):
+    return Config.from_mapping(
+        {
+            "model": {"name": "ViT-Ti/4"},
+            "data": {"name": "digits", "global_batch_size": 8, **options.pop("data", {})},
+            "optimizer": {"learning_rate": 0.1}, "train_steps": 1, **options,
+        }
+    )  # fmt: skip
+
+
+def test_a_config_gets_what_it_asks_for(digits_dir):
+    source = TfdsSource("digits", "train[:100]", str(digits_dir))
+    balance = build_balance(config_of(), source, 10)
+    assert (balance.weights, balance.order) == (None, None)
+    balance = build_balance(config_of(loss={"class_weights": "balanced"}), source, 12)
+    assert balance.weights.shape == (12,)
+    assert (balance.weights[10:] == 0).all()
+    balance = build_balance(config_of(data={"sampling": "balanced"}), source, 10)
+    labels = source.labels()[balance.order(range(200))]
+    assert (np.bincount(labels) == 20).all()
+
+
+def test_a_mixture_does_not_tell_its_classes(digits_dir):
+    source = TfdsSource("digits", "train[:100]", str(digits_dir))
+    mixture = MixtureSource({"a": source}, {"a": 100})
+    with pytest.raises(DataError, match=r"'loss.class_weights' for mixture of"):
+        build_balance(config_of(loss={"class_weights": "sqrt"}), mixture, 10)
+    with pytest.raises(DataError, match=r"set data\.num_classes to the number of classes"):
+        build_balance(config_of(data={"sampling": "balanced"}), source, 5)

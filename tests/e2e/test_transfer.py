@@ -1,0 +1,144 @@
+"""Fine-tuning as a user does it: configs/transfer.py from a file, and what may be wrong with it."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from processes import ROOT
+from weight_files import random_weights
+
+from vit_jax.__main__ import main
+from vit_jax.metrics import read_metrics
+
+RECIPE = ROOT / "configs" / "transfer.py"
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+
+
+@pytest.fixture(autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A model of ours for 32 pixels and 5 classes."""
+    folder = tmp_path_factory.mktemp("weights") / "ours"
+    random_weights(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """27 dark images of one class, 9 bright ones of the other, and half as many for testing."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for split, times in (("train", 3), ("test", 1)):
+        for name, low, count in (("dark", 0, 9), ("bright", 100, 3)):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count * times):
+                pixels = rng.integers(low, low + 156, (40, 50, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{i}.png")
+    return folder
+
+
+def run(workdir, arg, weights, *overrides):
+    return main(
+        [
+            "train", f"--config={RECIPE}:{arg}", f"--workdir={workdir}",
+            f"--config.init_from={weights}", "--config.data.global_batch_size=8",
+            "--config.train_steps=4", "--config.optimizer.schedule.warmup_steps=1",
+            "--config.logging.interval_steps=1", "--config.logging.tensorboard=false",
+            "--config.logging.curves=false", *overrides,
+        ]
+    )  # fmt: skip
+
+
+def one_line(capfd):
+    lines = capfd.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert not any("Traceback" in line for line in lines)
+    return errors[0]
+
+
+@pytest.mark.slow
+def test_an_imbalanced_folder_is_told_by_class(tmp_path, weights, photos, capfd):
+    folder = [f"--config.data.data_dir={photos}", "--config.data.image_size=48"]
+    folder += ["--config.logging.example_ids=all"]
+    workdir = tmp_path / "run"
+    assert run(workdir, "folder,test,balanced,head", weights, *folder) == 0
+    said = capfd.readouterr().err
+    assert "re-initialised" in said
+    init = json.loads((workdir / "init.json").read_text())
+    assert init["resized"] == {"position_embedding/table": "(1, 17, 24) -> (1, 37, 24)"}
+    result = json.loads((workdir / "result.json").read_text())
+    with (workdir / "report" / "confusion-test.csv").open(newline="") as file:
+        header, *rows = list(csv.reader(file))
+    assert header == ["true class", "bright", "dark"]
+    counts = np.array([row[1:] for row in rows], int)
+    assert counts.sum(axis=1).tolist() == [3, 9]
+    assert result["eval/test/accuracy_class/bright"] == counts[0, 0] / 3
+    assert result["eval/test/accuracy_class/dark"] == counts[1, 1] / 9
+    mean = (counts[0, 0] / 3 + counts[1, 1] / 9) / 2
+    assert result["eval/test/accuracy_per_class_mean"] == pytest.approx(mean)
+    assert result["eval/test/accuracy_top1"] == pytest.approx(np.trace(counts) / 12)
+    assert 0 <= result["eval/test/roc_auc"] <= 1
+    assert (workdir / "report" / "confusion-test.png").stat().st_size > 10_000
+    # Every batch of eight holds four of each class; bright ones are a quarter of the folder.
+    lines = (workdir / "examples-0.jsonl").read_text().splitlines()
+    drawn = [json.loads(line)["indices"] for line in lines]
+    names = json.loads((workdir / "classes.json").read_text())["names"]
+    assert names == ["bright", "dark"]
+    assert len(drawn) == 4
+    # 16 draws of nine bright examples: none comes three times.
+    times = np.bincount(np.concatenate(drawn), minlength=36)
+    assert times.sum() == 32
+    assert sorted(set(times)) == [0, 1, 2]
+    assert (times == 2).sum() == 7
+    # eval reads the run, which no longer needs the weights' model section.
+    capfd.readouterr()
+    assert main(["eval", f"--workdir={workdir}", "--json"]) == 0
+    figures = json.loads(capfd.readouterr().out)
+    assert figures["eval/test/roc_auc"] == pytest.approx(result["eval/test/roc_auc"])
+
+
+def test_class_weights_count_in_the_loss(tmp_path, weights, photos):
+    """A head at zero gives every example log 2, so that the first loss is the weights' mean."""
+    folder = [f"--config.data.data_dir={photos}", "--config.data.image_size=32"]
+    folder += ["--config.train_steps=1", "--config.logging.example_ids=all"]
+    folder += ["--config.data.global_batch_size=16", "--config.evaluation.splits={}"]
+    assert run(tmp_path, "folder,test,weighted,head", weights, *folder) == 0
+    (row,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
+    # 36 examples of 2 classes: bright ones weigh 36 / (2 * 9), dark ones 36 / (2 * 27).
+    loss = row["train/loss"] / np.log(2)
+    bright = (loss - 2 / 3) / (2 - 2 / 3) * 16
+    assert bright == pytest.approx(round(bright), abs=1e-4)
+    assert 0 <= round(bright) <= 9
+
+
+@pytest.mark.parametrize(
+    ("arg", "overrides", "said"),
+    [
+        ("tfds", ["init_from=/gone.npz"], "nothing at /gone.npz; expected a file or folder"),
+        ("tfds", ["init.keep_head=true"], "keep_head with num_classes 10 and a head of 5"),
+        ("tfds", ["model.name=BiT-R-Mini"], "holds a ViT-Ti/8; expected the BiT-R-Mini of"),
+        ("tfds", ["evaluation.splits.dev=train[100%:]"], "is empty; expected at least one"),
+        ("tfds", ["data.num_classes=3"], "data.num_classes is 3, digits/1.0.0"),
+        ("vtab_clevr_count", ["data.name=digits"], "of which data.label_rule=clevr_count makes"),
+        ("pets,linear", [], "config argument 'linear'; expected words from dataset: pets,"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    tmp_path, weights, digits_dir, capfd, arg, overrides, said
+):
+    data = [f"--config.data.data_dir={digits_dir}", "--config.data.image_size=32"]
+    if arg == "tfds":
+        data += ["--config.data.name=digits"]
+    extra = [f"--config.{override}" for override in overrides]
+    assert run(tmp_path / "run", arg, weights, *data, *extra) == 2
+    assert said in one_line(capfd)
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -1,0 +1,94 @@
+"""Figures by class against scikit-learn, on any number of batches."""
+
+import csv
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, roc_auc_score
+
+from vit_jax.evaluation.by_class import NO_CLASS, ByClass, class_outputs
+from vit_jax.report.confusion import draw_confusions
+
+
+def collected(logits, labels, size, names=()):
+    """Adds up batches of `size`, the last one filled up with rows that do not count."""
+    by_class = ByClass(names, logits.shape[1])
+    for start in range(0, len(labels), size):
+        own = slice(start, start + size)
+        missing = size - len(labels[own])
+        batch = class_outputs(
+            jnp.pad(jnp.asarray(logits[own]), ((0, missing), (0, 0)), constant_values=3),
+            jnp.pad(jnp.asarray(labels[own]), (0, missing)),
+            jnp.arange(size) < size - missing,
+        )
+        by_class.add(jax.device_get(batch))
+    return by_class
+
+
+def drawn(num_classes, count=101):
+    rng = np.random.default_rng(num_classes)
+    labels = rng.choice(num_classes, count, p=np.arange(1, num_classes + 1) * 2
+                        / (num_classes * (num_classes + 1))).astype(np.int32)  # fmt: skip
+    logits = rng.normal(size=(count, num_classes)).astype(np.float32)
+    logits[np.arange(count), labels] += 1
+    return logits, labels
+
+
+@pytest.mark.parametrize("size", [7, 101, 128])
+def test_against_scikit_learn(size):
+    logits, labels = drawn(5)
+    found = collected(logits, labels, size, "abcde")
+    predicted = logits.argmax(axis=1)
+    wanted = confusion_matrix(labels, predicted, labels=range(5))
+    np.testing.assert_array_equal(found.confusion[:, :5], wanted)
+    assert not found.confusion[:, 5].any()
+    figures = found.figures()
+    assert figures["accuracy_per_class_mean"] == pytest.approx(
+        balanced_accuracy_score(labels, predicted), abs=1e-12
+    )
+    assert figures["accuracy_class/c"] == wanted[2, 2] / wanted[2].sum()
+    assert "roc_auc" not in figures
+
+
+@pytest.mark.parametrize("size", [7, 101])
+def test_the_area_under_the_roc_curve_of_two_classes(size):
+    logits, labels = drawn(2)
+    logits[:10] = 0  # Ties.
+    area = collected(logits, labels, size).figures()["roc_auc"]
+    assert area == roc_auc_score(labels, logits[:, 1] - logits[:, 0])
+    assert 0.6 < area < 0.95
+
+
+def test_one_class_alone_has_no_area():
+    logits, labels = drawn(2)
+    assert "roc_auc" not in collected(logits, 0 * labels, 101).figures()
+
+
+def test_a_class_without_examples_does_not_count_and_a_logit_that_is_no_number_is_wrong():
+    logits = np.array([[1, 0, 0], [0, np.nan, 0], [0, 0, 2]], np.float32)
+    found = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
+    np.testing.assert_array_equal(found.confusion, [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]])
+    assert found.figures() == {
+        "accuracy_per_class_mean": 0.75, "accuracy_class/x (0)": 0.5, "accuracy_class/x (2)": 1.0
+    }  # fmt: skip
+
+
+def test_the_table_and_the_picture(tmp_path):
+    logits, labels = drawn(4)
+    found = collected(logits, labels, 50, ("a", "b, c", "d"))
+    table = tmp_path / "report" / "confusion-test.csv"
+    found.write(table)
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["true class", "a", "b, c", "d", "class 3"]
+    wanted = confusion_matrix(labels, logits.argmax(axis=1))
+    assert rows[2] == ["b, c", *map(str, wanted[1])]
+    logits[0] = np.nan
+    collected(logits, labels, 50).write(table)
+    assert table.read_text().splitlines()[0].endswith(f",{NO_CLASS}")
+    (picture,) = draw_confusions(tmp_path)
+    assert picture == table.with_suffix(".png")
+    assert picture.stat().st_size > 10_000
+    assert draw_confusions(tmp_path) == []  # Drawn already.

@@ -1,0 +1,61 @@
+"""The weighted loss against one computed by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.config import Config
+from vit_jax.train.step import make_batch_loss
+
+LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
+WEIGHTS = np.array([0.5, 4.0, 1.0], np.float32)
+
+
+class Fixed(nnx.Module):
+    """Gives the same logits whatever it sees."""
+
+    def __init__(self):
+        self.logits = nnx.Param(jnp.asarray(LOGITS))
+
+    def __call__(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        return self.logits[...]
+
+
+def loss_of(labels, weights, **loss):
+    config = Config.from_mapping(
+        {
+            "model": {"name": "ViT-Ti/4"}, "data": {"name": "x", "global_batch_size": 3},
+            "optimizer": {"learning_rate": 0.1}, "train_steps": 1, "loss": loss,
+        }
+    )  # fmt: skip
+    graphdef, state = nnx.split(Fixed())
+    batch = {"image": jnp.zeros((3, 2, 2, 3)), "label": jnp.asarray(labels)}
+    with jax.numpy_dtype_promotion("standard"):
+        function = make_batch_loss(graphdef, config, weights)
+        return float(function(nnx.to_pure_dict(state), batch, jax.random.key(0)))
+
+
+def test_each_example_counts_by_the_weight_of_its_class():
+    labels = np.array([0, 1, 2], np.int32)
+    chance = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    losses = -np.log(chance[np.arange(3), labels])
+    wanted = (0.5 * losses[0] + 4.0 * losses[1] + 1.0 * losses[2]) / 3
+    assert loss_of(labels, WEIGHTS) == pytest.approx(wanted, rel=1e-6)
+    assert loss_of(labels, None) == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_a_mixed_example_counts_by_its_shares():
+    shares = np.array([[1, 0, 0], [0.25, 0.75, 0], [0, 0, 1]], np.float32)
+    logs = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
+    losses = -(shares * logs).sum(axis=1)
+    wanted = (0.5 * losses[0] + (0.25 * 0.5 + 0.75 * 4.0) * losses[1] + losses[2]) / 3
+    assert loss_of(shares, WEIGHTS) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_smoothing_changes_the_targets_and_not_the_weight():
+    labels = np.array([1, 1, 1], np.int32)
+    assert loss_of(labels, WEIGHTS, label_smoothing=0.1) == pytest.approx(
+        4 * loss_of(labels, None, label_smoothing=0.1), rel=1e-6
+    )

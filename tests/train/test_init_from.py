@@ -1,0 +1,344 @@
+"""Runs that start from other weights: what they take, what they make new, what they remember."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from interop.files import tiny, write_golden, write_npz
+from weight_files import random_weights
+
+from vit_jax.config import Config, InitConfig, MeshConfig
+from vit_jax.config_file import load_config
+from vit_jax.errors import ConfigError, WeightsError
+from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.interop.load import load
+from vit_jax.metrics import read_metrics
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.sharding import parameter_names
+from vit_jax.train.init_from import model_of_weights, start_from_weights
+from vit_jax.train.loop import train
+from vit_jax.train.program import build_program
+from vit_jax.train.signals import Stopped, StopSignals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+CLASSES = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory):
+    """A published ViT of 3 classes for 16 pixels, its width one that no paper has."""
+    return write_npz(tmp_path_factory.mktemp("npz") / "tiny.npz", tiny())
+
+
+def mapping(init_from, *, side=32, **options):
+    return {
+        "model": {"name": "auto", "num_heads": 2, **options.pop("model", {})},
+        "data": {
+            "name": "digits", "image_size": side, "global_batch_size": 8, "eval_crop": "resize",
+        },
+        "optimizer": {
+            "name": "sgd", "learning_rate": 0.1, **options.pop("optimizer", {}),
+        },
+        "train_steps": 4,
+        "init_from": None if init_from is None else str(init_from),
+        **options,
+    }  # fmt: skip
+
+
+def config_of(tmp_path, content):
+    """The config as the train command reads it."""
+    path = tmp_path / "config.py"
+    path.write_text(f"def get_config():\n    return {content!r}\n")
+    return load_config(str(path), auto_model=model_of_weights)
+
+
+def program_of(config, num_classes=CLASSES):
+    return build_program(
+        config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=100
+    )  # fmt: skip
+
+
+def named(params):
+    return dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+
+
+def test_auto_takes_what_the_model_is_and_the_config_says_how_it_is_run(tmp_path, npz):
+    model = config_of(tmp_path, mapping(npz, model={"dropout": 0.1, "scan": False})).model
+    assert (model.name, model.width, model.depth, model.mlp_dim) == ("ViT-Ti/4", 16, 2, 32)
+    assert (model.num_heads, model.dropout, model.scan) == (2, 0.1, False)
+
+
+def test_auto_leaves_the_dropout_and_the_type_of_a_run_of_ours_behind(tmp_path):
+    random_weights(
+        tmp_path / "ours", pooling="gap", dropout=0.3, dtype="bfloat16", head_bias_init=-10.0,
+        representation_size=8,
+    )  # fmt: skip
+    content = mapping(tmp_path / "ours")
+    del content["model"]["num_heads"]
+    model = config_of(tmp_path, content).model
+    assert (model.pooling, model.width) == ("gap", 24)
+    assert (model.dropout, model.dtype, model.head_bias_init) == (0.0, "float32", 0.0)
+    assert model.representation_size is None
+    content |= {"init": {"keep_head": True}}
+    assert config_of(tmp_path, content).model.representation_size == 8
+
+
+def test_the_first_loss_is_log_c_and_the_features_are_those_of_the_file(tmp_path, npz):
+    config = config_of(tmp_path, mapping(npz, ema_decay=0.99))
+    program = program_of(config)
+    state, report = start_from_weights(program)
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3)).astype(np.uint8)
+    model = nnx.merge(program.graphdef, state.params)
+    logits, found = model(images / np.float32(127.5) - 1, return_intermediates=("pre_logits",))
+    np.testing.assert_array_equal(logits, np.zeros((8, CLASSES)))
+    theirs = load(npz, image_size=32, num_classes=0, num_heads=2).model
+    wanted = theirs(images / np.float32(127.5) - 1)
+    assert np.abs(wanted).max() > 0.5
+    np.testing.assert_allclose(found["pre_logits"], wanted, atol=2e-6)
+
+    batch = {"image": images, "label": np.arange(8, dtype=np.int32) % CLASSES}
+    batch |= {"mask": np.ones(8, bool)}
+    kept = jax.tree.map(np.array, state.params)
+    new, metrics = program.compile()(state, batch)
+    assert float(metrics["train/loss"]) == pytest.approx(np.log(CLASSES), abs=1e-6)
+    # Steps give their memory away; what was read stays as it was, and so does the average's copy.
+    moved = jax.tree.map(lambda old, now: bool((old != np.asarray(now)).any()), kept, new.params)
+    assert moved["head"]["linear"]["bias"]
+    ema = jax.tree.map(lambda old, now, e: old + 0.01 * (np.asarray(now) - old) - np.asarray(e),
+                       kept, new.params, new.ema)  # fmt: skip
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(ema)) < 1e-6
+
+    said = report.to_mapping()
+    assert said["resized"] == {"position_embedding/table": "(1, 17, 16) -> (1, 65, 16)"}
+    assert said["reinitialised"] == ["head/linear/bias", "head/linear/kernel"]
+    assert len(said["taken"]) + len(said["resized"]) == len(named(kept)) - 2
+    assert said["left_out"] == ["head/linear/kernel", "head/linear/bias"]
+
+
+@pytest.mark.slow
+def test_a_published_file_goes_from_224_to_384(tmp_path):
+    """The golden ViT-Ti/16; the reference's own resampling is tested in tests/interop."""
+    path = write_golden("vit_ti16_224", tmp_path)
+    content = mapping(path, side=384)
+    del content["model"]["num_heads"]
+    program = program_of(config_of(tmp_path, content), 37)
+    state, report = start_from_weights(program)
+    assert report.to_mapping()["resized"] == {
+        "position_embedding/table": "(1, 197, 192) -> (1, 577, 192)"
+    }
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 384, 384, 3)).astype(np.float32)
+    model = nnx.merge(program.graphdef, state.params)
+    logits, found = model(images, return_intermediates=("pre_logits",))
+    np.testing.assert_array_equal(logits, np.zeros((2, 37)))
+    wanted = load(path, image_size=384, num_classes=0).model(images)
+    np.testing.assert_allclose(found["pre_logits"], wanted, atol=1e-4)
+
+
+def test_scan_or_not_the_same_parameters_are_taken(tmp_path, npz):
+    stacked, _ = start_from_weights(program_of(config_of(tmp_path, mapping(npz))))
+    written_out = config_of(tmp_path, mapping(npz, model={"scan": False}))
+    other, _ = start_from_weights(program_of(written_out))
+    jax.tree.map(np.testing.assert_array_equal, stacked.params, other.params)
+
+
+def test_a_head_that_is_kept(tmp_path, npz):
+    config = config_of(tmp_path, mapping(npz, init={"keep_head": True}, model={"scan": False}))
+    state, _ = start_from_weights(program_of(config, 3))
+    kernel = named(state.params)["head/linear/kernel"]
+    np.testing.assert_array_equal(kernel, tiny()["head/kernel"])
+    with pytest.raises(WeightsError, match=r"keep_head with num_classes 7 and a head of 3"):
+        start_from_weights(program_of(config, 7))
+
+
+def test_normalisation_is_folded_where_the_config_says_so(tmp_path, npz):
+    plain, _ = start_from_weights(program_of(config_of(tmp_path, mapping(npz))))
+    config = config_of(tmp_path, mapping(npz, init={"normalization": "imagenet"}))
+    folded, report = start_from_weights(program_of(config))
+    ours, theirs = (named(s.params)["patch_embedding/kernel"] for s in (plain, folded))
+    # Divided by twice the deviation of each channel.
+    np.testing.assert_allclose(theirs[..., 0, :], ours[..., 0, :] / (2 * 0.229), rtol=1e-5)
+    assert report.to_mapping()["normalization"][1] == (0.229, 0.224, 0.225)
+
+
+def test_the_way_of_resampling_is_read(tmp_path, npz):
+    tables = []
+    for how in ("zoom", "bicubic"):
+        config = config_of(tmp_path, mapping(npz, init={"position_resize": how}))
+        state, _ = start_from_weights(program_of(config))
+        tables.append(np.asarray(named(state.params)["position_embedding/table"]))
+    assert np.abs(tables[0] - tables[1]).max() > 0.01
+
+
+def test_what_may_be_missing_starts_as_in_a_new_model(tmp_path):
+    tensors = tiny(extra=(3, 3))
+    del tensors["Transformer/encoder_norm/bias"]
+    path = write_npz(tmp_path / "part.npz", tensors)
+    content = mapping(path)
+    allow = {"allow_missing": ["norm/bias"], "allow_unexpected": ["extra"]}
+    for lacking in ({}, {"allow_missing": ["norm/bias"]}):
+        with pytest.raises(WeightsError, match=r"in init\.allow_(missing|unexpected)"):
+            start_from_weights(program_of(config_of(tmp_path, content | {"init": lacking})))
+    program = program_of(config_of(tmp_path, content | {"init": allow}))
+    state, report = start_from_weights(program)
+    assert "norm/bias" in report.to_mapping()["reinitialised"]
+    np.testing.assert_array_equal(named(state.params)["norm/bias"], np.zeros(16))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": {"name": "BiT-R-Mini", "num_heads": None}}, "holds a ViT-Ti/4"),
+        ({"model": {"name": "R+ViT-Mini/4"}}, "holds a ViT-Ti/4"),
+        ({"model": {"name": "ViT-Ti/4", "depth": 12, "width": 16, "mlp_dim": 32}}, "depth 2"),
+    ],
+)
+def test_weights_of_another_family_or_size_are_one_line(tmp_path, npz, options, said):
+    content = mapping(npz)
+    content["model"] = {k: v for k, v in (content["model"] | options["model"]).items() if v}
+    with pytest.raises(WeightsError, match=r"set model\.name=auto") as raised:
+        start_from_weights(program_of(config_of(tmp_path, content)))
+    assert said in str(raised.value)
+    assert f"the {options['model']['name']} of the model section" in str(raised.value)
+
+
+def test_auto_and_init_need_weights():
+    with pytest.raises(ConfigError, match=r"add --config\.init_from=PATH, or name the model"):
+        Config.from_mapping(mapping(None))
+    content = mapping(None, model={"name": "ViT-Ti/4"}, init={"keep_head": True})
+    with pytest.raises(ConfigError, match="'init' given without 'init_from'"):
+        Config.from_mapping(content)
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        InitConfig(allow_missing=("(",))
+
+
+def arrays(workdir, step):
+    found = load(workdir / "checkpoints" / str(step))
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(found.model)))
+
+
+def run_mapping(source, digits_dir):
+    content = mapping(source, ema_decay=0.5, train_steps=6)
+    content["data"] |= {"data_dir": str(digits_dir), "num_threads": 0}
+    content["evaluation"] = {"splits": {"test": "test[:64]"}, "batch_size": 64}
+    content["checkpoint"] = {"interval_steps": 2, "keep_last": 9}
+    return content | {"logging": {"interval_steps": 1, "tensorboard": False}}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_for_bit_after_its_weights_are_gone(
+    tmp_path, npz, digits_dir, monkeypatch
+):
+    source = tmp_path / "weights.npz"
+    shutil.copy(npz, source)
+    config = config_of(tmp_path, run_mapping(source, digits_dir))
+    reference = tmp_path / "reference"
+    want = train(config, reference, StopSignals())
+    written = json.loads((reference / "init.json").read_text())
+    assert written["path"] == str(source)
+    assert list(written["resized"]) == ["position_embedding/table"]
+
+    stop = StopSignals()
+    original = SplitEvaluator.__call__
+
+    def evaluate(self, eval_step, params, stopping):
+        stop.requested = True
+        return original(self, eval_step, params, stopping)
+
+    content = run_mapping(source, digits_dir)
+    content["evaluation"]["interval_steps"] = 3
+    interrupted = config_of(tmp_path, content)
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitEvaluator, "__call__", evaluate)
+        with pytest.raises(Stopped, match="step 3"):
+            train(interrupted, tmp_path / "stopped", stop)
+    source.unlink()
+    with pytest.raises(WeightsError, match="nothing at"):
+        config_of(tmp_path, content)
+    again = load_config(
+        str(tmp_path / "config.py"),
+        auto_model=lambda config: model_of_weights(config, tmp_path / "stopped"),
+    )
+    assert again == interrupted
+    got = train(again, tmp_path / "stopped", StopSignals())
+    assert got["eval/test/loss"] == want["eval/test/loss"]
+    one, other = (
+        {r["step"]: r["train/loss"] for r in read_metrics(w / "metrics.jsonl") if "train/loss" in r}
+        for w in (reference, tmp_path / "stopped")
+    )
+    assert one == other
+    assert len(one) == 6
+    jax.tree.map(
+        np.testing.assert_array_equal, arrays(reference, 6), arrays(tmp_path / "stopped", 6)
+    )
+    assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written
+
+
+def test_a_frozen_body_stays_as_the_file_has_it_and_the_head_learns(tmp_path, npz, digits_dir):
+    content = run_mapping(npz, digits_dir) | {"ema_decay": None}
+    content["optimizer"] |= {"freeze": ["(?!head/).*"], "layer_decay": 0.75}
+    train(config_of(tmp_path, content), tmp_path / "run", StopSignals())
+    got = named(arrays(tmp_path / "run", 6))
+    given = load(npz, image_size=32, num_classes=10, num_heads=2)
+    for name, old in named(nnx.to_pure_dict(nnx.state(given.model))).items():
+        if name.startswith("head/"):
+            assert np.abs(got[name]).max() > 1e-3, name
+        else:
+            np.testing.assert_array_equal(got[name], old)
+
+
+@pytest.mark.slow
+def test_layer_decay_slows_the_lower_layers_of_a_fine_tuned_model(tmp_path, npz):
+    """The embedding of a model of two blocks lies three layers below the head."""
+    batch = {
+        "image": np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3)).astype(np.uint8),
+        "label": np.arange(8, dtype=np.int32) % 3, "mask": np.ones(8, bool),
+    }  # fmt: skip
+    moved = {}
+    for decay in (1.0, 0.5):
+        content = mapping(npz, init={"keep_head": True}, optimizer={"layer_decay": decay})
+        program = program_of(config_of(tmp_path, content), 3)
+        state, _ = start_from_weights(program)
+        before = jax.tree.map(np.array, state.params)
+        after, _ = program.compile()(state, batch)
+        moved[decay] = named(jax.tree.map(lambda a, b: np.asarray(b) - a, before, after.params))
+    for name, factor in (("patch_embedding/kernel", 0.5**3), ("head/linear/bias", 1.0)):
+        np.testing.assert_allclose(
+            moved[0.5][name], factor * moved[1.0][name], rtol=1e-2, atol=1e-7
+        )
+
+
+def test_reading_the_model_section_starts_no_device(tmp_path, npz):
+    """It happens before processes find each other, which has to be first."""
+    program = (
+        "import sys, jax\n"
+        "from vit_jax.interop.opening import read_options\n"
+        "print(read_options(sys.argv[1], {'num_heads': 2})['name'])\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+    )
+    random_weights(tmp_path / "ours")
+    for path, name in ((npz, "ViT-Ti/4"), (tmp_path / "ours", "ViT-Ti/8")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == name
+
+
+def test_the_config_of_a_run_has_its_model_by_name(tmp_path, npz):
+    config = config_of(tmp_path, mapping(npz))
+    assert config.model.name == "ViT-Ti/4"
+    assert dataclasses.asdict(config)["init_from"] == str(npz)
+    assert Config.from_mapping(config.to_mapping()) == config

@@ -1,0 +1,75 @@
+"""Classes of unequal size: weights for the loss, and an order in which all come equally often."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from vit_jax.config import Config
+from vit_jax.data.order import BalancedOrder
+from vit_jax.data.sources import LabelledSource, Source
+from vit_jax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """What a run does about classes of unequal size.
+
+    Attributes:
+        weights: f32[C], factor of an example's loss by its class; None: 1.
+        order: of the examples; None: the usual one.
+    """
+
+    weights: np.ndarray | None = None
+    order: BalancedOrder | None = None
+
+
+def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
+    """Returns what a config asks for; labels are read only if it does.
+
+    Args:
+        config: `loss.class_weights`, `data.sampling` and the seed are read.
+        source: the training examples.
+        num_classes: C.
+
+    Raises:
+        DataError: a source that does not tell its labels, or a label out of range.
+    """
+    kind, balanced = config.loss.class_weights, config.data.sampling == "balanced"
+    if kind == "none" and not balanced:
+        return Balance()
+    key = "data.sampling" if balanced else "loss.class_weights"
+    if not isinstance(source, LabelledSource):
+        raise DataError(
+            f"'{key}' for {source.name}, which does not tell how many examples a class has",
+            "one dataset", f"leave {key} out",
+        )  # fmt: skip
+    labels = source.labels().astype(np.int64)
+    good = (labels >= 0) & (labels < num_classes)
+    if not good.all() and config.data.on_bad_example == "error":
+        bad = int(np.flatnonzero(~good)[0])
+        raise DataError(
+            f"label {labels[bad]} of example {bad} of {source.name}", f"0 to {num_classes - 1}",
+            "set data.num_classes to the number of classes, or repair the dataset",
+        )  # fmt: skip
+    counts = np.bincount(labels[good], minlength=num_classes)
+    return Balance(
+        None if kind == "none" else class_weights(kind, counts),
+        BalancedOrder(np.where(good, labels, -1), config.seed) if balanced else None,
+    )
+
+
+def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
+    """Returns the factor of an example's loss by its class; 1 in the mean over the examples.
+
+    Args:
+        kind: "balanced": N / (C n) as scikit-learn has it, so that each class adds as much as any
+            other; "sqrt": proportional to 1 / sqrt(n).
+        counts: n, examples of each class. A class without any gets 0 and does not count among C.
+
+    >>> class_weights("balanced", np.array([30, 10]))
+    array([0.6666667, 2.       ], dtype=float32)
+    """
+    power = {"balanced": -1.0, "sqrt": -0.5}[kind]
+    raw = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
+    return (raw * counts.sum() / (raw * counts).sum()).astype(np.float32)

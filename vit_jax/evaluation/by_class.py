@@ -1,0 +1,105 @@
+"""What an evaluation says of each class: confusion matrix, accuracies, area under the ROC curve."""
+
+import csv
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+log = logging.getLogger(__name__)
+
+NO_CLASS = "no class"
+"""Column of a confusion matrix for examples with a logit that is no number."""
+
+
+def class_outputs(
+    logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"]
+) -> dict[str, Array]:
+    """Returns what `ByClass` adds up of a batch.
+
+    confusion: i32[C, C + 1], examples by true and predicted class, the last column for those with
+    a logit that is no number. Of two classes also score: f32[B], logit of the second minus that of
+    the first, with label and mask.
+    """
+    num_classes = logits.shape[1]
+    predicted = jnp.where(jnp.isnan(logits).any(axis=1), num_classes, jnp.argmax(logits, axis=1))
+    true = jax.nn.one_hot(labels, num_classes) * mask[:, None].astype(jnp.float32)
+    counts = jnp.einsum("bc,bd->cd", true, jax.nn.one_hot(predicted, num_classes + 1))
+    found: dict[str, Array] = {"confusion": counts.astype(jnp.int32)}
+    if num_classes == 2:
+        score = (logits[:, 1] - logits[:, 0]).astype(jnp.float32)
+        found |= {"score": score, "label": labels, "mask": mask}
+    return found
+
+
+class ByClass:
+    """Adds up an evaluation.
+
+    Args:
+        class_names: as the dataset has them.
+        num_classes: C; classes without a name get a number, and equal names one as well.
+    """
+
+    def __init__(self, class_names: Sequence[str], num_classes: int):
+        names = [*class_names, *(f"class {i}" for i in range(len(class_names), num_classes))]
+        self.names = [
+            f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)
+        ]
+        self.confusion = np.zeros((num_classes, num_classes + 1), np.int64)
+        self._scores: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
+
+    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Adds a batch of `class_outputs`."""
+        self.confusion += outputs["confusion"]
+        if "score" in outputs:
+            mask = outputs["mask"]
+            self._scores.append(outputs["score"][mask])
+            self._labels.append(outputs["label"][mask])
+
+    def figures(self) -> dict[str, float]:
+        """Returns accuracy_class/NAME of each class with examples, their mean, and roc_auc."""
+        examples = self.confusion.sum(axis=1)
+        right = np.diagonal(self.confusion)
+        shares = {
+            name: int(r) / int(n)
+            for name, r, n in zip(self.names, right, examples, strict=True)
+            if n
+        }
+        found = {"accuracy_per_class_mean": sum(shares.values()) / max(len(shares), 1)}
+        area = self._roc_auc()
+        found |= {} if area is None else {"roc_auc": area}
+        return found | {f"accuracy_class/{name}": share for name, share in shares.items()}
+
+    def _roc_auc(self) -> float | None:
+        """Returns the area for the second class against the first; None where there is none."""
+        if not self._scores:
+            return None
+        from sklearn.metrics import roc_auc_score
+
+        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
+        if len(set(labels.tolist())) < 2 or not np.isfinite(scores).all():
+            log.warning("no area under the ROC curve: one class alone, or scores without a value")
+            return None
+        return float(roc_auc_score(labels, scores))
+
+    def write(self, path: Path) -> None:
+        """Writes the confusion matrix as CSV, atomically: true classes down, predicted across."""
+        matrix, names = self.confusion, [*self.names, NO_CLASS]
+        if not matrix[:, -1].any():
+            matrix, names = matrix[:, :-1], names[:-1]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["true class", *names])
+        writer.writerows(
+            [name, *row] for name, row in zip(self.names, matrix.tolist(), strict=True)
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text.getvalue())
+        temporary.replace(path)

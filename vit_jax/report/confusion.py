@@ -1,0 +1,66 @@
+"""Confusion matrices as pictures."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+# Classes up to which every count is written into its field, and every class is named.
+_MOST_COUNTS, _MOST_NAMES = 20, 60
+
+
+def draw_confusions(workdir: Path) -> list[Path]:
+    """Draws every report/confusion-SPLIT.csv of a run folder that has no newer picture.
+
+    Returns:
+        The new pictures' paths.
+    """
+    drawn = []
+    for table in sorted((workdir / "report").glob("confusion-*.csv")):
+        picture = table.with_suffix(".png")
+        if not picture.exists() or picture.stat().st_mtime < table.stat().st_mtime:
+            drawn.append(draw_confusion(table))
+    return drawn
+
+
+def draw_confusion(table: Path) -> Path:
+    """Draws a confusion matrix beside its CSV file.
+
+    A field's shade is its share of the true class, its number the examples.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with table.open(newline="") as file:
+        (_, *predicted), *rows = csv.reader(file)
+    true = [row[0] for row in rows]
+    counts = np.array([[int(n) for n in row[1:]] for row in rows])
+    examples = counts.sum(axis=1, keepdims=True)
+    shares = counts / np.maximum(examples, 1)
+
+    side = min(max(0.5 * len(true), 4.5), 14)
+    figure, axes = plt.subplots(figsize=(side + 1.5, side), layout="constrained")
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
+    if len(true) <= _MOST_NAMES:
+        axes.set_xticks(range(len(predicted)), predicted, rotation=90)
+        labels = [f"{t} ({n})" for t, n in zip(true, examples[:, 0], strict=True)]
+        axes.set_yticks(range(len(true)), labels)
+    if len(true) <= _MOST_COUNTS:
+        for row, column in np.argwhere(counts):
+            shade = "white" if shares[row, column] > 0.6 else "black"
+            axes.text(
+                column, row, str(counts[row, column]), ha="center", va="center", color=shade,
+                fontsize=8,
+            )  # fmt: skip
+    axes.set(xlabel="predicted class", ylabel="true class (examples)")
+    right = np.trace(counts[:, : len(true)]) / max(counts.sum(), 1)
+    mean = np.diagonal(shares)[examples[:, 0] > 0].mean() if counts.any() else 0.0
+    split = table.stem.removeprefix("confusion-")
+    axes.set_title(f"{split}: {right:.1%} of examples right, {mean:.1%} in the mean of classes")
+    path = table.with_suffix(".png")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

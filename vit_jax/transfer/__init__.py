@@ -1,0 +1,1 @@
+"""How published work fine-tunes and evaluates: tables that recipes and sweeps share."""

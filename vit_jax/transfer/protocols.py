@@ -1,0 +1,242 @@
+"""Fine-tuning protocols as tables: datasets, splits, steps, learning rates.
+
+A setting is chosen on the `dev` stage (trained on the training split without its dev part, scored
+on that part) and reported from the `test` stage (trained on all of it, scored on the test split).
+`search_space` gives the settings that a recipe tries, as overrides for a sweep.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Recipe = Literal["paper", "bit", "augreg"]
+Stage = Literal["dev", "test"]
+RECIPES: tuple[Recipe, ...] = ("paper", "bit", "augreg")
+STAGES: tuple[Stage, ...] = ("dev", "test")
+
+# Side in pixels. Source: arXiv:2010.11929, Table 4 and section 4.1 (all datasets, VTAB too).
+IMAGE_SIZE = 384
+BATCH_SIZE = 512
+# Rate of Polyak's average in ImageNet's best results. Source: arXiv:2010.11929, Table 2.
+POLYAK_DECAY = 0.9999
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Length of a run and of its linear warmup."""
+
+    steps: int
+    warmup_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A dataset as transfer uses it.
+
+    Attributes:
+        data: TFDS name with its config, versions left open.
+        num_classes: C.
+        train_examples: of the full training split.
+        splits: stage -> (training split, name and split that are evaluated).
+        steps: arXiv:2010.11929, Table 4.
+        learning_rates: of the same table.
+        group: of VTAB: "natural", "specialized" or "structured"; "" elsewhere.
+        label_key: feature with the class where it is not the only one.
+        label_rule: how the class is made of other features, see `data.sources.derived`.
+        small_images: below 96 x 96 pixels.
+        flip: whether a mirrored image keeps its class.
+        crop: whether a part of the image does.
+    """
+
+    data: str
+    num_classes: int
+    train_examples: int
+    splits: Mapping[Stage, tuple[str, str, str]]
+    steps: int
+    learning_rates: tuple[float, ...]
+    group: str = ""
+    label_key: str | None = None
+    label_rule: str | None = None
+    small_images: bool = False
+    flip: bool = True
+    crop: bool = True
+
+
+_SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
+
+
+def percent_splits(
+    percent: int, test: str = "test"
+) -> dict[Stage, tuple[str, str, str]]:  # fmt: skip
+    """Returns the splits of both stages with the last percents of "train" for choosing.
+
+    >>> percent_splits(2)["dev"]
+    ('minitrain_2_percent', 'dev', 'minival_2_percent')
+    """
+    dev = (f"minitrain_{percent}_percent", "dev", f"minival_{percent}_percent")
+    return {"dev": dev, "test": ("train", "test", test)}
+
+
+# Source: arXiv:2010.11929, Table 4; sizes: the TFDS catalogue. ImageNet is reported on its
+# validation split.
+TASKS: dict[str, Task] = {
+    "imagenet2012": Task(
+        "imagenet2012", 1000, 1_281_167, percent_splits(1, "validation"), 20_000,
+        (0.003, 0.01, 0.03, 0.06),
+    ),
+    "cifar10": Task(
+        "cifar10", 10, 50_000, percent_splits(2), 10_000, _SMALL_GRID, small_images=True
+    ),
+    "cifar100": Task(
+        "cifar100", 100, 50_000, percent_splits(2), 10_000, _SMALL_GRID, small_images=True
+    ),
+    "pets": Task("oxford_iiit_pet", 37, 3_680, percent_splits(10), 500, _SMALL_GRID),
+    "flowers": Task("oxford_flowers102", 102, 1_020, percent_splits(10), 500, _SMALL_GRID),
+}  # fmt: skip
+
+# VTAB-1k: 800 examples to train on and 200 to choose by; then all 1,000.
+_VTAB_SPLITS: dict[Stage, tuple[str, str, str]] = {
+    "dev": ("train800", "dev", "val200"),
+    "test": ("train800val200", "test", "vtab_test"),
+}
+
+
+def _vtab(data: str, num_classes: int, group: str, **options: Any) -> Task:
+    if group == "structured":  # Places, numbers and angles.
+        options |= {"flip": False, "crop": False}
+    return Task(data, num_classes, 1000, _VTAB_SPLITS, 2500, (0.01,), group, **options)
+
+
+# The order is that of the paper's Table 9. Source: arXiv:1910.04867, section 2.2 and appendix A;
+# TFDS configs as in github.com/google-research/task_adaptation.
+VTAB: dict[str, Task] = {
+    "vtab_caltech101": _vtab("caltech101", 102, "natural"),
+    "vtab_cifar100": _vtab("cifar100", 100, "natural", small_images=True),
+    "vtab_dtd": _vtab("dtd", 47, "natural"),
+    "vtab_flowers": _vtab("oxford_flowers102", 102, "natural"),
+    "vtab_pets": _vtab("oxford_iiit_pet", 37, "natural"),
+    "vtab_sun397": _vtab("sun397/tfds", 397, "natural"),
+    "vtab_svhn": _vtab("svhn_cropped", 10, "natural", small_images=True, flip=False),
+    "vtab_camelyon": _vtab("patch_camelyon", 2, "specialized"),
+    "vtab_eurosat": _vtab("eurosat/rgb", 10, "specialized", small_images=True),
+    "vtab_resisc45": _vtab("resisc45", 45, "specialized"),
+    "vtab_retinopathy": _vtab("diabetic_retinopathy_detection/btgraham-300", 5, "specialized"),
+    "vtab_clevr_count": _vtab("clevr", 8, "structured", label_rule="clevr_count"),
+    "vtab_clevr_distance": _vtab("clevr", 6, "structured", label_rule="clevr_distance"),
+    "vtab_dmlab": _vtab("dmlab", 6, "structured"),
+    "vtab_dsprites_location": _vtab(
+        "dsprites", 16, "structured", label_rule="dsprites_location", small_images=True
+    ),
+    "vtab_dsprites_orientation": _vtab(
+        "dsprites", 16, "structured", label_rule="dsprites_orientation", small_images=True
+    ),
+    "vtab_kitti_distance": _vtab("kitti", 4, "structured", label_rule="kitti_distance"),
+    "vtab_smallnorb_azimuth": _vtab("smallnorb", 18, "structured", label_key="label_azimuth"),
+    "vtab_smallnorb_elevation": _vtab("smallnorb", 9, "structured", label_key="label_elevation"),
+}
+TASKS |= VTAB
+
+# BiT-HyperRule: examples below which a row holds; schedule; mixup's alpha. Source:
+# arXiv:1912.11370, section 3.3; warmup: github.com/google-research/big_transfer.
+_BIT_ROWS = (
+    (20_000, Schedule(500, 100), 0.0),
+    (500_000, Schedule(10_000, 500), 0.1),
+    (float("inf"), Schedule(20_000, 500), 0.1),
+)
+BIT_LEARNING_RATE = 0.003
+# Shares of a run at which the rate falls to a tenth.
+BIT_STEPS_AT = (0.3, 0.6, 0.9)
+# Side that is resized to, and of the random crop from it: small images, and others.
+BIT_SIDES = {True: (160, 128), False: (448, 384)}
+
+# Source: arXiv:2106.10270, section 3.3 and appendix; CIFAR-10 and Flowers, which are not there, as
+# the datasets of their size that are.
+_AUGREG_SMALL = ((0.001, 0.003, 0.01), (Schedule(500, 100), Schedule(2_500, 200)))
+_AUGREG_MIDDLE = ((0.001, 0.003, 0.01), (Schedule(2_500, 200), Schedule(10_000, 500)))
+_AUGREG: dict[str, tuple[tuple[float, ...], tuple[Schedule, ...]]] = {
+    "imagenet2012": ((0.01, 0.03), (Schedule(20_000, 500),)),
+    "cifar10": _AUGREG_MIDDLE,
+    "cifar100": _AUGREG_MIDDLE,
+    "pets": _AUGREG_SMALL,
+    "flowers": _AUGREG_SMALL,
+}
+# Four rates and two lengths; which four, the paper leaves open: those of Table 4 of 2010.11929.
+_AUGREG_VTAB = (_SMALL_GRID, (Schedule(500, 100), Schedule(2_500, 200)))
+
+# Warmup of a run of so many steps. Source: arXiv:2106.10270 and the paper's own code, for 500,
+# 2,500, 10,000 and 20,000 steps; a tenth of it in between is ours.
+_WARMUPS = {500: 100, 2_500: 200, 10_000: 500, 20_000: 500}
+
+
+def warmup_of(steps: int) -> int:
+    """Returns the steps of warmup in a run of the paper's recipe.
+
+    >>> warmup_of(10_000), warmup_of(1_000)
+    (500, 100)
+    """
+    return _WARMUPS.get(steps, min(500, max(1, steps // 10)))
+
+
+def bit_rule(train_examples: int) -> tuple[Schedule, float]:
+    """Returns length and mixup's alpha by BiT's rule.
+
+    >>> bit_rule(3_680)
+    (Schedule(steps=500, warmup_steps=100), 0.0)
+    """
+    return next((s, mixup) for below, s, mixup in _BIT_ROWS if train_examples < below)
+
+
+def learning_rates(name: str, recipe: Recipe) -> tuple[float, ...]:
+    """Returns the learning rates that a recipe tries on a task.
+
+    >>> learning_rates("imagenet2012", "paper")
+    (0.003, 0.01, 0.03, 0.06)
+    """
+    if recipe == "bit":
+        return (BIT_LEARNING_RATE,)
+    if recipe == "augreg":
+        return _augreg(name)[0]
+    return TASKS[name].learning_rates if name in TASKS else _SMALL_GRID
+
+
+def schedules(name: str, recipe: Recipe, train_examples: int = 0) -> tuple[Schedule, ...]:
+    """Returns the lengths that a recipe tries on a task.
+
+    Args:
+        name: of a task here, or any other.
+        recipe: whose.
+        train_examples: of a task that is not here; unknown: taken to be few.
+    """
+    task = TASKS.get(name)
+    if recipe == "bit":
+        return (bit_rule(train_examples if task is None else task.train_examples)[0],)
+    if recipe == "augreg":
+        return _augreg(name)[1]
+    steps = 500 if task is None else task.steps
+    return (Schedule(steps, warmup_of(steps)),)
+
+
+def _augreg(name: str) -> tuple[tuple[float, ...], tuple[Schedule, ...]]:
+    return _AUGREG_VTAB if name in VTAB else _AUGREG.get(name, _AUGREG_SMALL)
+
+
+def search_space(name: str, recipe: Recipe, train_examples: int = 0) -> list[dict[str, Any]]:
+    """Returns the settings to choose from on the dev split, as overrides of `configs/transfer.py`.
+
+    Args:
+        name: of a task here, or any other.
+        recipe: whose.
+        train_examples: see `schedules`.
+
+    >>> search_space("pets", "bit")[0]["optimizer.learning_rate"]
+    0.003
+    """
+    return [
+        {
+            "optimizer.learning_rate": rate,
+            "train_steps": schedule.steps,
+            "optimizer.schedule.warmup_steps": schedule.warmup_steps,
+        }
+        for schedule in schedules(name, recipe, train_examples)
+        for rate in learning_rates(name, recipe)
+    ]
