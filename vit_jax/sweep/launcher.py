@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vit_jax.errors import SweepError
 from vit_jax.sweep.board import Row, changes, why_failed
@@ -23,6 +23,7 @@ _MOST_STARTS_WITHOUT_PROGRESS = 4
 _SECONDS_BETWEEN_STOPS = 2.0
 
 
+@runtime_checkable
 class Engine(Protocol):
     """What runs jobs: this machine or a cluster; see `LocalEngine`, `SlurmEngine`."""
 
