@@ -56,13 +56,24 @@ def test_the_command_of_a_job_says_it_all():
     job = plan(
         Job(TINY, name="a"),
         Job(TINY, {"init_from": "job:a", "seed": 3, "ema_decay": None}, name="b",
-            arguments=["--deterministic", "--model=job:a"]),
+            arguments=["--deterministic", "--model=job:a", "job:a"]),
     ).jobs["b"]  # fmt: skip
     assert job.needs == ("a",)
     assert job.command("python") == [
         "python", "-m", "vit_jax", "train", f"--config={TINY}", "--workdir=/sweep/jobs/b",
         "--config.init_from=/sweep/jobs/a", "--config.seed=3", "--config.ema_decay=none",
-        "--deterministic", "--model=/sweep/jobs/a",
+        "--deterministic", "--model=/sweep/jobs/a", "/sweep/jobs/a",
+    ]  # fmt: skip
+
+
+def test_other_commands_get_the_folder_of_a_run_as_an_argument():
+    jobs = plan(
+        Job(TINY, name="a"),
+        Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
+    ).jobs
+    assert jobs["shots"].needs == ("a",)
+    assert jobs["shots"].command("python")[2:] == [
+        "vit_jax", "fewshot", "--workdir=/sweep/jobs/shots", "/sweep/jobs/a", "--dataset=digits"
     ]  # fmt: skip
 
 
@@ -133,6 +144,8 @@ def test_choosing_on_test_is_done_where_it_is_asked_for():
         (lambda: Selection("x", [], "eval/dev/loss"), "selection 'x' of no candidates"),
         (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "seeds [1, 1]"),
         (lambda: Selection("x", ["a.py"], "m"), "with an entry str 'a.py'"),
+        (lambda: Selection("x", [Job(None, command="fewshot")], "m"), "jobs that do not train"),
+        (lambda: Job(TINY, {"init_from": Path("a")}), "JSON cannot hold (Object of type PosixPath"),
         (lambda: Job(None), "with the config None"),
         (lambda: Job(TINY, command="tran"), "did you mean 'train'?"),
         (lambda: Job(TINY, name="../a"), "is named '../a'"),

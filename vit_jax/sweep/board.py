@@ -1,6 +1,7 @@
 """Where every job of a sweep stands, judged from its folder."""
 
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -192,7 +193,7 @@ def changes(job: PlannedJob) -> str | None:
         ]
         return first_few(rows, 3, "; ") or None
     there = read_json(job.folder / "job.json") or {}
-    now = job.about("")
+    now = json.loads(json.dumps(job.about("")))  # Tuples are lists there.
     rows = [
         f"{key}: {there[key]!r} there, {now[key]!r} now"
         for key in ("command", "config", "overrides", "arguments")

@@ -1,6 +1,7 @@
 """What a sweep file may ask for: jobs, and selections of the best of several."""
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,9 @@ class Job:
     """One run.
 
     A value "job:NAME" of an override (such as init_from) or argument becomes the folder of that job
-    of the same sweep, which is then finished before this one starts.
+    of the same sweep, which is then finished before this one starts. Few-shot evaluation of a run:
+
+        Job(None, command="fewshot", arguments=["job:pretrain", "--dataset=digits"], name="shots")
 
     Attributes:
         config: "FILE.py" or "FILE.py:ARG"; None only for commands that need none.
@@ -62,6 +65,13 @@ class Job:
                 "give one",
             )  # fmt: skip
         check_name(self.name, where)
+        try:
+            json.dumps([dict(self.overrides), dict(self.labels), list(self.arguments)])
+        except TypeError as error:
+            raise SweepError(
+                f"{where} with a value that JSON cannot hold ({error})",
+                "numbers, strings, booleans, None, lists and dicts", "use float() or str()",
+            ) from None  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +87,7 @@ class Selection:
 
     Attributes:
         name: of the choice; may contain "/".
-        candidates: jobs or (config, overrides) pairs.
+        candidates: training jobs or (config, overrides) pairs.
         metric: of result.json, e.g. "eval/dev/accuracy_top1".
         mode: whether the largest or the smallest is best.
         seeds: one final run each; none: nothing is run.
@@ -118,6 +128,11 @@ class Selection:
         object.__setattr__(self, "candidates", tuple(as_job(c, where) for c in self.candidates))
         if not self.candidates:
             raise SweepError(f"{where} of no candidates", "at least one", "add jobs to it")
+        if any(job.command != "train" for job in self.candidates):
+            raise SweepError(
+                f"{where} among jobs that do not train", "training runs",
+                "make them jobs of their own, which need final/NAME/seed0, ...",
+            )  # fmt: skip
 
 
 def as_job(entry: Any, where: str) -> Job:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config_file import load_config, run_python
 from vit_jax.errors import SweepError, UserError, nearest
 from vit_jax.schema import parse_override
 from vit_jax.sweep.jobs import REFERENCE, Job, Selection
@@ -25,7 +25,7 @@ class PlannedJob:
         name: unique in the sweep.
         folder: its run folder.
         job: as asked for; references are folders.
-        config: what its config file and overrides mean; None for a command that has none.
+        config: what its config file and overrides mean; None where it does not train.
         needs: names of the jobs that must be finished before.
         stage: "search", "final" or None.
         metric: what its selection looks at.
@@ -130,7 +130,8 @@ class Plan:
         named: dict[str, Job] = {}
 
         def add(name: str, job: Job) -> None:
-            check_folders([*named, name] if name in named else [])
+            if name in named:
+                raise SweepError(f"two jobs named {name!r}", "every name once", "rename one")
             named[name] = job
 
         for entry in self.sweep.entries:
@@ -189,7 +190,7 @@ class Plan:
 
     def _resolved_argument(self, argument: str, name: str, needs: dict[str, None]) -> str:
         option, equals, value = argument.partition("=")
-        if equals:
+        if equals and not argument.startswith(REFERENCE):  # Names may have a "=", too.
             return f"{option}={self._resolved(value, name, needs)}"
         return self._resolved(argument, name, needs)
 
@@ -236,11 +237,13 @@ def _final_jobs(choice: Choice, candidate: Job) -> dict[str, Job]:
 
 
 def _load(name: str, job: Job) -> Config | None:
-    """Returns the checked config of a job; errors name the job."""
+    """Returns the checked config of a training job, checks that of another; errors name the job."""
     texts = override_texts(job.overrides)
     try:
-        if job.config is not None:
+        if job.command == "train" and job.config is not None:
             return load_config(job.config, texts)
+        if job.config is not None and not job.config.endswith(".json"):
+            run_python(job.config, "get_config", "config")
         for text in texts:
             key, _, value = text.partition("=")
             parse_override(Config, key, value)
