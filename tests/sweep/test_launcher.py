@@ -68,6 +68,8 @@ def test_a_sweep_runs_in_order_chooses_and_is_not_run_twice(folders):
     # On a machine of several cores each of the two has its own.
     cores = len(os.sched_getaffinity(0))
     (line,) = calls(stub, "tiny")
+    # It sees the GPUs that the launcher sees, though submitit would hide them.
+    assert line.split()[0] == os.environ.get("CUDA_VISIBLE_DEVICES", "None")
     assert int(line.split()[1]) in {max(1, cores // 2), cores - cores // 2}
     code, out = finish(start(workdir, SWEEP, stub=stub))
     assert code == 0, out

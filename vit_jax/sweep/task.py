@@ -159,5 +159,6 @@ class JobTask:
 
 def _wait(pid: int) -> None:
     """Waits for a child's end without taking its exit code, so that a signal handler may, too."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if hasattr(os, "waitid"):  # Not on macOS, where there is no SLURM and no second one who waits.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
