@@ -33,7 +33,7 @@ class LocalEngine:
     """
 
     name = "local"
-    poll_s = 0.5
+    poll_s = 0.25
     seconds_to_see = 1.0
 
     def __init__(self, at_once: int):
