@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 2 an error that the user can mend, told in one line on stderr; 75 stopped by
 SIGTERM or SIGINT after saving, to be run again; 76 another process of the run is gone, to be run
-again, too; anything else is a bug.
+again, too; 1 some jobs of a sweep failed; anything else is a bug.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 # command: what `--help` says of it.
 COMMANDS = {
     "train": "train a model, or go on training in a run folder",
+    "sweep": "run many jobs, here or on a cluster, and choose among them",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
     "checkpoint": "look into a checkpoint: arrays, config, git revision",

@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_jax.config import DURATION_UNITS, Config
 from vit_jax.config_init import AUTO
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, UserError
 from vit_jax.schema import parse_override
 
 
@@ -80,24 +80,48 @@ def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
     mapping[leaf] = value
 
 
-def _call_get_config(spec: str) -> dict[str, Any]:
+def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, Any]]:
+    """Calls a function of a Python file that is named on the command line.
+
+    Args:
+        spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the function.
+        function: its name.
+        option: of the command line, for messages: "config" or "sweep".
+
+    Returns:
+        What the function returns (a list of what it yields), and all names of the file.
+
+    Raises:
+        ConfigError: no such file or function, an argument too many or missing, or any error in it.
+    """
     path, colon, arg = spec.partition(":")
     if not Path(path).is_file():
         raise ConfigError(
-            f"no config file at {path}", "a Python file with get_config()", "check --config"
+            f"no {option} file at {path}", f"a Python file with {function}()", f"check --{option}"
         )
-    get_config = _run(path, lambda: runpy.run_path(path)).get("get_config")
-    if get_config is None:
-        raise ConfigError(f"{path} has no get_config", "def get_config(arg)", "add that function")
+    names = _run(path, option, lambda: runpy.run_path(path))
+    call = names.get(function)
+    if call is None:
+        raise ConfigError(f"{path} has no {function}", f"def {function}(arg)", "add that function")
     try:
-        inspect.signature(get_config).bind(*([arg] if colon else []))
+        inspect.signature(call).bind(*([arg] if colon else []))
     except TypeError:
         raise ConfigError(
-            f"get_config of {path} {'takes no' if colon else 'needs an'} argument",
-            f"--config={path}" + ("" if colon else ":ARG"),
+            f"{function} of {path} {'takes no' if colon else 'needs an'} argument",
+            f"--{option}={path}" + ("" if colon else ":ARG"),
             "leave ':ARG' out" if colon else "add ':ARG'",
         ) from None
-    made = _run(path, lambda: get_config(arg) if colon else get_config())
+
+    def made() -> Any:
+        value = call(arg) if colon else call()
+        return list(value) if inspect.isgenerator(value) else value
+
+    return _run(path, option, made), names
+
+
+def _call_get_config(spec: str) -> dict[str, Any]:
+    path = spec.partition(":")[0]
+    made, _ = run_python(spec, "get_config", "config")
     mapping = made.to_dict() if hasattr(made, "to_dict") else made
     if not isinstance(mapping, Mapping):
         raise ConfigError(
@@ -115,19 +139,19 @@ def _call_get_config(spec: str) -> dict[str, Any]:
         ) from None
 
 
-def _run(path: str, function: Callable[[], Any]) -> Any:
-    """Runs a config file's code; whatever it raises becomes one line that names the place."""
+def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
+    """Runs a file's code; whatever it raises becomes one line that names the place."""
     try:
         return function()
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
         raise ConfigError(
             f"{path}, line {line}: {type(error).__name__}: {error}",
-            "a config file that runs",
-            "mend that line, or the part after ':' in --config",
+            f"a {option} file that runs",
+            f"mend that line, or the part after ':' in --{option}",
         ) from error
 
 

@@ -60,6 +60,10 @@ class DivergenceError(UserError):
     leave_out = 0
 
 
+class SweepError(UserError):
+    """A sweep that asks for something impossible, or a folder that holds another."""
+
+
 class HostsError(UserError):
     """Another process of the run is missing or gone; the same command again may well do."""
 

@@ -24,10 +24,20 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process."""
+    """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
-    def __init__(self) -> None:
+    Args:
+        first: what is said at the first signal.
+        again: at the second.
+    """
+
+    def __init__(
+        self,
+        first: str = "stopping: finishing this step and saving (Ctrl-C again to end without)",
+        again: str = "interrupted without saving",
+    ) -> None:
         self.requested = False
+        self._first, self._again = first, again
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -43,9 +53,8 @@ class StopSignals:
         del frame
         if self.requested and number == signal.SIGINT:
             # Not by an exception: it would surface wherever the main thread happens to be.
-            os.write(sys.stderr.fileno(), b"interrupted without saving\n")
+            os.write(sys.stderr.fileno(), f"{self._again}\n".encode())
             os._exit(_EXIT_INTERRUPTED)
         if not self.requested:
-            text = b"stopping: finishing this step and saving (Ctrl-C again to end without)\n"
-            os.write(sys.stderr.fileno(), text)
+            os.write(sys.stderr.fileno(), f"{self._first}\n".encode())
         self.requested = True

@@ -1,0 +1,273 @@
+"""Sweep files laid out: names, references, order, and everything that can be wrong with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.errors import ConfigError, SweepError
+from vit_jax.sweep import Job, Selection, chain, product, together, vary
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import Sweep, read_sweep
+
+TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
+DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
+TEST = {"evaluation.splits": {"test": "test"}}
+
+
+def plan(*entries, folder="/sweep"):
+    return Plan(Sweep("s.py", entries, {}), Path(folder))
+
+
+def test_lists_are_expanded_as_by_hand():
+    rates = vary("optimizer.learning_rate", [0.1, 0.2])
+    both = together(vary("model.width", [8, 16]), vary("model.depth", [1, 2]))
+    assert both == [{"model.width": 8, "model.depth": 1}, {"model.width": 16, "model.depth": 2}]
+    every = product(rates, both)
+    assert len(every) == 4
+    assert every[1] == {"optimizer.learning_rate": 0.1, "model.width": 16, "model.depth": 2}
+    assert every[2] == {"optimizer.learning_rate": 0.2, "model.width": 8, "model.depth": 1}
+    assert chain(rates, [{"seed": 5}]) == [*rates, {"seed": 5}]
+    assert product() == [{}]
+    with pytest.raises(SweepError, match="lists of 2, 1 members"):
+        together(rates, [{"seed": 5}])
+    with pytest.raises(SweepError, match=r"'optimizer\.learning_rate' set by two"):
+        product(rates, rates)
+
+
+def test_names_say_what_differs_and_do_not_depend_on_the_rest():
+    runs = product(vary("optimizer.learning_rate", [1e-3, 3e-3]), vary("seed", [0, 1]))
+    jobs = plan(*(Job(TINY, {**o, "train_steps": 5}) for o in runs)).jobs
+    assert list(jobs) == [
+        "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1",
+        "learning_rate=0.003,seed=0", "learning_rate=0.003,seed=1",
+    ]  # fmt: skip
+    # The ends of two keys are the same: longer ones tell them apart.
+    pairs = [{"optimizer.name": "adam", "data.name": "digits"},
+             {"optimizer.name": "sgd", "data.name": "mnist"}]  # fmt: skip
+    assert list(plan(*(Job(TINY, o) for o in pairs)).jobs) == [
+        "optimizer.name=adam,data.name=digits", "optimizer.name=sgd,data.name=mnist",
+    ]  # fmt: skip
+    assert list(plan(Job(TINY)).jobs) == ["tiny"]
+
+
+def test_the_command_of_a_job_says_it_all():
+    job = plan(
+        Job(TINY, name="a"),
+        Job(TINY, {"init_from": "job:a", "seed": 3, "ema_decay": None}, name="b",
+            arguments=["--deterministic", "--model=job:a", "job:a"]),
+    ).jobs["b"]  # fmt: skip
+    assert job.needs == ("a",)
+    assert job.command("python") == [
+        "python", "-m", "vit_jax", "train", f"--config={TINY}", "--workdir=/sweep/jobs/b",
+        "--config.init_from=/sweep/jobs/a", "--config.seed=3", "--config.ema_decay=none",
+        "--deterministic", "--model=/sweep/jobs/a", "/sweep/jobs/a",
+    ]  # fmt: skip
+
+
+def test_other_commands_get_the_folder_of_a_run_as_an_argument():
+    jobs = plan(
+        Job(TINY, name="a"),
+        Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
+    ).jobs
+    assert jobs["shots"].needs == ("a",)
+    assert jobs["shots"].command("python")[2:] == [
+        "vit_jax", "fewshot", "--workdir=/sweep/jobs/shots", "/sweep/jobs/a", "--dataset=digits"
+    ]  # fmt: skip
+
+
+def test_every_job_comes_after_what_it_needs():
+    entries = [
+        Job(TINY, {"init_from": "job:final/x/seed0"}, name="last"),
+        Selection("x", [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
+                  "eval/dev/loss", seeds=[0], final_overrides=TEST),
+        Job(TINY, name="first"),
+    ]  # fmt: skip
+    jobs = plan(*entries).jobs
+    assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
+    assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
+    assert jobs["final/x/seed0"].undecided == "x"
+    assert [job.stage for job in jobs.values()] == [None, "search", "final", None]
+
+
+def test_final_runs_have_the_chosen_settings_under_the_final_ones():
+    candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
+    laid = plan(Selection("x", candidates, "eval/dev/loss", mode="min", seeds=[1],
+                          final_overrides={**TEST, "train_epochs": 2.0}))  # fmt: skip
+    laid.decide("x", {"chosen": "search/x/seed=9"})
+    job = laid.jobs["final/x/seed1"]
+    assert job.undecided is None
+    assert job.config.seed == 1
+    assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
+    assert job.config.evaluation.splits == {"test": "test"}
+    assert job.config.data.train_split == "train[:80%]"
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ([(TINY, {"optimizer.lerning_rate": 1.0})], "unknown config key 'optimizer.lerning_rate'"),
+        ([(TINY, {"seed": "one"})], "job 'tiny': 'seed' is 'one'"),
+        ([("gone.py", {})], "job 'gone': no config file at gone.py"),
+        ([(TINY, {"init_from": "job:pretrian"})], "no job has this name"),
+        ([(TINY, {"seed": 1}), (TINY, {"seed": 1})], "jobs 1 and 2 are the same"),
+        ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a")], "are both 'a'"),
+        ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a/b")], "in the folder of job 'a'"),
+        ([Job(TINY, {"init_from": "job:b"}, name="a"), Job(TINY, {"init_from": "job:a"}, name="b")],
+         "jobs that wait for each other: 'a' -> 'b' -> 'a'"),
+        ([Selection("x", [(TINY, {})], "eval/dev/loss")], "a candidate evaluates no 'dev'"),
+        ([Selection("x", [(TINY, TEST)], "eval/test/loss")], "chooses on 'test' (test)"),
+        ([Selection("x", [(TINY, {"evaluation.splits": {"dev": "test[:50%]"}})], "eval/dev/loss",
+                    final_overrides=TEST)], "are reported on 'test' (test)"),
+        ([Selection("x", [(TINY, DEV)], "eval/dev/loss")], "are reported on 'dev'"),
+        ([Selection("x", [(TINY, DEV)], "eval/dev/loss", final_overrides={"sed": 1})],
+         "job 'final/x/seed0': unknown config key 'sed'"),
+        ([Selection("x", [(TINY, DEV)], "knn/pets/accuracy_top1", final_overrides=TEST)],
+         "does not say its split"),
+    ],
+)  # fmt: skip
+def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
+    jobs = [Job(*entry) if isinstance(entry, tuple) else entry for entry in entries]
+    with pytest.raises((SweepError, ConfigError)) as caught:
+        plan(*jobs)
+    assert told in str(caught.value)
+
+
+def test_choosing_on_test_is_done_where_it_is_asked_for():
+    plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Selection("x", [], "eval/dev/loss"), "selection 'x' of no candidates"),
+        (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "seeds [1, 1]"),
+        (lambda: Selection("x", ["a.py"], "m"), "with an entry str 'a.py'"),
+        (lambda: Selection("x", [Job(None, command="fewshot")], "m"), "jobs that do not train"),
+        (lambda: Job(TINY, {"init_from": Path("a")}), "JSON cannot hold (Object of type PosixPath"),
+        (lambda: Job(None), "with the config None"),
+        (lambda: Job(TINY, command="tran"), "did you mean 'train'?"),
+        (lambda: Job(TINY, name="../a"), "is named '../a'"),
+    ],
+)
+def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
+    with pytest.raises(SweepError) as caught:
+        make()
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1", "has no get_sweep"),
+        ("def get_sweep():\n    return []", "asks for no jobs"),
+        ("def get_sweep():\n    return 3", "returned int"),
+        ("def get_sweep():\n    return ['a.py']", "with an entry str 'a.py'"),
+        ("def get_sweep(arg):\n    return []", "needs an argument"),
+        ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
+    path = tmp_path / "s.py"
+    path.write_text(text)
+    assert main(["sweep", f"--sweep={path}", f"--workdir={tmp_path / 'w'}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert told in line
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_file_may_be_a_list_or_a_generator(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(
+        "SLURM = {'nodes': 2}\ndef get_sweep(arg='3'):\n    return [('a.py', {'seed': int(arg)})]\n"
+    )
+    sweep = read_sweep(f"{path}:7")
+    assert sweep.entries == (Job("a.py", {"seed": 7}),)
+    assert sweep.slurm == {"nodes": 2}
+    path.write_text("def get_sweep():\n    yield 'a.py', {'seed': 3}\n")
+    assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(
+        "from vit_jax.sweep import Job, Selection\n"
+        "def get_sweep(seed='1'):\n"
+        f"    yield Job({TINY!r}, {{'seed': int(seed)}}, name='pre train'.replace(' ', '-'))\n"
+        f"    yield Selection('x', [({TINY!r}, {{**{DEV!r}, 'init_from': 'job:pre-train'}})],\n"
+        f"                    'eval/dev/loss', 'min', seeds=[4], final_overrides={TEST!r})\n"
+    )
+    return path
+
+
+def run(capsys, *arguments):
+    code = main(["sweep", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err.splitlines()
+
+
+def test_commands_are_printed_in_order_and_the_rest_once_the_choice_is_made(
+    tmp_path, capsys, sweep_file
+):
+    workdir = tmp_path / "w"
+    arguments = [f"--sweep={sweep_file}", f"--workdir={workdir}", "--executor=commands"]
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, [])
+    python = f"python -m vit_jax train --config={TINY}"
+    assert out == [
+        "# pre-train",
+        f"{python} --workdir={workdir}/jobs/pre-train --config.seed=1",
+        "# search/x/tiny, after pre-train",
+        f"{python} --workdir={workdir}/jobs/search/x/tiny '--config.data.train_split=train[:80%]'"
+        """ '--config.evaluation.splits={'"'"'dev'"'"': '"'"'train[80%:]'"'"'}'"""
+        f" --config.init_from={workdir}/jobs/pre-train",
+        "# 1 final jobs of 'x': run this command again when its 1 candidates are finished",
+    ]
+    assert json.loads((workdir / "jobs/search/x/tiny/job.json").read_text())["stage"] == "search"
+    for name, figures in (("pre-train", {}), ("search/x/tiny", {"eval/dev/loss": 0.25})):
+        (workdir / "jobs" / name / "result.json").write_text(json.dumps({"step": 400, **figures}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, [])
+    assert out[:2] == ["# x: chose search/x/tiny of 1 by eval/dev/loss 0.2500", "# final/x/seed4"]
+    assert out[2].endswith("--config.seed=4")
+    assert len(out) == 3
+
+
+def test_a_finished_job_whose_settings_changed_is_an_error_in_one_line(
+    tmp_path, capsys, sweep_file
+):
+    workdir = tmp_path / "w"
+    laid = Plan(read_sweep(f"{sweep_file}:1"), workdir)
+    job = laid.jobs["pre-train"]
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.json").write_text(json.dumps(job.config.to_mapping()))
+    job.result.write_text("{}")
+    more = [f"--workdir={workdir}", "--executor=commands"]
+    assert run(capsys, f"--sweep={sweep_file}:1", *more)[0] == 0
+    code, out, err = run(capsys, f"--sweep={sweep_file}:2", *more)
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "job 'pre-train' is finished with other settings" in err[0]
+    assert "(seed: 1 there, 2 now)" in err[0]
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        (["--executor=slrm"], "unknown executor 'slrm'; expected one of local, slurm, commands; "
+                              "did you mean 'slurm'?"),
+        (["--executor=slurm"], "--executor=slurm and no sbatch, srun, squeue, scontrol on this"),
+        (["--executor=slurm", "--slurm.partion=a"], "did you mean 'partition'?"),
+        (["--slurm.partition=a"], "--slurm.partition=a with --executor=local"),
+        (["--at_once=0"], "'0' is not a positive whole number"),
+        (["--config.seed=1"], "unknown argument '--config.seed=1'"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(tmp_path, capsys, monkeypatch, sweep_file, extra, told):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
+    assert (code, out, len(err)) == (2, [], 1)
+    assert told in err[0]

@@ -1,0 +1,114 @@
+"""Sweeps of real training runs, disturbed in the middle, end as if they were not."""
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm_cluster import SlurmCluster, why_not
+from sweep_processes import finish, start, table, wait_for
+
+from vit_jax.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+SMALL = Path(__file__).parent / "small.py"
+NAMES = {"pretrain", "search/digits/learning_rate=0.001", "search/digits/learning_rate=0.01",
+         "final/digits/seed1"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, digits_dir):
+    """The sweep that nobody disturbed."""
+    workdir = tmp_path_factory.mktemp("reference") / "sweep"
+    code, out = finish(start(workdir, f"{SMALL}:{digits_dir}"))
+    assert code == 0, out
+    assert set(table(workdir)) == NAMES
+    return workdir
+
+
+def step(workdir, name):
+    rows = read_metrics(workdir / "jobs" / name / "metrics.jsonl")
+    return rows[-1]["step"] if rows else 0
+
+
+def logs(workdir):
+    return {str(p): p.read_text()[-3000:] for p in workdir.rglob("*log*") if p.is_file()}
+
+
+def choice(workdir):
+    made = json.loads((workdir / "sweep.json").read_text())["selections"]["digits"]
+    about = json.loads((workdir / "jobs/final/digits/seed1/job.json").read_text())
+    assert about["selection"] == made
+    return made
+
+
+def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_table(
+    tmp_path, digits_dir, reference
+):
+    workdir = tmp_path / "sweep"
+    for name, reached in (("pretrain", 25), ("search/digits/learning_rate=0.01", 3)):
+        process = start(workdir, f"{SMALL}:{digits_dir}")
+        wait_for(lambda n=name, r=reached: step(workdir, n) >= r, lambda: logs(workdir))
+        everything = psutil.Process(process.pid)
+        for one in [everything, *everything.children(recursive=True)]:
+            one.kill()
+        finish(process)
+        assert table(workdir).keys() < NAMES
+    code, out = finish(start(workdir, f"{SMALL}:{digits_dir}"))
+    assert code == 0, out
+    assert table(workdir) == table(reference)
+    assert choice(workdir) == choice(reference)
+    attempt = json.loads((workdir / "jobs/pretrain/.sweep/attempt.json").read_text())
+    assert attempt["number"] == 2
+    assert "resuming from step" in (workdir / "jobs/pretrain/log.txt").read_text()
+
+
+@pytest.fixture
+def cluster():
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    # Not below pytest's folder: a socket's path has at most 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(folder, nodes=1) as running,
+    ):
+        yield running
+
+
+def test_the_same_file_runs_on_slurm_where_a_job_is_requeued(
+    cluster, tmp_path, digits_dir, reference
+):
+    """No sacct; one plain `scontrol requeue`, and one signal of the time limit."""
+    workdir = tmp_path / "sweep"
+    environment = {**cluster.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = start(
+        workdir, f"{SMALL}:{digits_dir}", "--executor=slurm", environment=environment
+    )  # fmt: skip
+
+    def number():
+        (line,) = cluster.call("squeue", "-h", "-o", "%A %j").splitlines()
+        assert line.endswith("-pretrain")
+        return line.split()[0]
+
+    wait_for(lambda: step(workdir, "pretrain") >= 12, lambda: logs(workdir))
+    first = number()
+    cluster.call("scontrol", "requeue", first)
+    log = workdir / "jobs/pretrain/log.txt"
+    wait_for(lambda: "resuming from step" in log.read_text(), lambda: logs(workdir))
+    saved = int(re.findall(r"stopped and saved at step (\d+)", log.read_text())[0])
+    wait_for(lambda: step(workdir, "pretrain") >= saved + 5, lambda: logs(workdir))
+    cluster.call("scancel", "--signal=USR2", number())
+    code, out = finish(process)
+    assert code == 0, (out, logs(workdir))
+    assert cluster.job(first)["JobState"] == "COMPLETED"
+    assert cluster.job(first)["Restarts"] == "2"
+    told = log.read_text()
+    assert f"resuming from step {saved}" in told
+    assert len(re.findall(r"stopped and saved at step (\d+)", told)) == 2
+    assert table(workdir) == table(reference)
+    assert choice(workdir) == choice(reference)
+    assert os.environ.get("SLURM_CONF") is None

@@ -1,0 +1,54 @@
+"""Sweeps as processes of their own, as a user starts them, and a stand-in for the trainer."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 900
+
+
+def start(workdir, sweep, *arguments, stub=None, environment=None):
+    """Starts a sweep; with a folder `stub`, its jobs are the stand-in, told what to do there."""
+    program = (
+        ["-m", "vit_jax", "sweep"] if stub is None else [str(ROOT / "tests" / "sweep" / "stub.py")]
+    )
+    more = {} if stub is None else {"STUB": str(stub)}
+    return subprocess.Popen(
+        [sys.executable, *program, f"--sweep={sweep}", f"--workdir={workdir}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more, **(environment or {})},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process):
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, out
+
+
+def wait_for(condition, told=lambda: ""):
+    """Polls until the condition holds."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.05)
+
+
+def result(workdir, name):
+    path = workdir / "jobs" / name / "result.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(workdir):
+    """Returns job -> its result without what a clock decides."""
+    jobs = workdir / "jobs"
+    return {
+        str(path.parent.relative_to(jobs)): json.loads(path.read_text()) | {"wall_time_s": 0}
+        for path in jobs.rglob("result.json")
+    }

@@ -1,0 +1,157 @@
+"""The choice of the best of several jobs: by which split, and which."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.config import Config
+from vit_jax.errors import SweepError, nearest
+from vit_jax.sweep.jobs import Selection, better
+
+_PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
+
+
+def split_of(metric: str) -> str | None:
+    """Returns the split that a metric is measured on, as evaluation.splits names it.
+
+    >>> split_of("eval/dev/accuracy_top1")
+    'dev'
+    >>> split_of("knn/pets/accuracy_top1")
+    """
+    parts = metric.split("/")
+    return parts[1] if parts[0] == "eval" and len(parts) > 2 else None
+
+
+def check_choice(selection: Selection, search: Sequence[Config], final: Sequence[Config]) -> None:
+    """Checks that a choice can be made and is not made on what is then reported.
+
+    Args:
+        selection: the choice.
+        search: configs of its candidates.
+        final: configs of its final runs.
+
+    Raises:
+        SweepError: the metric's split is not evaluated, or shares examples with a reported one.
+    """
+    where, name = f"selection {selection.name!r}", split_of(selection.metric)
+    if name is not None:
+        for config in search:
+            if name not in config.evaluation.splits:
+                known = ", ".join(config.evaluation.splits) or "none"
+                raise SweepError(
+                    f"{where} is by {selection.metric!r}, and a candidate evaluates no {name!r}"
+                    f" (evaluation.splits: {known})",
+                    "a split that every candidate evaluates",
+                    f"did you mean {nearest(name, config.evaluation.splits)!r}?"
+                    if config.evaluation.splits
+                    else f"set evaluation.splits.{name} in their config",
+                )
+    if selection.choose_on_test or not final:
+        return
+    if name is None:
+        raise SweepError(
+            f"{where} is by {selection.metric!r}, which does not say its split",
+            "a metric such as eval/dev/accuracy_top1",
+            "name one, or set choose_on_test=True if it is not measured on test examples",
+        )
+    for one in search:
+        for other in final:
+            _refuse_shared(where, name, one.evaluation.splits[name], other.evaluation.splits)
+
+
+def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str]) -> None:
+    if name == "test":
+        clash = "test"
+    elif name in reported:
+        clash = name
+    else:
+        clash = next((n for n, other in reported.items() if may_share(split, other)), None)
+    if clash is not None:
+        raise SweepError(
+            f"{where} chooses on {name!r} ({split}), and the final runs are reported on"
+            f" {clash!r} ({reported.get(clash, split)})",
+            "a dev split, of examples that are not reported on",
+            "split some off train, or say choose_on_test=True",
+        )
+
+
+def may_share(one: str, other: str) -> bool:
+    """Whether two split strings may name the same examples.
+
+    >>> may_share("train[90%:]", "test"), may_share("test[:50%]", "test")
+    (False, True)
+    >>> may_share("train[80%:90%]", "train[90%:]"), may_share("train[:100]", "train[50:]")
+    (False, True)
+    """
+    return any(
+        _overlap(a.strip(), b.strip()) for a in one.split("+") for b in other.split("+")
+    )  # fmt: skip
+
+
+def _overlap(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    a, b = _PART.fullmatch(one), _PART.fullmatch(other)
+    if a is None or b is None or a["name"] != b["name"]:
+        return "vtab_test" in (one, other) and "test" in (one.split("[")[0], other.split("[")[0])
+    first, second = _span(a), _span(b)
+    if first is None or second is None or first[0] != second[0]:
+        return True  # The whole split, or percent against examples: not known to be apart.
+    return first[1] < second[2] and second[1] < first[2]
+
+
+def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
+    """Returns the unit, begin and end of a part; None: not to be compared with others."""
+    ends = [(part[end] or "").strip() for end in ("from", "to")]
+    units = {"%" if end.endswith("%") else "examples" for end in ends if end}
+    numbers = [end.removesuffix("%") for end in ends]
+    if len(units) != 1 or any(n and not n.isdecimal() for n in numbers):
+        return None
+    begin, end = numbers
+    return units.pop(), float(begin or 0), float(end or math.inf)
+
+
+def choose(
+    selection: Selection, results: Sequence[tuple[str, Mapping[str, Any] | None]]
+) -> dict[str, Any]:
+    """Returns what job.json says of the choice.
+
+    Args:
+        selection: how to choose.
+        results: (name of the candidate, its result.json; None where it failed), all of them.
+
+    Raises:
+        SweepError: no candidate has a finite score.
+
+    >>> pick = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
+    >>> choose(pick, [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})])["chosen"]
+    'b'
+    """
+    scores = [(name, None if r is None else _score(r, selection.metric)) for name, r in results]
+    chosen, best = None, None
+    for name, score in scores:
+        if better(score, best, selection.mode):
+            chosen, best = name, score
+    if chosen is None:
+        known = sorted({m for _, r in results if r for m in r if "/" in m})
+        raise SweepError(
+            f"selection {selection.name!r}: no candidate has a finite {selection.metric!r}",
+            f"one of {', '.join(known) or 'the metrics of result.json'}",
+            f"did you mean {nearest(selection.metric, known)!r}?" if known else "check the jobs",
+        )
+    return {
+        "metric": selection.metric,
+        "mode": selection.mode,
+        "split": split_of(selection.metric),
+        "chosen": chosen,
+        "score": best,
+        "candidates": [[name, score] for name, score in scores],
+    }
+
+
+def _score(result: Mapping[str, Any], metric: str) -> float | None:
+    value = result.get(metric)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,0 +1,50 @@
+"""Sweep files: Python files with `get_sweep()` or `get_sweep(arg)`.
+
+It returns a list, or is a generator, of `Job`s, `Selection`s and plain (config, overrides) pairs.
+A file may also have SLURM, a dict of options for --executor=slurm.
+"""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.config_file import run_python
+from vit_jax.errors import SweepError
+from vit_jax.sweep.jobs import Job, Selection, as_job
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What a sweep file asks for.
+
+    Attributes:
+        spec: "FILE.py" or "FILE.py:ARG".
+        entries: in the order of the file.
+        slurm: options of the cluster.
+    """
+
+    spec: str
+    entries: tuple[Job | Selection, ...]
+    slurm: dict[str, Any]
+
+
+def read_sweep(spec: str) -> Sweep:
+    """Reads a sweep file.
+
+    Raises:
+        ConfigError: no such file, no `get_sweep`, or an error in it.
+        SweepError: it asks for nothing, or for something that is no job.
+    """
+    path = spec.partition(":")[0]
+    made, names = run_python(spec, "get_sweep", "sweep")
+    if isinstance(made, str | bytes | dict | Job | Selection) or not hasattr(made, "__iter__"):
+        raise SweepError(
+            f"get_sweep of {path} returned {type(made).__name__}",
+            "a list of Job, Selection or (config, overrides)", "return one, or yield its members",
+        )  # fmt: skip
+    entries = tuple(e if isinstance(e, Selection) else as_job(e, path) for e in made)
+    if not entries:
+        raise SweepError(f"get_sweep of {path} asks for no jobs", "at least one", "add some")
+    slurm = names.get("SLURM", {})
+    if not isinstance(slurm, dict):
+        raise SweepError(f"SLURM of {path} is {slurm!r}", "a dict of options", "make it one")
+    return Sweep(spec, entries, slurm)
