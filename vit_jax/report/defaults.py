@@ -1,0 +1,130 @@
+"""The tables and plots that suit some runs, where nobody says which."""
+
+from collections.abc import Sequence
+
+from vit_jax.report.curves import main_score
+from vit_jax.report.fields import Fields, differing_settings, metric_regex
+from vit_jax.report.requests import PlotRequest, TableRequest
+from vit_jax.report.runs import Run
+from vit_jax.report.words import show, title_of
+
+FEWSHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
+_ON_FEATURES = (FEWSHOT, "linear_probe/{dataset}/accuracy_top1", "knn/{dataset}/accuracy_top1")
+_EXTRA = ("accuracy_per_class_mean", "roc_auc")
+# Labels that do not tell one row of a table from another.
+_NOT_ROWS = ("dataset", "seed", "shots", "stage")
+# More differing settings than this do not make a readable name of a row.
+_MOST_SETTINGS = 3
+_MOST_PANELS = 9
+
+
+def reported(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs that are not there only to choose a setting."""
+    return [run for run in runs if run.stage != "search"]
+
+
+def row_field(runs: Sequence[Run], fields: Fields) -> str:
+    """Returns the field that tells models apart: labels that vary, else settings that do."""
+    labels = sorted({name for run in runs for name in run.labels} - set(_NOT_ROWS))
+    varying = [n for n in labels if len({show(r.labels.get(n)) for r in runs}) > 1]
+    if labels:
+        names = [n for n in varying if n != "model"]
+        if "model" in labels:
+            names.insert(0, "model")
+        return "+".join(names or labels[:1])
+    settings = [key for key in differing_settings(runs) if not key.startswith("data.name")]
+    settings = [key for key in settings if key != "model.name"]
+    if len(settings) > _MOST_SETTINGS:
+        return "name"
+    models = {show(fields.of(run, "model")) for run in runs}
+    return "+".join([*(["model"] if len(models) > 1 or not settings else []), *settings])
+
+
+def suggested_tables(runs: Sequence[Run], fields: Fields) -> list[TableRequest]:
+    """Returns a table for each kind of score that finished runs have."""
+    found = []
+    for stage, members in _by_stage(runs):
+        where = () if stage is None else (("stage", stage),)
+        tail = ", other runs" if stage == "" else ""
+        rows = row_field(members, fields)
+        metrics = {name for run in members if run.finished for name in run.figures}
+        score = main_score(metrics)
+        names = [] if score is None else [score]
+        if score is not None:
+            names += [n for e in _EXTRA if (n := f"{score.rsplit('/', 1)[0]}/{e}") in metrics]
+        for name in names:
+            title = f"{title_of(name)}{tail}"
+            found.append(TableRequest(name, rows, "dataset", where, title))
+        for pattern in _ON_FEATURES:
+            if _fitting(pattern, metrics):
+                columns = "dataset+shots" if "{shots}" in pattern else "dataset"
+                title = f"{title_of(pattern)}{tail}"
+                found.append(TableRequest(pattern, rows, columns, where, title))
+    return found
+
+
+def suggested_plots(runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
+    """Returns the plots for which there are at least two places on the horizontal axis."""
+    found: list[PlotRequest] = []
+    for stage, members in _by_stage(runs):
+        where = () if stage is None else (("stage", stage),)
+        metrics = {name for run in members if run.finished for name in run.figures}
+        score = main_score(metrics)
+        if score is not None:
+            found += _score_plots(score, members, fields, where, other=stage == "")
+        shots = sorted({int(m["shots"]) for m in _fitting(FEWSHOT, metrics)})
+        if len(shots) > 1:
+            found.append(PlotRequest("shots", FEWSHOT, "model", "dataset", log_x=True, where=where))
+        if shots:
+            some = 5 if 5 in shots else shots[-1]
+            pattern = FEWSHOT.replace("{shots}", str(some))
+            found += _against_effort(pattern, members, fields, where)
+    return found
+
+
+def _score_plots(
+    score: str,
+    runs: Sequence[Run],
+    fields: Fields,
+    where: tuple[tuple[str, str], ...],
+    *,
+    other: bool,
+) -> list[PlotRequest]:
+    rows, observed = row_field(runs, fields), fields.observations(runs, score)
+    datasets = {show(fields.value(o, "dataset")) for o in observed}
+    found = []
+    if len({show(fields.value(o, rows)) for o in observed}) > 1 and len(datasets) <= _MOST_PANELS:
+        title = f"{title_of(score)}{', other runs' if other else ''}"
+        found.append(PlotRequest(rows, score, rows, "dataset", where=where, title=title))
+    return found + _against_effort(score, runs, fields, where)
+
+
+def _against_effort(
+    pattern: str, runs: Sequence[Run], fields: Fields, where: tuple[tuple[str, str], ...]
+) -> list[PlotRequest]:
+    observed = fields.observations(runs, pattern)
+    models = {show(fields.value(o, "model")) for o in observed}
+    families = {show(fields.value(o, "family")) for o in observed}
+    found = []
+    for x in ("pretrain_examples", "pretrain_exaflops"):
+        places = {fields.value(o, x) for o in observed} - {None, 0}
+        if len(places) > 1:
+            of_families = x == "pretrain_exaflops" and len(models) > len(families)
+            series = "family" if of_families else "model"
+            found.append(PlotRequest(x, pattern, series, "dataset", log_x=True, where=where))
+    return found
+
+
+def _by_stage(runs: Sequence[Run]) -> list[tuple[str | None, list[Run]]]:
+    """Returns final runs and others apart, where there are both; None stands for all."""
+    kept = reported(runs)
+    final = [run for run in kept if run.stage == "final"]
+    others = [run for run in kept if run.stage != "final"]
+    if not final or not others:
+        return [(None, kept)] if kept else []
+    return [("final", final), ("", others)]
+
+
+def _fitting(pattern: str, names: set[str]) -> list[dict[str, str]]:
+    compiled = metric_regex(pattern)
+    return [m.groupdict() for name in names if (m := compiled.fullmatch(name))]
