@@ -115,7 +115,10 @@ def _say(content: "Content", folder: Path) -> None:
                 text = Text(shown.text(row, column), "bold" if cell and cell.best else "")
                 cells.append(text)
             table.add_row(row, *cells)
-        console.print(table)
+        if Console(width=1000).measure(table).maximum <= console.width:
+            console.print(table)
+        else:
+            print(f"{shown.title}: {len(shown.rows)} x {len(shown.columns)}, see report.md\n")
     print(content.summary)
     print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
           f"{len(content.plots) + len(content.curves)} pictures beside it")  # fmt: skip

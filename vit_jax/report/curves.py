@@ -12,6 +12,8 @@ from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
 from vit_jax.report.words import show, title_of
 
+# With more lines than these in a panel, markers hide them.
+_MOST_MARKED = 9
 # Rows of panels in one picture.
 _MOST_ROWS = 4
 # Splits by how much they say of a model: the first that a run has is drawn.
@@ -113,15 +115,14 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
         handles: dict[str, Any] = {}
         for (dataset, runs), (left, right) in zip(groups.items(), axes, strict=True):
             score = main_score({name for run in runs for row in run.rows for name in row})
+            hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
             for run in runs:
                 name = show(fields.of(run, series))
                 style = {**palette.style(series, name), "label": name}
-                if not run.finished:
-                    style["linestyle"] = "--"
                 handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
                 handles.setdefault(name, handle)
                 if score is not None:
-                    _line(right, run, score, {**style, "markersize": 4}, 100)
+                    _line(right, run, score, {**style, "markersize": 3.5, **hide}, 100)
             left.set_title(", ".join(filter(None, [dataset, "training loss"])))
             right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
             left.set_ylim(bottom=0)
@@ -144,7 +145,9 @@ def _score_title(metric: str | None) -> str:
 def _line(panel: Any, run: Run, metric: str, style: dict[str, Any], scale: float) -> Any:
     points = [(row["step"], row[metric]) for row in run.rows if metric in row]
     xs, ys = [p[0] for p in points], [scale * p[1] for p in points]
-    handle = panel.plot(xs, ys, linewidth=1.3, alpha=0.8, markeredgewidth=0, **style)
+    handle = panel.plot(xs, ys, linewidth=1.2, alpha=0.8, markeredgewidth=0, **style)
+    if xs and not run.finished:
+        panel.plot(xs[-1], ys[-1], "x", color=style["color"], markersize=8, markeredgewidth=2)
     return handle[0]
 
 
@@ -152,7 +155,7 @@ def _note(groups: dict[str, list[Run]]) -> str:
     runs = [run for members in groups.values() for run in members]
     note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
     if any(not run.finished for run in runs):
-        note += " Dashed: runs that have no result."
+        note += " A cross ends those that have no result."
     return note
 
 

@@ -1,9 +1,10 @@
 """The tables and plots that suit some runs, where nobody says which."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from vit_jax.report.curves import main_score
-from vit_jax.report.fields import Fields, differing_settings, metric_regex
+from vit_jax.report.fields import Fields, Observation, differing_settings, metric_regex
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import Run
 from vit_jax.report.words import show, title_of
@@ -95,7 +96,8 @@ def _score_plots(
     found = []
     if len({show(fields.value(o, rows)) for o in observed}) > 1 and len(datasets) <= _MOST_PANELS:
         title = f"{title_of(score)}{', other runs' if other else ''}"
-        found.append(PlotRequest(rows, score, rows, "dataset", where=where, title=title))
+        series = rows.partition("+")[0]
+        found.append(PlotRequest(rows, score, series, "dataset", where=where, title=title))
     return found + _against_effort(score, runs, fields, where)
 
 
@@ -105,14 +107,33 @@ def _against_effort(
     observed = fields.observations(runs, pattern)
     models = {show(fields.value(o, "model")) for o in observed}
     families = {show(fields.value(o, "family")) for o in observed}
+    rows = row_field(runs, fields).split("+")
     found = []
     for x in ("pretrain_examples", "pretrain_exaflops"):
         places = {fields.value(o, x) for o in observed} - {None, 0}
         if len(places) > 1:
             of_families = x == "pretrain_exaflops" and len(models) > len(families)
-            series = "family" if of_families else "model"
+            names = ["family" if of_families else "model"]
+            names += [name for name in rows if name != "model"]
+            series = "+".join(_needed(names, x, observed, fields))
             found.append(PlotRequest(x, pattern, series, "dataset", log_x=True, where=where))
     return found
+
+
+def _needed(names: list[str], x: str, observed: Sequence[Observation], fields: Fields) -> list[str]:
+    """Returns the fields without those that x tells apart already, such as the share of the data.
+
+    The first always stays.
+    """
+    for name in names[1:]:
+        others = [n for n in names if n != name]
+        places: dict[str, set[str]] = defaultdict(set)
+        for o in observed:
+            at = show([show(fields.value(o, n)) for n in [*others, "dataset", x]])
+            places[at].add(show(fields.value(o, name)))
+        if all(len(values) == 1 for values in places.values()):
+            names = others
+    return names
 
 
 def _by_stage(runs: Sequence[Run]) -> list[tuple[str | None, list[Run]]]:

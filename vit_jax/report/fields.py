@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report.lineage import Effort, effort_fields
 from vit_jax.report.runs import Run, natural
-from vit_jax.report.words import family, number, show
+from vit_jax.report.words import family, join, number, show
 
 _OWN = ("name", "stage", "state", "seed", "step", "wall_time_s", "device", "revision", "family")
 _MEASURES = (
@@ -42,8 +42,8 @@ class Fields:
     def of(self, run: Run, name: str) -> Any:
         """Returns the value of a field of a run; None: it has none."""
         if "+" in name:
-            parts = [self.of(run, part) for part in name.split("+")]
-            return " · ".join(show(p) for p in parts if p is not None) or None
+            names = name.split("+")
+            return join(names, [self.of(run, part) for part in names])
         if name in run.labels:
             return run.labels[name]
         if name == "family":
@@ -123,8 +123,8 @@ class Fields:
     def value(self, observation: "Observation", name: str) -> Any:
         """Returns a field of an observation: of the metric's name, else of its run."""
         if "+" in name:
-            parts = [self.value(observation, part) for part in name.split("+")]
-            return " · ".join(show(p) for p in parts if p is not None) or None
+            names = name.split("+")
+            return join(names, [self.value(observation, part) for part in names])
         if name in observation.bound:
             return observation.bound[name]
         return self.of(observation.run, name)
@@ -161,8 +161,13 @@ def select(
 
 
 def mixed_settings(groups: Sequence[Sequence[Observation]]) -> list[str]:
-    """Returns the settings, other than the seed, in which runs of one group differ."""
-    mixed = {key for group in groups for key in differing_settings([o.run for o in group])}
+    """Returns the labels and settings, but for the seed, in which runs of one group differ."""
+    mixed = set()
+    for group in groups:
+        runs = [o.run for o in group]
+        mixed |= set(differing_settings(runs))
+        names = {name for run in runs for name in run.labels} - {"seed"}
+        mixed |= {n for n in names if len({show(run.labels.get(n)) for run in runs}) > 1}
     return sorted(mixed)
 
 

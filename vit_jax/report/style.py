@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.report.runs import natural
+from vit_jax.report.words import JOIN
 
 # (on white, on the page's dark background)
 COLOURS = (
@@ -28,6 +29,7 @@ COLOURS = (
 INK, MUTED, GRID, SURFACE = "#23272f", "#5d6673", "#e3e6eb", "#fefefe"
 DARK_INK = {INK: "#e8eaee", MUTED: "#a3abb8", GRID: "#30363f", SURFACE: "#171a20"}
 MARKERS = "osD^vPX"
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -71,25 +73,34 @@ DPI = 160
 
 
 class Palette:
-    """Gives every member of a field its colour and marker, the same in all pictures."""
+    """Gives every member of a field its colour and marker, the same in all pictures.
+
+    In a field joined by "+", members with the same first part have one colour, and the rest chooses
+    marker and dashes.
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, list[str]] = {}
 
     def add(self, field: str, members: Iterable[str]) -> None:
         """Takes in members of a field; those known already keep their place."""
-        known = self._members.setdefault(field, [])
-        known.extend(m for m in sorted(set(members), key=natural) if m not in known)
+        first, plus, rest = field.partition("+")
+        known = self._members.setdefault(first, [])
+        parts = [m.partition(JOIN) if plus else (m, "", "") for m in members]
+        known.extend(m for m in sorted({p[0] for p in parts}, key=natural) if m not in known)
+        if plus:
+            self.add(rest, [p[2] for p in parts])
 
     def style(self, field: str, member: str) -> dict[str, Any]:
         """Returns matplotlib's keywords for a line; from the eighth member on it is dashed."""
         self.add(field, [member])
-        place = self._members[field].index(member)
-        turn, i = divmod(place, len(COLOURS))
-        style: dict[str, Any] = {"color": COLOURS[i][0], "marker": MARKERS[i]}
-        if turn:
-            dashes = ["--", ":", "-."][(turn - 1) % 3]
-            style |= {"linestyle": dashes, "markerfacecolor": SURFACE}
+        first, plus, rest = field.partition("+")
+        head, _, tail = member.partition(JOIN) if plus else (member, "", "")
+        turn, i = divmod(self._members[first].index(head), len(COLOURS))
+        style = {"color": COLOURS[i][0], "marker": MARKERS[i], "linestyle": _DASHES[turn % 4]}
+        if plus:
+            j = self._members[rest.partition("+")[0]].index(tail.partition(JOIN)[0])
+            style |= {"marker": MARKERS[j % len(MARKERS)], "linestyle": _DASHES[j % 4]}
         return style
 
 

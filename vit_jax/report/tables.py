@@ -1,7 +1,7 @@
 """Tables of means and standard deviations over seeds, as Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,13 +59,13 @@ class ReportTable:
 
     @property
     def common_n(self) -> int | None:
-        """Number of seeds of every cell, where it is the same."""
-        counts = {c.summary.n for c in self.cells.values() if c.summary is not None}
-        return counts.pop() if len(counts) == 1 else None
+        """Number of runs of most cells; None: there are no runs."""
+        counts = Counter(c.summary.n for c in self.cells.values() if c.summary is not None)
+        return max(counts, key=lambda n: (counts[n], n)) if counts else None
 
 
 def cell_text(cell: Cell, metric: str, common_n: int | None) -> str:
-    """Returns a cell as text; n is told where it is not that of all cells."""
+    """Returns a cell as text; n is told where it is not that of most cells."""
     words = []
     if cell.summary is not None:
         text = number_text(cell.summary.mean, metric)
@@ -74,7 +74,7 @@ def cell_text(cell: Cell, metric: str, common_n: int | None) -> str:
         elif cell.within is not None:
             text += f" (± {number_text(cell.within, metric, like=cell.summary.mean)})"
         words.append(text)
-        if common_n is None:
+        if common_n != cell.summary.n:
             words.append(f"(n={cell.summary.n})")
     for state in sorted(set(cell.pending)):
         words.append(f"[{cell.pending.count(state)} {state}]")
@@ -187,12 +187,15 @@ def _mark_best(metric: str, cells: dict[tuple[str, str], Cell], columns: Sequenc
 def _notes(table: ReportTable, groups: dict[tuple[str, str], list[Observation]]) -> list[str]:
     unit = "Percent. " if is_share(table.metric) else ""
     n = table.common_n
-    if n is None:
-        spread = "Mean ± standard deviation (n - 1) over the n runs said in each cell"
-    elif n == 1:
+    counts = {c.summary.n for c in table.cells.values() if c.summary is not None}
+    if not counts:
+        return ["No run that belongs here has a result."]
+    if counts == {1}:
         spread = "One run in each cell, so no dispersion"
     else:
-        spread = f"Mean ± standard deviation (n - 1) over n = {n} runs in each cell"
+        runs = "1 run" if n == 1 else f"n = {n} runs"
+        spread = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
+        spread += " that does not say otherwise" if len(counts) > 1 else ""
     better = "smallest" if lower_is_better(table.metric) else "largest"
     notes = [f"{unit}{spread}. Bold: the {better} mean of its column."]
     if any(c.within is not None for c in table.cells.values()):

@@ -4,6 +4,9 @@ import math
 import re
 from typing import Any
 
+# Between the values of joined fields.
+JOIN = " · "
+
 
 def family(model: Any) -> str | None:
     """Returns the kind of a model by its name.
@@ -32,6 +35,16 @@ def show(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(show, value))
     return str(value)
+
+
+def join(names: list[str], values: list[Any]) -> str | None:
+    """Returns the values of joined fields as one; None: there is none.
+
+    >>> join(["dataset", "shots"], ["pets", 5])
+    'pets · 5-shot'
+    """
+    parts = [f"{v}-shot" if n == "shots" else show(v) for n, v in zip(names, values, strict=True)]
+    return JOIN.join(part for part in parts if part) or None
 
 
 def is_share(metric: str) -> bool:
