@@ -1,11 +1,12 @@
 """The tables and plots that suit some runs, where nobody says which."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 
 from vit_jax.report.curves import main_score
 from vit_jax.report.fields import Fields, Observation, differing_settings, metric_regex
-from vit_jax.report.requests import PlotRequest, TableRequest
+from vit_jax.report.requests import PlotRequest, TableRequest, plot_title
 from vit_jax.report.runs import Run
 from vit_jax.report.words import show, title_of
 
@@ -17,6 +18,8 @@ _NOT_ROWS = ("dataset", "seed", "shots", "stage")
 # More differing settings than this do not make a readable name of a row.
 _MOST_SETTINGS = 3
 _MOST_PANELS = 9
+# Runs beside the final ones, where both have the same figure.
+_OTHERS = ", other runs"
 
 
 def reported(runs: Sequence[Run]) -> list[Run]:
@@ -43,24 +46,23 @@ def row_field(runs: Sequence[Run], fields: Fields) -> str:
 
 def suggested_tables(runs: Sequence[Run], fields: Fields) -> list[TableRequest]:
     """Returns a table for each kind of score that finished runs have."""
-    found = []
+    found: list[TableRequest] = []
     for stage, members in _by_stage(runs):
         where = () if stage is None else (("stage", stage),)
-        tail = ", other runs" if stage == "" else ""
         rows = row_field(members, fields)
-        metrics = {name for run in members if run.finished for name in run.figures}
+        metrics = _metrics(members)
         score = main_score(metrics)
-        names = [] if score is None else [score]
+        wanted = {} if score is None else {score: "dataset"}
         if score is not None:
-            names += [n for e in _EXTRA if (n := f"{score.rsplit('/', 1)[0]}/{e}") in metrics]
-        for name in names:
-            title = f"{title_of(name)}{tail}"
-            found.append(TableRequest(name, rows, "dataset", where, title))
+            same_split = [f"{score.rsplit('/', 1)[0]}/{extra}" for extra in _EXTRA]
+            wanted |= {name: "dataset" for name in same_split if name in metrics}
         for pattern in _ON_FEATURES:
             if _fitting(pattern, metrics):
-                columns = "dataset+shots" if "{shots}" in pattern else "dataset"
-                title = f"{title_of(pattern)}{tail}"
-                found.append(TableRequest(pattern, rows, columns, where, title))
+                wanted[pattern] = "dataset+shots" if "{shots}" in pattern else "dataset"
+        known = {request.metric for request in found}
+        for name, columns in wanted.items():
+            title = f"{title_of(name)}{_OTHERS if name in known else ''}"
+            found.append(TableRequest(name, rows, columns, where, title))
     return found
 
 
@@ -69,41 +71,41 @@ def suggested_plots(runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
     found: list[PlotRequest] = []
     for stage, members in _by_stage(runs):
         where = () if stage is None else (("stage", stage),)
-        metrics = {name for run in members if run.finished for name in run.figures}
+        metrics = _metrics(members)
         score = main_score(metrics)
+        made: list[PlotRequest] = []
         if score is not None:
-            found += _score_plots(score, members, fields, where, other=stage == "")
+            made += _score_plots(score, members, fields)
         shots = sorted({int(m["shots"]) for m in _fitting(FEWSHOT, metrics)})
         if len(shots) > 1:
-            found.append(PlotRequest("shots", FEWSHOT, "model", "dataset", log_x=True, where=where))
+            series = row_field(members, fields)
+            made.append(PlotRequest("shots", FEWSHOT, series, "dataset", log_x=True))
         if shots:
             some = 5 if 5 in shots else shots[-1]
-            pattern = FEWSHOT.replace("{shots}", str(some))
-            found += _against_effort(pattern, members, fields, where)
+            made += _against_effort(FEWSHOT.replace("{shots}", str(some)), members, fields)
+        known = {(request.x, request.y) for request in found}
+        for request in made:
+            title = request.title or plot_title(request)
+            title += _OTHERS if (request.x, request.y) in known else ""
+            found.append(dataclasses.replace(request, where=where, title=title))
     return found
 
 
-def _score_plots(
-    score: str,
-    runs: Sequence[Run],
-    fields: Fields,
-    where: tuple[tuple[str, str], ...],
-    *,
-    other: bool,
-) -> list[PlotRequest]:
+def _metrics(runs: Sequence[Run]) -> set[str]:
+    return {name for run in runs if run.finished for name in run.figures}
+
+
+def _score_plots(score: str, runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
     rows, observed = row_field(runs, fields), fields.observations(runs, score)
     datasets = {show(fields.value(o, "dataset")) for o in observed}
     found = []
     if len({show(fields.value(o, rows)) for o in observed}) > 1 and len(datasets) <= _MOST_PANELS:
-        title = f"{title_of(score)}{', other runs' if other else ''}"
-        series = rows.partition("+")[0]
-        found.append(PlotRequest(rows, score, series, "dataset", where=where, title=title))
-    return found + _against_effort(score, runs, fields, where)
+        first = rows.partition("+")[0]
+        found.append(PlotRequest(rows, score, first, "dataset", title=title_of(score)))
+    return found + _against_effort(score, runs, fields)
 
 
-def _against_effort(
-    pattern: str, runs: Sequence[Run], fields: Fields, where: tuple[tuple[str, str], ...]
-) -> list[PlotRequest]:
+def _against_effort(pattern: str, runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
     observed = fields.observations(runs, pattern)
     models = {show(fields.value(o, "model")) for o in observed}
     families = {show(fields.value(o, "family")) for o in observed}
@@ -116,7 +118,7 @@ def _against_effort(
             names = ["family" if of_families else "model"]
             names += [name for name in rows if name != "model"]
             series = "+".join(_needed(names, x, observed, fields))
-            found.append(PlotRequest(x, pattern, series, "dataset", log_x=True, where=where))
+            found.append(PlotRequest(x, pattern, series, "dataset", log_x=True))
     return found
 
 

@@ -44,3 +44,10 @@ def mean_over(groups: Sequence[Sequence[Observation]]) -> Summary:
         each = [summarize([b[seed] for b in by_seed]).mean for seed in sorted(seeds, key=natural)]
         return summarize(each)
     return summarize([summarize([summarize([o.value for o in g]).mean for g in groups]).mean])
+
+
+def within_run(group: Sequence[Observation]) -> float | None:
+    """Returns the standard deviation that a single run states for its own draws of examples."""
+    if len(group) != 1:
+        return None
+    return group[0].run.figures.get(f"{group[0].metric}_std") or None

@@ -1,6 +1,7 @@
 """What a report says of its runs beside scores: settings, choices, hardware, what is missing."""
 
 import dataclasses
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ class Choice:
         metric: by which was chosen.
         split: on which; "": the metric does not say.
         mode: "max" or "min".
-        chosen: name of the run that won.
+        chosen: name of the run that won, without what all names begin with.
         score: its figure.
         candidates: (name, figure) of all.
         runs: names of the final runs.
@@ -52,14 +53,19 @@ def choices(runs: Sequence[Run], reported_metrics: Sequence[str]) -> list[Choice
         made = members[0].job["selection"]
         metric = str(made.get("metric", ""))
         split = metric.split("/")[1] if metric.count("/") > 1 else ""
+        candidates = [(str(name), score) for name, score in made.get("candidates") or []]
+        # What all names begin with says nothing of the choice.
+        folders = [name.rpartition("/")[0] for name, _ in candidates]
+        common = len(os.path.commonpath(folders)) + 1 if all(folders) and folders else 0
         labels = {
             k: v for k, v in members[0].labels.items()
             if k != "seed" and all(m.labels.get(k) == v for m in members)
         }  # fmt: skip
         found.append(
             Choice(
-                labels, metric, split, str(made.get("mode", "max")), str(made.get("chosen", "")),
-                made.get("score"), [(str(n), s) for n, s in made.get("candidates") or []],
+                labels, metric, split, str(made.get("mode", "max")),
+                str(made.get("chosen", ""))[common:], made.get("score"),
+                [(name[common:], score) for name, score in candidates],
                 [m.name for m in members], sorted((m.seed for m in members), key=natural),
                 split in shown,
             )
@@ -138,7 +144,8 @@ def missing(found: Found) -> list[Missing]:
         known = {run.path.resolve() for run in found.runs}
         for name in _job_names(sweep.get("jobs")):
             path = folder / "jobs" / name
-            if path.resolve() not in known and not path.exists():
+            asked = any(root in (path, *path.parents) for root in found.roots)
+            if asked and path.resolve() not in known and not path.exists():
                 gone.append(Missing(name, "not started", "", "", [], str(path)))
     return gone
 

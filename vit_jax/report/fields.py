@@ -19,8 +19,8 @@ _MEASURES = (
 _SAME_AS = {"model": "model.name", "dataset": "data.name"}
 # Settings that say where a run lies and how it was watched, not what was trained.
 BOOKKEEPING = re.compile(
-    r"(checkpoint|logging|divergence)\..*|.*\.(data_dir|num_threads|num_workers|prefetch_batches"
-    r"|hash)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*|compiler_options.*"
+    r"(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|prefetch_batches"
+    r"|hash)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*|compiler_options.*|load.*"
 )
 
 

@@ -2,16 +2,16 @@
 
 import dataclasses
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.report.dispersion import Summary, mean_over, summarize
+from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
 from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
-from vit_jax.report.requests import PlotRequest
+from vit_jax.report.requests import PlotRequest, plot_title
 from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import Palette, add_legend, house_style, new_figure, short_number
-from vit_jax.report.words import is_share, lower_first, show, title_of
+from vit_jax.report.words import is_share, show, title_of
 
 # More panels than this stand in several rows.
 _MOST_COLUMNS = 3
@@ -75,7 +75,7 @@ def plot_data(request: PlotRequest, runs: Sequence[Run], fields: Fields) -> Plot
         else:
             groups[panel, series, x if _is_number(x) else show(x)].append(observation)
     panels = _panels(groups, request)
-    title = request.title or f"{title_of(request.y)} against {lower_first(title_of(request.x))}"
+    title = request.title or plot_title(request)
     notes = _notes(request, groups, without, fields)
     return PlotData(request, title, panels, notes)
 
@@ -121,7 +121,10 @@ def _panels(
     names = sorted({panel for panel, _, _ in groups}, key=natural)
     found: dict[str, dict[str, dict[Any, Summary]]] = {name: {} for name in names}
     for panel, series, x in sorted(groups, key=lambda key: [natural(part) for part in key]):
-        figures = summarize([o.value for o in groups[panel, series, x]])
+        group = groups[panel, series, x]
+        figures = summarize([o.value for o in group])
+        if (draws := within_run(group)) is not None:
+            figures = dataclasses.replace(figures, std=draws)
         found[panel].setdefault(series, {})[x] = figures
     if len(names) < 2:
         return found
@@ -167,7 +170,9 @@ def _draw_rows(
     """Draws a row for each text on the x axis, which here stands upright."""
     scale = 100 if is_share(data.request.y) else 1
     members = _members(series)
-    many = len(series) if data.request.series != data.request.x else 1
+    # Rows that several series share are divided among them.
+    shared = Counter(x for points in series.values() for x in points)
+    many = len(series) if shared and max(shared.values()) > 1 else 1
     for i, (name, points) in enumerate(series.items()):
         style = palette.style(data.request.series, name)
         shift = (i - (many - 1) / 2) * 0.6 / many if many > 1 else 0.0
@@ -240,9 +245,14 @@ def _notes(
         notes = ["No finished run has both x and y."]
     elif counts == [1]:
         notes = ["One run a point, so no dispersion."]
+        if any(within_run(group) is not None for group in groups.values()):
+            notes = ["One run a point; bars: standard deviation (n - 1) over its own draws."]
     else:
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
+    counts_of = {len({o.run.seed for o in group}) for group in groups.values()}
+    if request.panel and len(counts_of) > 1:
+        notes.append("A mean over panels whose seeds are not the same has no bar.")
     mixed = mixed_settings(list(groups.values()))
     mixed = [key for key in mixed if key != request.x]
     if mixed:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import ConfigError, nearest
+from vit_jax.report.words import lower_first, title_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,12 @@ class PlotRequest:
     log_x: bool = False
     where: tuple[tuple[str, str], ...] = ()
     title: str | None = None
+
+
+def plot_title(request: PlotRequest) -> str:
+    """Returns the heading of a plot that was given none."""
+    x = lower_first(title_of(request.x).partition(",")[0])
+    return f"{title_of(request.y)}, against {x}"
 
 
 @dataclasses.dataclass(frozen=True)

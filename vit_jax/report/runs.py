@@ -138,10 +138,12 @@ class Found:
     Attributes:
         runs: in the order of their names.
         sweeps: sweep folder -> its sweep.json.
+        roots: the folders that were searched.
     """
 
     runs: list[Run]
     sweeps: dict[Path, dict[str, Any]]
+    roots: list[Path]
 
 
 def find_runs(folders: Sequence[Path]) -> Found:
@@ -152,8 +154,8 @@ def find_runs(folders: Sequence[Path]) -> Found:
     """
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, dict[str, Any]] = {}
-    for folder in folders:
-        root = Path(folder).expanduser().absolute()
+    roots = [Path(folder).expanduser().absolute() for folder in folders]
+    for folder, root in zip(folders, roots, strict=True):
         if not root.is_dir():
             raise RunFolderError(
                 f"no folder {folder}", "run folders, or folders that hold some", "check the path"
@@ -176,7 +178,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
         if names.count(run.name) > 1:
             shown = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
             runs[path] = dataclasses.replace(run, name=shown)
-    return Found(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps)
+    return Found(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
 
 
 def read_run(path: Path, root: Path | None = None) -> Run:

@@ -126,7 +126,8 @@ def add_legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> No
     if len(labels) > 1:
         width = figure.get_figwidth()
         longest = max(map(len, labels))
-        columns = max(1, min(len(labels), int(width * 10.5 / (longest + 5))))
+        most = max(1, min(len(labels), int(width * 10.5 / (longest + 5))))
+        columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
         figure.legend(
             handles, labels, loc="outside upper left", ncols=columns,
             handlelength=1.6, columnspacing=1.4, borderaxespad=0.2,
@@ -143,6 +144,7 @@ def save(figure: Any, path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     with house_style():
         figure.savefig(path.with_name(f"{path.name}.png"), dpi=DPI)
+        figure.set_layout_engine("none")  # What was laid out stays so.
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     path.with_name(f"{path.name}.svg").write_text(text.getvalue())
@@ -173,7 +175,7 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     text = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    style = f"width:{width:.0f}px;min-width:{min(width, 460):.0f}px"
+    style = f"width:{width:.0f}px;min-width:{min(width, 760):.0f}px"
     return svg.replace("<svg", f'<svg role="img" aria-label="{text}" style="{style}"', 1)
 
 
@@ -185,7 +187,7 @@ def css_variables(dark: bool) -> str:
     return ";".join(rows)
 
 
-def short_number(value: float, _: Any = None) -> str:
+def short_number(value: Any, _: Any = None) -> str:
     """Returns a number as it stands on an axis.
 
     >>> [short_number(x) for x in (0.012, 5, 1500, 1.3e6, 303e6, 2e9)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.report import vtab
-from vit_jax.report.dispersion import Summary, mean_over, summarize
+from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
 from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.runs import Run, natural
@@ -109,7 +109,7 @@ def build_table(request: TableRequest, runs: Sequence[Run], fields: Fields) -> R
         key: Cell(
             summarize([o.value for o in groups[key]]) if key in groups else None,
             pending=tuple(pending.get(key, ())),
-            within=_within(groups.get(key, [])),
+            within=within_run(groups.get(key, [])),
         )
         for key in {*groups, *pending}
     }
@@ -143,13 +143,6 @@ def _would_have(run: Run, metric: str) -> bool:
     if metric.startswith(("fewshot/", "knn/", "linear_probe/")):
         return run.job.get("command") == "fewshot" or bool(run.config.get("fewshot.datasets"))
     return run.job.get("command", "train") == "train"
-
-
-def _within(group: Sequence[Observation]) -> float | None:
-    """Returns the standard deviation that a single run states for its own draws."""
-    if len(group) != 1:
-        return None
-    return group[0].run.figures.get(f"{group[0].metric}_std")
 
 
 def _add_vtab(

@@ -80,6 +80,9 @@ def title_of(metric: str) -> str:
         "data.name": "dataset",
         "shots": "examples of each class",
     }
+    if "+" in metric:
+        first, *others = [title_of(part) for part in metric.split("+")]
+        return JOIN.join([first, *map(lower_first, others)])
     first, *middle, last = metric.split("/") if "/" in metric else ("", metric)
     text = words.get(last, last.replace("_", " "))
     heads = {"fewshot": "few-shot ", "knn": "nearest-neighbour ", "linear_probe": "linear-probe "}
