@@ -115,7 +115,7 @@ def test_the_report_can_go_into_a_page_between_two_lines(sweep, tmp_path):
     text = page.read_text()
     assert text.startswith("# Mine\n\n<!-- report -->\n\n9 runs: 9 finished.")
     assert text.endswith("\n<!-- end of report -->\nmore\n")
-    assert "old" not in text
+    assert "\nold\n" not in text
     assert "](results/plot-1.svg)" in text
     first = text
     assert main(["report", str(sweep / "jobs" / "pretrain"), f"--output={out}",

@@ -5,6 +5,7 @@ a contrast of at least 2.9 with its background, and any two differ under simulat
 deuteranopia and tritanopia (Machado et al., 2009); markers differ as well.
 """
 
+import html
 import io
 import math
 import re
@@ -174,7 +175,7 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
     width = float(size[1]) * 4 / 3 if size else 600.0
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    text = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    text = html.escape(label)
     style = f"width:{width:.0f}px;min-width:{min(width, 760):.0f}px"
     return svg.replace("<svg", f'<svg role="img" aria-label="{text}" style="{style}"', 1)
 

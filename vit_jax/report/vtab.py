@@ -55,7 +55,10 @@ def grouped(datasets: Iterable[str]) -> dict[str, list[str]] | None:
 
     The last group, "VTAB (19)", is all of them.
     """
-    by_task = {task_of(dataset): dataset for dataset in datasets}
+    names = list(datasets)
+    # Beside vtab_pets, pets are all the pets and not the task.
+    named = [name for name in names if name.lower().startswith("vtab")]
+    by_task = {task_of(dataset): dataset for dataset in named or names}
     if any(task not in by_task for tasks in GROUPS.values() for task in tasks):
         return None
     groups = {name: [by_task[task] for task in tasks] for name, tasks in GROUPS.items()}
