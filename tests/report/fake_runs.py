@@ -11,7 +11,7 @@ from pathlib import Path
 
 MODELS = {"ViT-Mini/4": 0.72, "R+ViT-Mini/4": 0.76, "BiT-R-Mini": 0.74}
 DATASETS = {"clothing_small": 0.0, "sign_language_digits": 0.15}
-SHARES = {"10 %": (0.1, -0.12), "30 %": (0.3, -0.05), "100 %": (None, 0.0)}
+SHARES = {"10 %": (0.1, -0.12), "100 %": (None, 0.0)}
 RATES = (0.003, 0.01, 0.03)
 SEEDS = (0, 1, 2)
 ENVIRONMENT = {

@@ -106,12 +106,25 @@ def test_vtab_gets_the_means_of_its_groups_over_seeds(tmp_path):
             put(tmp_path, f"{task}-{seed}", value, labels=labels, seed=seed)
     runs, fields = read(tmp_path)
     table = build_table(TableRequest(SCORE), runs, fields)
-    assert table.columns[19:] == ["natural", "specialized", "structured", "VTAB (19)"]
-    assert table.columns[0] == "vtab_caltech101"
+    assert table.columns[:4] == ["natural", "specialized", "structured", "VTAB (19)"]
+    assert table.columns[4] == "vtab_caltech101"
     deviation = statistics.stdev([0.0, 10.0])
     for column, mean in (("natural", 4), ("specialized", 9.5), ("structured", 15.5),
                          ("VTAB (19)", 10)):  # fmt: skip
         assert table.text("A", column) == f"{mean + 5:.2f} ± {deviation:.2f}"
+
+
+def test_vtab_gets_a_panel_for_each_group(tmp_path):
+    for i, task in enumerate(task for group in vtab.GROUPS.values() for task in group):
+        labels = {"model": "A", "dataset": f"vtab_{task.lower()}"}
+        put(tmp_path, task, (i + 1) / 100, labels=labels)
+    runs, fields = read(tmp_path)
+    data = plot_data(PlotRequest("model", SCORE, panel="dataset"), runs, fields)
+    assert {name: panel["A"]["A"].mean for name, panel in data.panels.items()} == {
+        "natural": pytest.approx(0.04), "specialized": pytest.approx(0.095),
+        "structured": pytest.approx(0.155), "VTAB (19)": pytest.approx(0.1),
+    }  # fmt: skip
+    assert "Panels of the 19 datasets are left out" in " ".join(data.notes)
 
 
 def test_the_protocols_names_are_those_of_the_19_tasks():

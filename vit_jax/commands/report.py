@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING
 from vit_jax.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from vit_jax.report.content import Content
     from vit_jax.report.requests import ReportRequest
+    from vit_jax.report.tables import ReportTable
 
 _FIELDS = """
 fields: labels of the sweep; keys of config.json such as optimizer.learning_rate; final figures;
@@ -100,25 +104,33 @@ def _make(args: argparse.Namespace, request: "ReportRequest") -> None:
 
 def _say(content: "Content", folder: Path) -> None:
     from rich.console import Console
+
+    console = Console()
+    for shown in content.tables:
+        table, left_out = _fitting(shown, console)
+        if table is not None:
+            console.print(table)
+        if left_out:
+            print(f"{shown.title}: {left_out} more columns are in report.md\n")
+    print(content.summary)
+    print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
+          f"{len(content.plots) + len(content.curves)} pictures beside it")  # fmt: skip
+
+
+def _fitting(shown: "ReportTable", console: "Console") -> tuple["Table | None", int]:
+    """Returns as many columns of a table as the terminal has room for, and how many are left."""
+    from rich.console import Console
     from rich.text import Text
 
     from vit_jax.tables import plain_table
 
-    console = Console()
-    for shown in content.tables:
-        table = plain_table(shown.corner, right=tuple(shown.columns))
+    for count in range(len(shown.columns), 0, -1):
+        columns = shown.columns[:count]
+        table = plain_table(shown.corner, right=tuple(columns))
         table.title, table.title_justify = shown.title, "left"
         for row in shown.rows:
-            cells = []
-            for column in shown.columns:
-                cell = shown.cells.get((row, column))
-                text = Text(shown.text(row, column), "bold" if cell and cell.best else "")
-                cells.append(text)
-            table.add_row(row, *cells)
-        if Console(width=1000).measure(table).maximum <= console.width:
-            console.print(table)
-        else:
-            print(f"{shown.title}: {len(shown.rows)} x {len(shown.columns)}, see report.md\n")
-    print(content.summary)
-    print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
-          f"{len(content.plots) + len(content.curves)} pictures beside it")  # fmt: skip
+            cells = [(shown.text(row, c), shown.cells.get((row, c))) for c in columns]
+            table.add_row(row, *(Text(t, "bold" if c and c.best else "") for t, c in cells))
+        if Console(width=10_000).measure(table).maximum <= console.width:
+            return table, len(shown.columns) - count
+    return None, len(shown.columns)

@@ -17,7 +17,6 @@ _EXTRA = ("accuracy_per_class_mean", "roc_auc")
 _NOT_ROWS = ("dataset", "seed", "shots", "stage")
 # More differing settings than this do not make a readable name of a row.
 _MOST_SETTINGS = 3
-_MOST_PANELS = 9
 # Runs beside the final ones, where both have the same figure.
 _OTHERS = ", other runs"
 
@@ -97,9 +96,8 @@ def _metrics(runs: Sequence[Run]) -> set[str]:
 
 def _score_plots(score: str, runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
     rows, observed = row_field(runs, fields), fields.observations(runs, score)
-    datasets = {show(fields.value(o, "dataset")) for o in observed}
     found = []
-    if len({show(fields.value(o, rows)) for o in observed}) > 1 and len(datasets) <= _MOST_PANELS:
+    if len({show(fields.value(o, rows)) for o in observed}) > 1:
         first = rows.partition("+")[0]
         found.append(PlotRequest(rows, score, first, "dataset", title=title_of(score)))
     return found + _against_effort(score, runs, fields)

@@ -69,7 +69,7 @@ def _runs_table(content: Content) -> tuple[list[str], list[list[dict[str, Any]]]
     fields, runs = content.fields, content.fields.runs
     labels = sorted({name for run in runs for name in run.labels} - {"seed"})
     labels = labels or ["model", "dataset"]
-    settings = _settings(runs)
+    settings = _settings(content, labels)
     scores = _scores(content)
     stage = ["stage"] if any(run.stage for run in runs) else []
     shown, shown_scores = settings[:_MOST_SETTINGS], scores[:_MOST_SCORES]
@@ -93,11 +93,16 @@ def _runs_table(content: Content) -> tuple[list[str], list[list[dict[str, Any]]]
     return names, rows, " and ".join(more)
 
 
-def _settings(runs: Sequence[Run]) -> list[str]:
-    """Returns the settings that differ; where sweeps say what they set, only these."""
-    differing = differing_settings(runs)
+def _settings(content: Content, labels: Sequence[str]) -> list[str]:
+    """Returns the settings that differ and are no labels; where sweeps set some, only these."""
+    fields, runs = content.fields, content.fields.runs
     asked = {key for run in runs for key in run.job.get("overrides") or {}}
-    return [key for key in differing if key in asked] if asked else differing
+    told = [[show(fields.of(run, label)) for run in runs if run.config] for label in labels]
+    return [
+        key for key in differing_settings(runs)
+        if (not asked or key in asked)
+        and [show(run.config.get(key)) for run in runs if run.config] not in told
+    ]  # fmt: skip
 
 
 def _scores(content: Content) -> list[str]:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.report import vtab
 from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
 from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
 from vit_jax.report.requests import PlotRequest, plot_title
@@ -15,6 +16,8 @@ from vit_jax.report.words import is_share, show, title_of
 
 # More panels than this stand in several rows.
 _MOST_COLUMNS = 3
+# Of more datasets than this only the means are drawn.
+_MOST_PANELS = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,9 @@ def plot_data(request: PlotRequest, runs: Sequence[Run], fields: Fields) -> Plot
     panels = _panels(groups, request)
     title = request.title or plot_title(request)
     notes = _notes(request, groups, without, fields)
+    names = {panel for panel, _, _ in groups}
+    if names and not names & set(panels):
+        notes.append(f"Panels of the {len(names)} {_plural(request.panel)} are left out.")
     return PlotData(request, title, panels, notes)
 
 
@@ -88,7 +94,8 @@ def draw(data: PlotData, palette: Palette) -> Any:
     """
     for series in data.panels.values():
         palette.add(data.request.series, series)
-    columns = min(_MOST_COLUMNS, len(data.panels)) or 1
+    most = _MOST_COLUMNS + (len(data.panels) == _MOST_COLUMNS + 1)
+    columns = min(most, len(data.panels)) or 1
     rows = -(-len(data.panels) // columns) or 1
     with house_style():
         if data.numeric:
@@ -117,7 +124,7 @@ def draw(data: PlotData, palette: Palette) -> Any:
 def _panels(
     groups: Mapping[tuple[str, str, Any], Sequence[Observation]], request: PlotRequest
 ) -> dict[str, dict[str, dict[Any, Summary]]]:
-    """Returns the means, and with several panels those over all of them first."""
+    """Returns the means; with several panels those over all, or over VTAB's groups, come first."""
     names = sorted({panel for panel, _, _ in groups}, key=natural)
     found: dict[str, dict[str, dict[Any, Summary]]] = {name: {} for name in names}
     for panel, series, x in sorted(groups, key=lambda key: [natural(part) for part in key]):
@@ -128,14 +135,14 @@ def _panels(
         found[panel].setdefault(series, {})[x] = figures
     if len(names) < 2:
         return found
-    average: dict[str, dict[Any, Summary]] = {}
-    for series, x in sorted({(s, x) for _, s, x in groups}, key=lambda k: [natural(p) for p in k]):
-        members = [groups.get((name, series, x), []) for name in names]
-        if all(members):
-            average.setdefault(series, {})[x] = mean_over(members)
-    if not average:
-        return found
-    return {f"Mean of {len(names)} {_plural(request.panel)}": average, **found}
+    averages: dict[str, dict[str, dict[Any, Summary]]] = {}
+    sets = vtab.grouped(names) or {f"Mean of {len(names)} {_plural(request.panel)}": names}
+    for heading, members in sets.items():
+        for series, x in sorted({key[1:] for key in groups}, key=lambda k: [*map(natural, k)]):
+            there = [groups.get((name, series, x), []) for name in members]
+            if all(there):
+                averages.setdefault(heading, {}).setdefault(series, {})[x] = mean_over(there)
+    return averages if len(names) > _MOST_PANELS and averages else averages | found
 
 
 def _plural(field: str | None) -> str:

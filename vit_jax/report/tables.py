@@ -162,7 +162,7 @@ def _add_vtab(
             if all(found):
                 cells[row, name] = Cell(mean_over(found))
     ordered = tasks["VTAB (19)"]
-    return [*ordered, *tasks, *(c for c in columns if c not in ordered)]
+    return [*tasks, *ordered, *(c for c in columns if c not in ordered)]
 
 
 def _mark_best(metric: str, cells: dict[tuple[str, str], Cell], columns: Sequence[str]) -> None:
