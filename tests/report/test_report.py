@@ -142,6 +142,7 @@ WRONG = {
     ("--plot", "x=shot,y=fewshot/{dataset}/{shots}_shot/l2"): "did you mean 'shots'?",
     ("--plot", "x=seed,y=eval/test/loss,panel=daataset"): "did you mean 'dataset'?",
     ("--plot", "y=eval/test/loss"): "no 'x'",
+    ("--table", "metric=eval/test/loss,where.model=ViT"): "did you mean 'ViT-Mini/4'?",
     ("--into", "no_such_page.md"): "is no file",
     ("--config.seed=1", "--title=x"): "no config",
 }
@@ -165,6 +166,15 @@ def test_wrong_arguments_are_told_in_one_line(sweep, tmp_path, capsys, wrong):
     assert len(lines) == 1
     assert WRONG[wrong] in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_is_told_in_one_line(sweep, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out"
+    assert main(["report", str(sweep / "jobs" / "fewshot"), f"--output={out}"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_folders_without_runs_are_told_in_one_line(tmp_path, capsys):

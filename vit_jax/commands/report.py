@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,14 +91,20 @@ def _make(args: argparse.Namespace, request: "ReportRequest") -> None:
         check_marks(args.into)
     found = find_runs(args.folders)
     folder = (args.output or args.folders[0] / "report").expanduser()
-    content = gather(found, request, folder)
-    write_csv(run_rows(content.fields), folder / "runs.csv")
-    write_csv(table_rows(content.tables), folder / "tables.csv")
-    (folder / "report.html").write_text(html_page(content))
-    (folder / "report.md").write_text(f"# {content.title}\n\n{markdown(content, Path())}")
-    if args.into is not None:
-        there = Path(os.path.relpath(folder, args.into.parent))
-        replace_between_marks(args.into, markdown(content, there))
+    try:
+        content = gather(found, request, folder)
+        write_csv(run_rows(content.fields), folder / "runs.csv")
+        write_csv(table_rows(content.tables), folder / "tables.csv")
+        (folder / "report.html").write_text(html_page(content))
+        (folder / "report.md").write_text(f"# {content.title}\n\n{markdown(content, Path())}")
+        if args.into is not None:
+            there = Path(os.path.relpath(folder, args.into.parent))
+            replace_between_marks(args.into, markdown(content, there))
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {error.filename or folder}: {error.strerror}",
+            "a writable folder with free space", "choose another --output",
+        ) from None  # fmt: skip
     _say(content, folder)
 
 

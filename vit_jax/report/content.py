@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from vit_jax.errors import first_few
 from vit_jax.report.curves import curve_sheets
 from vit_jax.report.defaults import reported, row_field, suggested_plots, suggested_tables
 from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
@@ -127,10 +128,8 @@ def _with_sweeps(found: Found, request: ReportRequest) -> ReportRequest:
 
 
 def _title(found: Found) -> str:
-    names = [folder.name for folder in found.sweeps]
-    if names:
-        return ", ".join(names)
-    return found.runs[0].name if len(found.runs) == 1 else f"{len(found.runs)} runs"
+    names = [folder.name for folder in found.sweeps or found.roots]
+    return first_few(names, 3)
 
 
 def _summary(found: Found, gone: Sequence[Missing]) -> str:

@@ -45,7 +45,7 @@ def draw_curves(workdir: Path) -> Path:
         _plot(rate, rows, {"train/learning_rate": "train"}, palette)
         rate.set(title="learning rate", ylim=(0, None))
         handles, labels = loss.get_legend_handles_labels()
-        add_legend(figure, handles, labels)
+        add_legend(figure, handles, labels, side="right")
         figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
         path = workdir / "report" / "curves.png"
         path.parent.mkdir(exist_ok=True)

@@ -150,14 +150,24 @@ class Observation:
 def select(
     fields: Fields, observations: Sequence[Observation], where: Sequence[tuple[str, str]]
 ) -> list[Observation]:
-    """Returns the observations whose fields have the values asked for."""
-    bound = {name for o in observations for name in o.bound}
-    for name, _ in where:
+    """Returns the observations whose fields have the values asked for.
+
+    Raises:
+        ConfigError: a field that no run has, or a value that none of its runs has.
+    """
+    kept = list(observations)
+    bound = {name for o in kept for name in o.bound}
+    for name, wanted in where:
         fields.check(name, "where", bound)
-    return [
-        o for o in observations
-        if all(show(fields.value(o, name)) == wanted for name, wanted in where)
-    ]  # fmt: skip
+        values = {show(fields.value(o, name)) for o in kept}
+        if kept and wanted not in values:
+            raise ConfigError(
+                f"where.{name}={wanted}: no run that is left has it",
+                f"one of {first_few(sorted(values, key=natural), 8)}",
+                f"did you mean {nearest(wanted, values)!r}?",
+            )
+        kept = [o for o in kept if show(fields.value(o, name)) == wanted]
+    return kept
 
 
 def mixed_settings(groups: Sequence[Sequence[Observation]]) -> list[str]:

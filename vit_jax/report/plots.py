@@ -258,7 +258,7 @@ def _notes(
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
     counts_of = {len({o.run.seed for o in group}) for group in groups.values()}
-    if request.panel and len(counts_of) > 1:
+    if len({panel for panel, _, _ in groups}) > 1 and len(counts_of) > 1:
         notes.append("A mean over panels whose seeds are not the same has no bar.")
     mixed = mixed_settings(list(groups.values()))
     mixed = [key for key in mixed if key != request.x]

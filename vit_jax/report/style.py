@@ -122,7 +122,9 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def add_legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+def add_legend(
+    figure: Any, handles: Sequence[Any], labels: Sequence[str], side: str = "left"
+) -> None:
     """Puts a legend above all panels, where it covers nothing."""
     if len(labels) > 1:
         width = figure.get_figwidth()
@@ -130,7 +132,7 @@ def add_legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> No
         most = max(1, min(len(labels), int(width * 10.5 / (longest + 5))))
         columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
         figure.legend(
-            handles, labels, loc="outside upper left", ncols=columns,
+            handles, labels, loc=f"outside upper {side}", ncols=columns,
             handlelength=1.6, columnspacing=1.4, borderaxespad=0.2,
         )  # fmt: skip
 

@@ -58,33 +58,37 @@ def lower_is_better(metric: str) -> bool:
     return "loss" in last or last.endswith(("_s", "_mb", "exaflops", "_error"))
 
 
+_WORDS = {
+    "accuracy_top1": "top-1 accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "accuracy_per_class_mean": "mean accuracy per class",
+    "roc_auc": "area under the ROC curve",
+    "l2": "L2 penalty",
+    "pretrain_examples": "pre-training examples",
+    "pretrain_exaflops": "pre-training compute, exaFLOPs",
+    "train_examples": "training examples",
+    "train_exaflops": "training compute, exaFLOPs",
+    "examples_seen": "examples seen",
+    "wall_time_s": "wall time, s",
+    "model.name": "model",
+    "data.name": "dataset",
+    "shots": "examples of each class",
+}
+
+
 def title_of(metric: str) -> str:
     """Returns a metric's name as a heading.
 
     >>> title_of("eval/test/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
     ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
     """
-    words = {
-        "accuracy_top1": "top-1 accuracy",
-        "accuracy_top5": "top-5 accuracy",
-        "accuracy_per_class_mean": "mean accuracy per class",
-        "roc_auc": "area under the ROC curve",
-        "l2": "L2 penalty",
-        "pretrain_examples": "pre-training examples",
-        "pretrain_exaflops": "pre-training compute, exaFLOPs",
-        "train_examples": "training examples",
-        "train_exaflops": "training compute, exaFLOPs",
-        "examples_seen": "examples seen",
-        "wall_time_s": "wall time, s",
-        "model.name": "model",
-        "data.name": "dataset",
-        "shots": "examples of each class",
-    }
     if "+" in metric:
         first, *others = [title_of(part) for part in metric.split("+")]
         return JOIN.join([first, *map(lower_first, others)])
+    if "." in metric and "/" not in metric and metric not in _WORDS:
+        return metric  # A key of the config.
     first, *middle, last = metric.split("/") if "/" in metric else ("", metric)
-    text = words.get(last, last.replace("_", " "))
+    text = _WORDS.get(last, last.replace("_", " "))
     heads = {"fewshot": "few-shot ", "knn": "nearest-neighbour ", "linear_probe": "linear-probe "}
     tail = [p.replace("_shot", "-shot") for p in middle if not p.startswith("{")]
     text = heads.get(first, "") + text + "".join(f", {part}" for part in tail)
