@@ -134,6 +134,62 @@ def test_tables_and_plots_can_be_asked_for(sweep, tmp_path):
     assert re.search(r"differ not in their seed alone but in .*\bdataset\b", text)
 
 
+def small_sweep(folder, report, reported="test"):
+    candidates = [["search/a/lr=1", 0.5], ["search/a/lr=2", 0.25]]
+    selection = {"metric": "eval/dev/accuracy_top1", "mode": "max", "chosen": "search/a/lr=1",
+                 "score": 0.5, "candidates": candidates}  # fmt: skip
+    for seed in (0, 1):
+        job = {"name": f"final/{seed}", "stage": "final", "selection": selection,
+               "labels": {"model": "A", "dataset": "x"}}  # fmt: skip
+        write(folder / "jobs" / "final" / str(seed), job=job, config=config(seed=seed),
+              result=result(0.5 + 0.1 * seed, 400, split=reported))  # fmt: skip
+    write(folder, sweep={"report": report, "jobs": []})
+
+
+def test_a_sweep_says_what_its_report_is_to_show(tmp_path):
+    asked = {
+        "title": "Mine", "question": "Why?", "plots": [],
+        "tables": [{"metric": "eval/test/loss", "rows": "dataset", "columns": "model",
+                    "where": {"stage": "final"}, "title": "Losses"}],
+    }  # fmt: skip
+    small_sweep(tmp_path, asked)
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.startswith("# Mine\n\nWhy?\n\n2 runs: 2 finished.")
+    assert table(text, "Losses")[2] == ["x", "0.7500 ± 0.0707"]
+    assert not list((tmp_path / "report").glob("plot-*"))
+    assert main(["report", str(tmp_path), "--title=Other"]) == 0
+    assert (tmp_path / "report" / "report.md").read_text().startswith("# Other\n")
+
+
+@pytest.mark.parametrize(
+    ("report", "word"),
+    [
+        ({"tabels": []}, "did you mean 'tables'?"),
+        ({"tables": [{"rows": "model"}]}, "tables[0]: no 'metric'"),
+        ({"plots": [3]}, "plots[0] is 3"),
+        ({"plots": 3}, "'plots' is 3"),
+        ([], ""),
+    ],
+)
+def test_a_wrong_report_of_a_sweep_is_told_in_one_line(tmp_path, capsys, report, word):
+    small_sweep(tmp_path, report)
+    assert main(["report", str(tmp_path)]) == (2 if report else 0)
+    err = capsys.readouterr().err
+    assert word in err
+    assert len(err.splitlines()) == bool(report)
+
+
+@pytest.mark.parametrize(("reported", "warned"), [("test", 0), ("dev", 1)])
+def test_a_choice_on_the_reported_split_is_told(tmp_path, reported, warned):
+    small_sweep(tmp_path, {}, reported)
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.count("(also reported!)") == warned
+    rows = table(text, "What chose the settings")
+    assert dict(zip(rows[0], rows[2], strict=True))["chosen"] == "lr=1"
+
+
 WRONG = {
     ("--table", "metric=eval/test/acuracy_top1"): "did you mean 'eval/test/accuracy_top1'?",
     ("--table", "metric=eval/test/loss,rows=modle"): "did you mean 'model'?",

@@ -96,7 +96,8 @@ def _make(args: argparse.Namespace, request: "ReportRequest") -> None:
         write_csv(run_rows(content.fields), folder / "runs.csv")
         write_csv(table_rows(content.tables), folder / "tables.csv")
         (folder / "report.html").write_text(html_page(content))
-        (folder / "report.md").write_text(f"# {content.title}\n\n{markdown(content, Path())}")
+        parts = [f"# {content.title}", content.question, markdown(content, Path())]
+        (folder / "report.md").write_text("\n\n".join(part for part in parts if part))
         if args.into is not None:
             there = Path(os.path.relpath(folder, args.into.parent))
             replace_between_marks(args.into, markdown(content, there))

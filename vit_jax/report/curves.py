@@ -1,6 +1,7 @@
 """Learning curves, of one run and of many."""
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from vit_jax.metrics import read_metrics
 from vit_jax.report.fields import Fields
 from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
-from vit_jax.report.words import show, title_of
+from vit_jax.report.words import legend_title, show, title_of
 
 # With more lines than these in a panel, markers hide them.
 _MOST_MARKED = 9
@@ -39,11 +40,13 @@ def draw_curves(workdir: Path) -> Path:
         palette.add("split", ["train"])
         palette.add("split", [*losses.values(), *accuracies.values()])
         _plot(loss, rows, losses, palette)
-        loss.set(title="loss", ylim=(0, None))
+        loss.set(title="loss")
+        _from_zero(loss)
         _plot(accuracy, rows, accuracies, palette)
         accuracy.set(title="top-1 accuracy", ylim=(None, 1))
         _plot(rate, rows, {"train/learning_rate": "train"}, palette)
-        rate.set(title="learning rate", ylim=(0, None))
+        rate.set(title="learning rate")
+        _from_zero(rate)
         handles, labels = loss.get_legend_handles_labels()
         add_legend(figure, handles, labels, side="right")
         figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
@@ -125,7 +128,7 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
                     _line(right, run, score, {**style, "markersize": 3.5, **hide}, 100)
             left.set_title(", ".join(filter(None, [dataset, "training loss"])))
             right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
-            left.set_ylim(bottom=0)
+            _from_zero(left)
             for panel in (left, right):
                 panel.xaxis.set_major_formatter(short_number)
             if score is None:
@@ -134,8 +137,15 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
             if panel.figure is not None:
                 panel.set_xlabel("step")
         names = sorted(handles, key=natural)
-        add_legend(figure, [handles[n] for n in names], names)
+        add_legend(figure, [handles[n] for n in names], names, legend_title(series))
     return figure
+
+
+def _from_zero(panel: Any) -> None:
+    """Lets the axis begin at zero and end a little above the highest finite figure."""
+    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
+    if heights and max(heights) > 0:
+        panel.set_ylim(0, 1.06 * max(heights))
 
 
 def _score_title(metric: str | None) -> str:

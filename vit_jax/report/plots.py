@@ -12,7 +12,7 @@ from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_setti
 from vit_jax.report.requests import PlotRequest, plot_title
 from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import Palette, add_legend, house_style, new_figure, short_number
-from vit_jax.report.words import is_share, show, title_of
+from vit_jax.report.words import is_share, legend_title, show, title_of
 
 # More panels than this stand in several rows.
 _MOST_COLUMNS = 3
@@ -117,7 +117,8 @@ def draw(data: PlotData, palette: Palette) -> Any:
             axes[i // columns][i % columns].remove()
         if data.numeric or data.request.series != data.request.x:
             names = sorted(handles, key=natural)
-            add_legend(figure, [handles[n] for n in names], names)
+            title = legend_title(data.request.series)
+            add_legend(figure, [handles[n] for n in names], names, title)
     return figure
 
 

@@ -153,6 +153,8 @@ def read_report(given: Any, what: str) -> ReportRequest:
         items: Sequence[Any] | None = given.get(key)
         if items is None:
             return None
+        if not isinstance(items, list | tuple):
+            raise ConfigError(f"{what}: {key!r} is {items!r}", "a list", "put it into [...]")
         return tuple(read_request(r, kind, f"{what}, {key}[{i}]") for i, r in enumerate(items))
 
     return ReportRequest(

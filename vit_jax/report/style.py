@@ -123,17 +123,25 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 
 
 def add_legend(
-    figure: Any, handles: Sequence[Any], labels: Sequence[str], side: str = "left"
+    figure: Any, handles: Sequence[Any], labels: Sequence[str], title: str = "", side: str = "left"
 ) -> None:
-    """Puts a legend above all panels, where it covers nothing."""
+    """Puts a legend above all panels, where it covers nothing.
+
+    Args:
+        figure: of matplotlib.
+        handles: lines.
+        labels: their names; one alone needs no legend.
+        title: what the names are; "": they speak for themselves.
+        side: "left" or "right".
+    """
     if len(labels) > 1:
         width = figure.get_figwidth()
         longest = max(map(len, labels))
         most = max(1, min(len(labels), int(width * 10.5 / (longest + 5))))
         columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
         figure.legend(
-            handles, labels, loc=f"outside upper {side}", ncols=columns,
-            handlelength=1.6, columnspacing=1.4, borderaxespad=0.2,
+            handles, labels, loc=f"outside upper {side}", ncols=columns, title=title or None,
+            alignment="left", handlelength=1.6, columnspacing=1.4, borderaxespad=0.2,
         )  # fmt: skip
 
 

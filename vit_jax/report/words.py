@@ -112,6 +112,11 @@ def number_text(value: float, metric: str, like: float | None = None) -> str:
     return f"{value:.{decimals}f}"
 
 
+def legend_title(field: str) -> str:
+    """Returns what stands above the members of a field; models speak for themselves."""
+    return "" if field.partition("+")[0] in ("model", "model.name", "family") else title_of(field)
+
+
 def lower_first(text: str) -> str:
     """Returns a heading for the middle of a sentence; abbreviations stay.
 
