@@ -27,6 +27,7 @@ COMMANDS = {
     "models": "list the models, their sizes and costs",
     "convert": "write weights in the format of another project",
     "export": "write a model as one file that runs without this package",
+    "report": "make tables, plots and a page from run folders",
     "plan": "say what a run would need and take on a TPU slice, without a TPU",
     "bench": "measure speed on this machine",
 }

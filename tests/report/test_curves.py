@@ -1,8 +1,15 @@
 import json
+import random
 
 from PIL import Image
+from report.fake_runs import config, curve, result
+from report.fake_runs import write as put
 
-from vit_jax.report.curves import _eval_names, draw_curves
+from vit_jax.report.curves import _eval_names, curve_sheets, draw_curves, main_score
+from vit_jax.report.fields import Fields
+from vit_jax.report.lineage import efforts
+from vit_jax.report.runs import find_runs
+from vit_jax.report.style import Palette
 
 
 def write(folder, rows):
@@ -33,3 +40,31 @@ def test_evaluations_are_found_by_split():
 def test_a_run_without_evaluation_still_gets_its_picture(tmp_path):
     write(tmp_path / "run", ROWS[:2])
     assert draw_curves(tmp_path / "run").exists()
+
+
+def test_every_run_with_steps_is_a_line_and_a_cross_ends_those_without_a_result(tmp_path):
+    state = random.Random(0)
+    rows = curve(0.5, 400, "test", state)
+    put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
+    put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
+    runs = find_runs([tmp_path]).runs
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    loss, score = sheet.figure.axes
+    steps = [row["step"] for row in rows if "train/loss" in row]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    whole, cut, cross = loss.lines
+    assert whole.get_xydata().tolist() == [list(p) for p in zip(steps, losses, strict=True)]
+    assert len(cut.get_xydata()) == sum("train/loss" in row for row in rows[:8])
+    assert cross.get_marker() == "x"
+    assert cross.get_xydata().tolist() == cut.get_xydata()[-1:].tolist()
+    accuracy = [100 * row["eval/test/accuracy_top1"] for row in rows if len(row) == 4 and
+                "eval/test/loss" in row]  # fmt: skip
+    assert score.lines[0].get_ydata().tolist() == accuracy
+    assert sheet.note == "A line for each of 2 runs. A cross ends those that have no result."
+
+
+def test_the_test_split_says_more_than_others():
+    names = {"eval/dev/accuracy_top1", "eval/test/accuracy_top1", "eval/train/accuracy_top1"}
+    assert main_score(names) == "eval/test/accuracy_top1"
+    assert main_score({"eval/train/accuracy_top1"}) == "eval/train/accuracy_top1"
+    assert main_score({"eval/test/loss", "eval/test/accuracy_class/a/accuracy_top1"}) is None

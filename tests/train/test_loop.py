@@ -7,7 +7,9 @@ from processes import TINY
 from vit_jax.config_file import load_config
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import read_metrics
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.loop import train
+from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 
@@ -69,6 +71,12 @@ def test_a_stop_in_the_last_evaluation_leaves_only_that_to_do(config, tmp_path, 
             train(config, tmp_path, stop)
     result = train(config, tmp_path, StopSignals())
     assert result["step"] == 20
+    batch_size = config.data.global_batch_size
+    assert (result["train_examples"], result["examples_seen"]) == (1437, 20 * batch_size)
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    assert result["train_exaflops"] * 1e18 == pytest.approx(
+        20 * batch_size * program.flops_per_image
+    )
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
 
 

@@ -1,9 +1,24 @@
-"""Learning curves of one run."""
+"""Learning curves, of one run and of many."""
 
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vit_jax.metrics import read_metrics
+from vit_jax.report.fields import Fields
+from vit_jax.report.runs import Run, natural
+from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
+from vit_jax.report.words import legend_title, show, title_of
+
+# With more lines than these in a panel, markers hide them.
+_MOST_MARKED = 9
+# Rows of panels in one picture.
+_MOST_ROWS = 4
+# Splits by how much they say of a model: the first that a run has is drawn.
+_SPLITS = ("test", "validation", "val", "minival", "dev")
 
 
 def draw_curves(workdir: Path) -> Path:
@@ -15,27 +30,143 @@ def draw_curves(workdir: Path) -> Path:
     Returns:
         The picture's path.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = read_metrics(workdir / "metrics.jsonl")
-    figure, (loss, accuracy, rate) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-
-    _plot(loss, rows, {"train/loss": "train"} | _eval_names(rows, "loss"))
-    loss.set(title="loss", ylim=(0, None))
-    _plot(accuracy, rows, _eval_names(rows, "accuracy_top1"))
-    accuracy.set(title="top-1 accuracy", ylim=(None, 1))
-    _plot(rate, rows, {"train/learning_rate": "learning rate"})
-    rate.set(title="learning rate")
-    figure.suptitle(workdir.name)
-
-    path = workdir / "report" / "curves.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    palette = Palette()
+    with house_style():
+        figure, axes = new_figure(1, 3, width=4, height=3.3)
+        loss, accuracy, rate = axes[0]
+        losses = {"train/loss": "train"} | _eval_names(rows, "loss")
+        accuracies = _eval_names(rows, "accuracy_top1")
+        palette.add("split", ["train"])
+        palette.add("split", [*losses.values(), *accuracies.values()])
+        _plot(loss, rows, losses, palette)
+        loss.set(title="loss")
+        _from_zero(loss)
+        _plot(accuracy, rows, accuracies, palette)
+        accuracy.set(title="top-1 accuracy", ylim=(None, 1))
+        _plot(rate, rows, {"train/learning_rate": "train"}, palette)
+        rate.set(title="learning rate")
+        _from_zero(rate)
+        handles, labels = loss.get_legend_handles_labels()
+        add_legend(figure, handles, labels, side="right")
+        figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
+        path = workdir / "report" / "curves.png"
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, dpi=DPI)
     return path
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveSheet:
+    """A picture of learning curves.
+
+    Attributes:
+        title: heading.
+        figure: of matplotlib.
+        note: what the lines are.
+    """
+
+    title: str
+    figure: Any
+    note: str
+
+
+def curve_sheets(
+    runs: Sequence[Run], fields: Fields, palette: Palette, series: str
+) -> list[CurveSheet]:
+    """Draws training loss and main score of all runs that have steps on file.
+
+    Args:
+        runs: to be drawn; a picture for each stage, a row of panels for each dataset.
+        fields: of all runs.
+        palette: gives the colours.
+        series: field that has a colour each.
+    """
+    stages: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if any("train/loss" in row for row in run.rows):
+            stages[run.stage or ""][show(fields.of(run, "dataset"))].append(run)
+    sheets = []
+    for stage in sorted(stages, key=lambda s: ["final", "", "search"].index(s)
+                        if s in ("final", "", "search") else 3):  # fmt: skip
+        names = sorted(stages[stage], key=natural)
+        parts = [names[i : i + _MOST_ROWS] for i in range(0, len(names), _MOST_ROWS)]
+        for i, part in enumerate(parts):
+            chosen = {name: stages[stage][name] for name in part}
+            title = {"": "Other runs" if len(stages) > 1 else "Runs"}.get(stage, f"Stage “{stage}”")
+            title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
+            sheets.append(CurveSheet(title, _sheet(chosen, fields, palette, series), _note(chosen)))
+    return sheets
+
+
+def main_score(names: set[str]) -> str | None:
+    """Returns the metric that says most of a run: top-1 accuracy of the test split, if there."""
+    found = {n.split("/")[1]: n for n in names if _is_score(n)}
+    order = [*_SPLITS, *sorted(found)]
+    return next((found[split] for split in order if split in found), None)
+
+
+def _is_score(name: str) -> bool:
+    return name.startswith("eval/") and name.count("/") == 2 and name.endswith("/accuracy_top1")
+
+
+def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, series: str) -> Any:
+    everyone = [run for runs in groups.values() for run in runs]
+    palette.add(series, [show(fields.of(run, series)) for run in everyone])
+    with house_style():
+        figure, axes = new_figure(len(groups), 2, width=4.6, height=2.7)
+        handles: dict[str, Any] = {}
+        for (dataset, runs), (left, right) in zip(groups.items(), axes, strict=True):
+            score = main_score({name for run in runs for row in run.rows for name in row})
+            hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
+            for run in runs:
+                name = show(fields.of(run, series))
+                style = {**palette.style(series, name), "label": name}
+                handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
+                handles.setdefault(name, handle)
+                if score is not None:
+                    _line(right, run, score, {**style, "markersize": 3.5, **hide}, 100)
+            left.set_title(", ".join(filter(None, [dataset, "training loss"])))
+            right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
+            _from_zero(left)
+            for panel in (left, right):
+                panel.xaxis.set_major_formatter(short_number)
+            if score is None:
+                right.remove()
+        for panel in axes[-1]:
+            if panel.figure is not None:
+                panel.set_xlabel("step")
+        names = sorted(handles, key=natural)
+        add_legend(figure, [handles[n] for n in names], names, legend_title(series))
+    return figure
+
+
+def _from_zero(panel: Any) -> None:
+    """Lets the axis begin at zero and end a little above the highest finite figure."""
+    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
+    if heights and max(heights) > 0:
+        panel.set_ylim(0, 1.06 * max(heights))
+
+
+def _score_title(metric: str | None) -> str:
+    return "" if metric is None else f"{title_of(metric)[:1].lower()}{title_of(metric)[1:]}, %"
+
+
+def _line(panel: Any, run: Run, metric: str, style: dict[str, Any], scale: float) -> Any:
+    points = [(row["step"], row[metric]) for row in run.rows if metric in row]
+    xs, ys = [p[0] for p in points], [scale * p[1] for p in points]
+    handle = panel.plot(xs, ys, linewidth=1.2, alpha=0.8, markeredgewidth=0, **style)
+    if xs and not run.finished:
+        panel.plot(xs[-1], ys[-1], "x", color=style["color"], markersize=8, markeredgewidth=2)
+    return handle[0]
+
+
+def _note(groups: dict[str, list[Run]]) -> str:
+    runs = [run for members in groups.values() for run in members]
+    note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
+    if any(not run.finished for run in runs):
+        note += " A cross ends those that have no result."
+    return note
 
 
 def _eval_names(rows: list[dict[str, Any]], metric: str) -> dict[str, str]:
@@ -44,17 +175,14 @@ def _eval_names(rows: list[dict[str, Any]], metric: str) -> dict[str, str]:
     return {n: n.split("/")[1] for n in names if n.endswith(f"/{metric}")}
 
 
-def _plot(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str]) -> None:
+def _plot(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str], palette: Palette) -> None:
     for name, label in lines.items():
         points = [(row["step"], row[name]) for row in rows if name in row]
-        marker = "o" if name.startswith("eval/") else None
-        axes.plot(
-            *zip(*points, strict=True), label=label, marker=marker, markersize=3, linewidth=1.4
-        )
+        style = palette.style("split", label)
+        if not name.startswith("eval/"):
+            style["marker"] = None
+        axes.plot(*zip(*points, strict=True), label=label, markersize=4, markeredgewidth=0, **style)
     axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if lines:
-        axes.legend(frameon=False)
-    else:
+    axes.xaxis.set_major_formatter(short_number)
+    if not lines:
         axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)

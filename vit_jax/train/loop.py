@@ -212,9 +212,13 @@ class _Run:
         if not self._measured(total):
             raise Stopped(total)
         self.checkpoints.wait()
+        seen = total * self.config.data.global_batch_size
         return {
             "step": total,
             "parameters": self.program.num_parameters(),
+            "train_examples": len(self.source),
+            "examples_seen": seen,
+            "train_exaflops": seen * self.program.flops_per_image / 1e18,
             "wall_time_s": time.perf_counter() - self.begin,
             **self.evaluated[1],
             **self.fewshot.figures,

@@ -1,0 +1,257 @@
+"""The whole command on a made-up sweep: what is in the files, and what is not."""
+
+import csv
+import json
+import re
+import statistics
+
+import pytest
+from report.fake_runs import config, result, write, write_sweep
+
+from vit_jax.__main__ import main
+from vit_jax.report.write import replace_between_marks
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("made") / "transfer")
+
+
+@pytest.fixture(scope="module")
+def report(sweep):
+    assert main(["report", str(sweep)]) == 0
+    return sweep / "report"
+
+
+def scores(sweep, dataset, model, seeds=(0, 1, 2)):
+    folder = sweep / "jobs" / "final" / dataset / model
+    return [
+        json.loads((folder / f"seed{s}" / "result.json").read_text())["eval/test/accuracy_top1"]
+        for s in seeds
+    ]
+
+
+def table(page, title):
+    """Returns the cells of a Markdown table below a heading."""
+    block = re.search(rf"## {re.escape(title)}\n\n(.*?)\n\n", page, re.DOTALL)
+    assert block is not None
+    lines = block[1].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_means_and_deviations_are_those_of_the_runs(sweep, report):
+    values = scores(sweep, "sign_language_digits", "R+ViT-Mini-4-100")
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    rows = {row[0]: row[1:] for row in table((report / "report.md").read_text(),
+                                             "Top-1 accuracy, test")}  # fmt: skip
+    assert rows["R+ViT-Mini/4 · 100 %"][1] == f"**{100 * mean:.2f} ± {100 * std:.2f}**"
+    with (report / "tables.csv").open() as file:
+        found = [
+            row for row in csv.DictReader(file)
+            if (row["row"], row["column"]) == ("R+ViT-Mini/4 · 100 %", "sign_language_digits")
+            and row["metric"] == "eval/test/accuracy_top1"
+        ]  # fmt: skip
+    assert [(float(f["mean"]), float(f["std"]), f["n"]) for f in found] == [(mean, std, "3")]
+    assert f"{100 * mean:.2f} ± {100 * std:.2f}</td>" in (report / "report.html").read_text()
+
+
+def test_runs_without_a_result_are_named_and_count_in_no_mean(sweep, report):
+    text = (report / "report.md").read_text()
+    assert "85 runs: 81 finished, 1 unfinished, 1 failed, 1 diverged, 1 not started." in text
+    values = scores(sweep, "clothing_small", "ViT-Mini-4-100", (0, 1))
+    cell = f"{100 * statistics.fmean(values):.2f} ± {100 * statistics.stdev(values):.2f}"
+    rows = {row[0]: row[1:] for row in table(text, "Top-1 accuracy, test")}
+    assert rows["ViT-Mini/4 · 100 %"][0] == f"{cell} (n=2) [1 failed]"
+    assert rows["BiT-R-Mini · 100 %"][0].endswith("(n=2) [1 unfinished]")
+    missing = {row[0]: row[1:] for row in table(text, "Without a result")}
+    assert missing["final/clothing_small/BiT-R-Mini-100/seed1"][:2] == ["unfinished", "170 of 400"]
+    assert "no space left on device" in missing["final/clothing_small/ViT-Mini-4-100/seed2"][2]
+    assert "final/sign_language_digits/ViT-Mini-4-100/seed3" in missing
+    assert "divergence-120.txt" in text
+    page = (report / "report.html").read_text()
+    assert all(name in page for name in missing if name not in ("run", "---"))
+
+
+def test_every_run_has_a_row_with_its_labels_settings_and_figures(sweep, report):
+    with (report / "runs.csv").open() as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 84
+    row = rows["final/clothing_small/BiT-R-Mini-10/seed2"]
+    assert (row["label.model"], row["stage"], row["seed"]) == ("BiT-R-Mini", "final", "2")
+    assert (row["device"], row["step"]) == ("1 x cpu", "400")
+    assert (row["pretrain_examples"], row["train_examples"]) == ("5000", "5000")
+    assert float(row["pretrain_exaflops"]) == 0.06
+    assert row["git_revision"].startswith("a53388d")
+    assert rows["search/clothing_small/BiT-R-Mini-10/learning_rate=0.03"][
+        "optimizer.learning_rate"] == "0.03"  # fmt: skip
+
+
+def test_the_split_that_chose_and_the_seeds_are_told(report):
+    rows = table((report / "report.md").read_text(), "What chose the settings")
+    first = dict(zip(rows[0], rows[2], strict=True))
+    assert first["final runs"] == "BiT-R-Mini, 10 %, clothing_small"
+    assert first["split that chose"] == "dev"
+    assert first["seeds"] == "0, 1, 2"
+    assert first["candidates"].count("learning_rate=") == 3
+
+
+def test_the_page_asks_nothing_of_the_network(report):
+    page = (report / "report.html").read_text()
+    assert not re.search(r"https?:|//[a-z]|@import|<link|<img|src=|url\((?!#)", page)
+    assert page.count("<svg") == len(list(report.glob("*.svg"))) > 8
+
+
+def test_every_picture_is_there_as_png_and_svg(report):
+    names = {path.stem for path in report.glob("*.png")}
+    assert names == {path.stem for path in report.glob("*.svg")}
+    assert all((report / f"{name}.png").stat().st_size > 5_000 for name in names)
+
+
+def test_the_report_can_go_into_a_page_between_two_lines(sweep, tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("# Mine\n\n<!-- report -->\nold\n<!-- end of report -->\nmore\n")
+    out = tmp_path / "results"
+    assert main(["report", str(sweep / "jobs" / "pretrain"), f"--output={out}",
+                 f"--into={page}"]) == 0  # fmt: skip
+    text = page.read_text()
+    assert text.startswith("# Mine\n\n<!-- report -->\n\n6 runs: 6 finished.")
+    assert text.endswith("\n<!-- end of report -->\nmore\n")
+    assert "\nold\n" not in text
+    assert "](results/plot-1.svg)" in text
+    replace_between_marks(page, text.split("report -->\n\n")[1].split("\n<!-- end")[0])
+    assert page.read_text() == text
+
+
+def test_tables_and_plots_can_be_asked_for(sweep, tmp_path):
+    table_text = "rows=pretrain,columns=model,metric=eval/test/loss,where.stage=final,title=Mine"
+    plot = "x=train_exaflops,y=eval/test/loss,series=family,log_x"
+    asked = ["--table", table_text, "--plot", plot, f"--output={tmp_path}"]
+    assert main(["report", str(sweep / "jobs" / "final"), *asked]) == 0
+    text = (tmp_path / "report.md").read_text()
+    rows = table(text, "Mine")
+    assert rows[0] == ["Pretrain", "BiT-R-Mini", "R+ViT-Mini/4", "ViT-Mini/4"]
+    assert len(list(tmp_path.glob("plot-*.svg"))) == 1
+    assert re.search(r"differ not in their seed alone but in .*\bdataset\b", text)
+
+
+def small_sweep(folder, report, reported="test"):
+    candidates = [["search/a/lr=1", 0.5], ["search/a/lr=2", 0.25]]
+    selection = {"metric": "eval/dev/accuracy_top1", "mode": "max", "chosen": "search/a/lr=1",
+                 "score": 0.5, "candidates": candidates}  # fmt: skip
+    for seed in (0, 1):
+        job = {"name": f"final/{seed}", "stage": "final", "selection": selection,
+               "labels": {"model": "A", "dataset": "x"}}  # fmt: skip
+        write(folder / "jobs" / "final" / str(seed), job=job, config=config(seed=seed),
+              result=result(0.5 + 0.1 * seed, 400, split=reported))  # fmt: skip
+    write(folder, sweep={"report": report, "jobs": []})
+
+
+def test_a_sweep_says_what_its_report_is_to_show(tmp_path):
+    asked = {
+        "title": "Mine", "question": "Why?", "plots": [],
+        "tables": [{"metric": "eval/test/loss", "rows": "dataset", "columns": "model",
+                    "where": {"stage": "final"}, "title": "Losses"}],
+    }  # fmt: skip
+    small_sweep(tmp_path, asked)
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.startswith("# Mine\n\nWhy?\n\n2 runs: 2 finished.")
+    assert table(text, "Losses")[2] == ["x", "0.7500 ± 0.0707"]
+    assert not list((tmp_path / "report").glob("plot-*"))
+    assert main(["report", str(tmp_path), "--title=Other"]) == 0
+    assert (tmp_path / "report" / "report.md").read_text().startswith("# Other\n")
+
+
+@pytest.mark.parametrize(
+    ("report", "word"),
+    [
+        ({"tabels": []}, "did you mean 'tables'?"),
+        ({"tables": [{"rows": "model"}]}, "tables[0]: no 'metric'"),
+        ({"plots": [3]}, "plots[0] is 3"),
+        ({"plots": 3}, "'plots' is 3"),
+        ([], ""),
+    ],
+)
+def test_a_wrong_report_of_a_sweep_is_told_in_one_line(tmp_path, capsys, report, word):
+    small_sweep(tmp_path, report)
+    assert main(["report", str(tmp_path)]) == (2 if report else 0)
+    err = capsys.readouterr().err
+    assert word in err
+    assert len(err.splitlines()) == bool(report)
+
+
+@pytest.mark.parametrize(("reported", "warned"), [("test", 0), ("dev", 1)])
+def test_a_choice_on_the_reported_split_is_told(tmp_path, reported, warned):
+    small_sweep(tmp_path, {}, reported)
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.count("(also reported!)") == warned
+    rows = table(text, "What chose the settings")
+    assert dict(zip(rows[0], rows[2], strict=True))["chosen"] == "lr=1"
+
+
+WRONG = {
+    ("--table", "metric=eval/test/acuracy_top1"): "did you mean 'eval/test/accuracy_top1'?",
+    ("--table", "metric=eval/test/loss,rows=modle"): "did you mean 'model'?",
+    ("--table", "metric=eval/test/loss,row=model"): "did you mean 'rows'?",
+    ("--table", "rows=model"): "no 'metric'",
+    ("--plot", "x=shot,y=fewshot/{dataset}/{shots}_shot/l2"): "did you mean 'shots'?",
+    ("--plot", "x=seed,y=eval/test/loss,panel=daataset"): "did you mean 'dataset'?",
+    ("--plot", "y=eval/test/loss"): "no 'x'",
+    ("--table", "metric=eval/test/loss,where.model=ViT"): "did you mean 'ViT-Mini/4'?",
+    ("--into", "no_such_page.md"): "is no file",
+    ("--config.seed=1", "--title=x"): "no config",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
+def test_wrong_arguments_are_told_in_one_line(sweep, tmp_path, capsys, wrong):
+    assert (
+        main(
+            [
+                "report",
+                str(sweep / "jobs" / "fewshot"),
+                str(sweep / "jobs" / "final"),
+                *wrong,
+                f"--output={tmp_path / 'out'}",
+            ]
+        )
+        == 2
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert WRONG[wrong] in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_is_told_in_one_line(sweep, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "out"
+    assert main(["report", str(sweep / "jobs" / "fewshot"), f"--output={out}"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_folders_without_runs_are_told_in_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "no folder" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no run in" in capsys.readouterr().err
+
+
+def test_one_run_alone_gets_a_report_too(tmp_path):
+    run = tmp_path / "alone"
+    write(run, config=config(), result=result(0.5, 400), env={})
+    assert main(["report", str(run)]) == 0
+    text = (run / "report" / "report.md").read_text()
+    assert "1 run: 1 finished." in text
+    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00"]
+
+
+def test_a_damaged_file_is_told_and_stops_nothing(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
+    (tmp_path / "1" / "result.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "result.json: Expecting" in (tmp_path / "report" / "report.md").read_text()

@@ -1,0 +1,140 @@
+"""Gathers what a report shows: tables, pictures, choices, what is missing, hardware."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.errors import first_few
+from vit_jax.report.curves import curve_sheets
+from vit_jax.report.defaults import reported, row_field, suggested_plots, suggested_tables
+from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
+from vit_jax.report.fields import Fields
+from vit_jax.report.lineage import efforts
+from vit_jax.report.plots import draw, plot_data
+from vit_jax.report.requests import ReportRequest, read_report
+from vit_jax.report.runs import STATES, Found
+from vit_jax.report.style import Palette, save
+from vit_jax.report.tables import ReportTable, build_table
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture that was written as PNG and SVG.
+
+    Attributes:
+        title: heading.
+        file: name without its ending.
+        svg: its text.
+        notes: sentences on what is shown.
+    """
+
+    title: str
+    file: str
+    svg: str
+    notes: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """A whole report.
+
+    Attributes:
+        title: heading.
+        question: what the runs are to answer; "": not said.
+        summary: how many runs there are and how far they are, in a sentence.
+        fields: looks up fields of the runs.
+        tables: of scores.
+        plots: of scores.
+        curves: of learning.
+        choices: what chose the settings of final runs.
+        missing: runs without a result.
+        hardware: machines.
+    """
+
+    title: str
+    question: str
+    summary: str
+    fields: Fields
+    tables: list[ReportTable]
+    plots: list[Picture]
+    curves: list[Picture]
+    choices: list[Choice]
+    missing: list[Missing]
+    hardware: list[Hardware]
+
+
+def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
+    """Makes tables and pictures.
+
+    Args:
+        found: the runs.
+        request: what is asked for; what it leaves open is taken from the sweeps, or suggested.
+        folder: gets the pictures.
+
+    Raises:
+        ConfigError: a field or metric that no run has.
+    """
+    request = _with_sweeps(found, request)
+    runs = found.runs
+    fields, palette = Fields(runs, efforts(runs)), Palette()
+    kept = reported(runs)
+    tables, plots = request.tables, request.plots
+    if tables is None:
+        tables = suggested_tables(runs, fields)
+    if plots is None:
+        plots = suggested_plots(runs, fields)
+    # All at once, so that a wrong name costs nothing.
+    built = [build_table(t, kept, fields) for t in tables]
+    data = [plot_data(p, kept, fields) for p in plots]
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for i, d in enumerate(data):
+        if d.points():
+            name = f"plot-{i + 1}"
+            pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
+    sheets = curve_sheets(runs, fields, palette, row_field(runs, fields))
+    curves = [
+        Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
+        for i, s in enumerate(sheets)
+    ]
+    gone = missing(found)
+    return Content(
+        title=request.title or _title(found),
+        question=request.question or "",
+        summary=_summary(found, gone),
+        fields=fields,
+        tables=built,
+        plots=pictures,
+        curves=curves,
+        choices=choices(runs, [t.metric for t in built]),
+        missing=gone,
+        hardware=hardware(runs),
+    )
+
+
+def _with_sweeps(found: Found, request: ReportRequest) -> ReportRequest:
+    """Returns the request; what it leaves open is as the first sweep that says it has it."""
+    for folder, sweep in found.sweeps.items():
+        if sweep.get("report"):
+            said = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
+            left = {
+                field.name: getattr(said, field.name)
+                for field in dataclasses.fields(request)
+                if getattr(request, field.name) is None
+            }
+            request = dataclasses.replace(request, **left)
+    return request
+
+
+def _title(found: Found) -> str:
+    names = [folder.name for folder in found.sweeps or found.roots]
+    return first_few(names, 3)
+
+
+def _summary(found: Found, gone: Sequence[Missing]) -> str:
+    finished = sum(run.finished for run in found.runs)
+    counts = Counter({"finished": finished}) + Counter(m.state for m in gone)
+    parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    total = finished + len(gone)
+    return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
