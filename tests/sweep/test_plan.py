@@ -17,7 +17,7 @@ TEST = {"evaluation.splits": {"test": "test"}}
 
 
 def plan(*entries, folder="/sweep"):
-    return Plan(Sweep("s.py", entries, {}), Path(folder))
+    return Plan(Sweep("s.py", entries, {}, {}), Path(folder))
 
 
 def test_lists_are_expanded_as_by_hand():
@@ -166,6 +166,10 @@ def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
         ("def get_sweep():\n    return ['a.py']", "with an entry str 'a.py'"),
         ("def get_sweep(arg):\n    return []", "needs an argument"),
         ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
+        (
+            "REPORT = {'titel': 'x'}\ndef get_sweep():\n    return [('a.py', {})]",
+            "unknown key 'titel'; expected one of title",
+        ),
     ],
 )
 def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
@@ -182,11 +186,13 @@ def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
 def test_a_file_may_be_a_list_or_a_generator(tmp_path):
     path = tmp_path / "s.py"
     path.write_text(
-        "SLURM = {'nodes': 2}\ndef get_sweep(arg='3'):\n    return [('a.py', {'seed': int(arg)})]\n"
+        "SLURM = {'nodes': 2}\nREPORT = {'title': 'T'}\n"
+        "def get_sweep(arg='3'):\n    return [('a.py', {'seed': int(arg)})]\n"
     )
     sweep = read_sweep(f"{path}:7")
     assert sweep.entries == (Job("a.py", {"seed": 7}),)
     assert sweep.slurm == {"nodes": 2}
+    assert sweep.report == {"title": "T"}
     path.write_text("def get_sweep():\n    yield 'a.py', {'seed': 3}\n")
     assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
 

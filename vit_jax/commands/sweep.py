@@ -120,5 +120,10 @@ def _print_commands(plan: Plan, args: argparse.Namespace) -> int:
 
 
 def _open_ledger(plan: Plan, args: argparse.Namespace, say: Callable[[str], None]) -> Ledger:
-    asked = {"sweep": args.sweep, "executor": args.executor, "started": time.time()}
+    asked = {
+        "sweep": args.sweep,
+        "executor": args.executor,
+        "started": time.time(),
+        "report": plan.sweep.report,
+    }
     return Ledger(plan, asked=asked, retry_failed=args.retry_failed, say=say)

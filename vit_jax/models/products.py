@@ -200,16 +200,37 @@ def _convolve_bwd(
     stride: int, padding: Padding, gradient_dtype: str, kept: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, kernel = kept
-    (dx,) = jax.linear_transpose(lambda x: _plain_convolution(x, kernel, stride, padding), x)(dy)
     dtype = jnp.dtype(gradient_dtype)
-    gradient = functools.partial(
-        lax.platform_dependent,
-        x,
-        dy,
+    dx_by_convolution = functools.partial(_input_gradient, x, stride, padding)
+    dx = lax.platform_dependent(
+        kernel, dy,
+        cpu=functools.partial(_turned, padding) if stride == 1 else dx_by_convolution,
+        default=dx_by_convolution,
+    )  # fmt: skip
+    dkernel = lax.platform_dependent(
+        x, dy,
         cpu=functools.partial(_kernel_gradient_by_matmul, kernel.shape, stride, padding, dtype),
         default=functools.partial(_kernel_gradient, kernel.shape, stride, padding, dtype),
-    )
-    return dx, gradient().astype(jnp.float32)
+    )  # fmt: skip
+    return dx, dkernel.astype(jnp.float32)
+
+
+def _input_gradient(x: Array, stride: int, padding: Padding, kernel: Array, dy: Array) -> Array:
+    """Returns the gradient of the input, of the shape and type of `x`."""
+    (dx,) = jax.linear_transpose(lambda x: _plain_convolution(x, kernel, stride, padding), x)(dy)
+    return dx
+
+
+def _turned(padding: Padding, kernel: Array, dy: Array) -> Array:
+    """Returns the same at stride 1: a convolution with the kernel turned around.
+
+    XLA's fast convolution on CPUs takes no kernel that is only said to be turned: the barrier keeps
+    the turning from becoming part of the convolution.
+    """
+    turned = lax.optimization_barrier(kernel[::-1, ::-1].swapaxes(2, 3))
+    sides = zip(kernel.shape[:2], padding, strict=True)
+    pads = tuple((side - 1 - before, side - 1 - after) for side, (before, after) in sides)
+    return _plain_convolution(dy, turned, 1, pads)
 
 
 def _kernel_gradient(

@@ -1,7 +1,8 @@
 """Sweep files: Python files with `get_sweep()` or `get_sweep(arg)`.
 
 It returns a list, or is a generator, of `Job`s, `Selection`s and plain (config, overrides) pairs.
-A file may also have SLURM, a dict of options for --executor=slurm.
+A file may also have SLURM, a dict of options for --executor=slurm, and REPORT, what `report` is to
+make of the sweep: title, question, tables, plots.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ from typing import Any
 
 from vit_jax.config_file import run_python
 from vit_jax.errors import SweepError
+from vit_jax.report.requests import read_report
 from vit_jax.sweep.jobs import Job, Selection, as_job
 
 
@@ -20,18 +22,20 @@ class Sweep:
         spec: "FILE.py" or "FILE.py:ARG".
         entries: in the order of the file.
         slurm: options of the cluster.
+        report: for `report`; goes into sweep.json.
     """
 
     spec: str
     entries: tuple[Job | Selection, ...]
     slurm: dict[str, Any]
+    report: dict[str, Any]
 
 
 def read_sweep(spec: str) -> Sweep:
     """Reads a sweep file.
 
     Raises:
-        ConfigError: no such file, no `get_sweep`, or an error in it.
+        ConfigError: no such file, no `get_sweep`, an error in it, or a wrong REPORT.
         SweepError: it asks for nothing, or for something that is no job.
     """
     path = spec.partition(":")[0]
@@ -47,4 +51,6 @@ def read_sweep(spec: str) -> Sweep:
     slurm = names.get("SLURM", {})
     if not isinstance(slurm, dict):
         raise SweepError(f"SLURM of {path} is {slurm!r}", "a dict of options", "make it one")
-    return Sweep(spec, entries, slurm)
+    report = names.get("REPORT", {})
+    read_report(report, f"REPORT of {path}")
+    return Sweep(spec, entries, slurm, report)

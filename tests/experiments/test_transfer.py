@@ -1,0 +1,48 @@
+"""The sweep of experiments/transfer expands to the runs that its page speaks of."""
+
+from pathlib import Path
+
+import pytest
+
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import read_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    def make(arg):
+        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
+        return Plan(read_sweep(f"experiments/transfer/sweep.py:{arg}"), tmp_path)
+
+    return make
+
+
+def counted(plan):
+    stages = [job.stage for job in plan.jobs.values()]
+    return {stage: stages.count(stage) for stage in ("search", "final", None)}
+
+
+def test_three_models_are_pretrained_and_transferred_to_two_datasets(plan):
+    small = plan("small")
+    assert counted(small) == {"search": 3 * 2 * 3, "final": 3 * 2 * (3 + 1), None: 3}
+    search = small.jobs["search/clothing_small/ViT-Micro-4/learning_rate=0.03"]
+    assert search.needs == ("pretrain/ViT-Micro-4",)
+    assert search.config.evaluation.splits == {"dev": "minival_10_percent"}
+    assert search.config.data.train_split == "minitrain_10_percent"
+    assert search.config.data.image_size == 64
+    final = small.jobs["final/clothing_small/ViT-Micro-4/seed2"]
+    assert final.config.evaluation.splits == {"test": "test"}
+    assert final.config.data.train_split == "train"
+    assert final.config.seed == 2
+
+
+def test_at_full_scale_it_is_table_5(plan):
+    """Four models; Table 4 has four learning rates for each of the five datasets."""
+    paper = plan("paper")
+    assert counted(paper) == {"search": 4 * 5 * 4, "final": 4 * 5 * 3, None: 4}
+    pets = paper.jobs["final/pets/L-16/seed0"].config
+    assert (pets.train_steps, pets.data.global_batch_size, pets.data.image_size) == (500, 512, 384)
+    assert (pets.optimizer.name, pets.optimizer.weight_decay) == ("sgd", 0)
+    assert paper.jobs["pretrain/L-16"].config.data.name == "imagenet21k"
