@@ -19,6 +19,7 @@ _CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {
     "config_fewshot",
     "config_init",
     "config_mesh",
+    "config_optimizer",
     "__main__",
 }
 install_import_hook([f"vit_jax.{name}" for name in sorted(_CHECKED)], _CHECKER)

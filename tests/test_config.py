@@ -7,10 +7,10 @@ from vit_jax.config import (
     Config,
     EvaluationConfig,
     MeshConfig,
-    ScheduleConfig,
-    duration_in_steps,
 )
 from vit_jax.config_file import load_config, parse_arg, set_key
+from vit_jax.config_optimizer import ScheduleConfig
+from vit_jax.durations import duration_in_steps
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences, parse_override
 

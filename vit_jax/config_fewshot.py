@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vit_jax.config_data import SourceKind
 from vit_jax.config_mesh import MeshConfig
+from vit_jax.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
 
@@ -93,6 +94,7 @@ class FewshotConfig(Section):
     probe_epochs: int = option(50, at_least=1)
 
     def check(self) -> None:
+        check_duration(self, "interval", required=False)
         for name in self.datasets:
             if not name or "/" in name:
                 raise ConfigError(

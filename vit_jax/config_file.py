@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config import DURATION_UNITS, Config
+from vit_jax.config import Config
 from vit_jax.config_init import AUTO
+from vit_jax.durations import DURATION_UNITS
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.schema import parse_override
 

@@ -5,7 +5,8 @@ import optax
 import pytest
 from flax import nnx, traverse_util
 
-from vit_jax.config import ModelConfig, OptimizerConfig
+from vit_jax.config import ModelConfig
+from vit_jax.config_optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model
 from vit_jax.parallel.sharding import parameter_names

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch
+from vit_jax.errors import DivergenceError
 from vit_jax.parallel.placement import Placement, placed
 from vit_jax.parallel.sharding import parameter_names
 from vit_jax.rng import stream
@@ -145,3 +146,33 @@ def _add_forward(
         for name in _BEHIND_BLOCKS:
             table.add(name + suffix, found[name])
         table.add("logits" + suffix, logits)
+
+
+def diverged(what: str, step: int, kept: list[int], left_out: int) -> DivergenceError:
+    """Returns the error of a step that is not finite.
+
+    Args:
+        what: figure, value and step.
+        step: that it happened at.
+        kept: steps of the checkpoints that are there.
+        left_out: batches that a rewind leaves out beside those since the last checkpoint.
+    """
+    last_good = f"that of step {kept[-1]}" if kept else "none"
+    error = DivergenceError(
+        what, "a finite number",
+        "lower the learning rate, clip gradients, use float32 or set divergence.rewinds; the last"
+        f" good checkpoint is {last_good}",
+    )  # fmt: skip
+    error.step = step
+    error.leave_out = left_out + step - (kept[-1] if kept else 0)
+    return error
+
+
+def explained(error: DivergenceError, facts: list[TensorFacts], path: Path) -> DivergenceError:
+    """Returns the error with the first bad tensor, and where the report of all is."""
+    bad = first_bad(facts) or "all tensors finite"
+    made = DivergenceError(
+        f"{error.got} (run again: {bad}; see {path})", error.expected, error.mend
+    )
+    made.step, made.leave_out = error.step, error.leave_out
+    return made

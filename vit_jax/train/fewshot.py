@@ -5,7 +5,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from vit_jax.config import Config, duration_in_steps
+from vit_jax.config import Config
+from vit_jax.durations import duration_in_steps
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.metrics import MetricsWriter
 from vit_jax.parallel.hosts import first_does

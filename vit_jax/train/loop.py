@@ -12,13 +12,14 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.config import Config, duration_in_steps
+from vit_jax.config import Config
 from vit_jax.data.balance import build_balance
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import Source, class_count, open_training_data, with_subset_hash
 from vit_jax.data.transforms import make_train_transform
+from vit_jax.durations import duration_in_steps
 from vit_jax.errors import DivergenceError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import ExampleLog, MetricsWriter
@@ -32,7 +33,7 @@ from vit_jax.parallel.hosts import (
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run_folder import RunFolder
 from vit_jax.train.attention_watch import make_attention_watch
-from vit_jax.train.divergence import examine_step, first_bad, write_report
+from vit_jax.train.divergence import diverged, examine_step, explained, write_report
 from vit_jax.train.fewshot import FewshotWatch
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.progress import ProgressView
@@ -328,18 +329,10 @@ class _Run:
         for name in _FINITE:
             if not math.isfinite(values[name]):
                 self.checkpoints.wait()
-                kept = self.checkpoints.steps()
-                last_good = f"that of step {kept[-1]}" if kept else "none"
-                error = DivergenceError(
-                    f"{name} is {values[name]} at step {step}",
-                    "a finite number",
-                    "lower the learning rate, clip gradients, use float32 or set "
-                    f"divergence.rewinds; the last good checkpoint is {last_good}",
-                )
-                since = step - (kept[-1] if kept else 0)
-                error.step = step
-                error.leave_out = self.left_out + since + self.config.divergence.skip_steps
-                raise error
+                raise diverged(
+                    f"{name} is {values[name]} at step {step}", step, self.checkpoints.steps(),
+                    self.left_out + self.config.divergence.skip_steps,
+                )  # fmt: skip
 
     def _explained(
         self, error: DivergenceError, step_fn: Any, report: Path | None
@@ -358,12 +351,7 @@ class _Run:
         path = report / f"divergence-{error.step}.txt"
         if is_first_host():
             write_report(path, error.step, facts)
-        explained = DivergenceError(
-            f"{error.got} (run again: {first_bad(facts) or 'all tensors finite'}; see {path})",
-            error.expected, error.mend,
-        )  # fmt: skip
-        explained.step, explained.leave_out = error.step, error.leave_out
-        return explained
+        return explained(error, facts, path)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         """Evaluates and writes the figures of a step, once; a stop cuts it short, leaving none."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.config import OptimizerConfig
+from vit_jax.config_optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.parallel.sharding import match_first, parameter_names
 

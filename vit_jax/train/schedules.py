@@ -5,7 +5,8 @@ import logging
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config import ScheduleConfig, duration_in_steps
+from vit_jax.config_optimizer import ScheduleConfig
+from vit_jax.durations import duration_in_steps
 
 log = logging.getLogger(__name__)
 

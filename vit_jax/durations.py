@@ -1,0 +1,39 @@
+"""Durations in steps, epochs or examples, of which a config gives one."""
+
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section
+
+DURATION_UNITS = ("steps", "epochs", "examples")
+
+
+def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
+    """Raises ConfigError unless exactly one (or, if not required, at most one) unit is given."""
+    keys = [f"{prefix}_{unit}" for unit in DURATION_UNITS]
+    given = [k for k in keys if getattr(holder, k) is not None]
+    if len(given) > 1 or (required and not given):
+        raise ConfigError(
+            f"{' and '.join(repr(k) for k in given) or 'none of them'} given",
+            f"{'exactly' if required else 'at most'} one of {', '.join(keys)}",
+            f"keep one, e.g. {keys[0]}=1000",
+        )
+
+
+def duration_in_steps(
+    holder: Section, prefix: str, *, batch_size: int, num_examples: int
+) -> int | None:
+    """Returns a duration of a section in steps, rounded to the nearest; None if not given.
+
+    Args:
+        holder: section with fields `{prefix}_steps`, `_epochs` and `_examples`.
+        prefix: "train", "warmup", "cooldown" or "interval".
+        batch_size: examples a step, over all hosts.
+        num_examples: examples an epoch.
+    """
+    steps = getattr(holder, f"{prefix}_steps")
+    epochs = getattr(holder, f"{prefix}_epochs")
+    examples = getattr(holder, f"{prefix}_examples")
+    if epochs is not None:
+        examples = epochs * num_examples
+    if examples is not None:
+        steps = max(round(examples / batch_size), 1 if examples else 0)
+    return steps
