@@ -23,7 +23,7 @@ COMMANDS = {
     "checkpoint": "look into a checkpoint: arrays, config, git revision",
     "data": "list, look at, check, pack and convert datasets",
     "predict": "name what is on images",
-    "analyze": "look inside a model: filters, positions, attention, receptive fields",
+    "analyze": "look inside a model: filters, positions, attention",
     "models": "list the models, their sizes and costs",
     "convert": "write weights in the format of another project",
     "export": "write a model as one file that runs without this package",

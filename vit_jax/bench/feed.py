@@ -102,7 +102,7 @@ def measure_feed(
         for _ in range(2 + spec.prefetch):  # What was made ready before the clock starts.
             next(batches)
         begin, cpu, count = time.perf_counter(), time.process_time(), 0
-        while time.perf_counter() - begin < seconds:
+        while count == 0 or time.perf_counter() - begin < seconds:
             count += len(next(batches)["label"])
         wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
     threads = f"{num_threads} thread{'s' if num_threads != 1 else ''}"
@@ -175,7 +175,7 @@ def _time(
     for item in items[:4]:
         work(item)
     begin, cpu, done = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - begin < seconds:
+    while done == 0 or time.perf_counter() - begin < seconds:
         work(items[done % len(items)])
         done += 1
     wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
