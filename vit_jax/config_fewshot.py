@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vit_jax.config_data import SourceKind
 from vit_jax.config_mesh import MeshConfig
+from vit_jax.data.overlap import shares
 from vit_jax.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
@@ -37,14 +38,26 @@ class FewshotDatasetConfig(Section):
     antialias: bool = option(True)
 
     def check(self) -> None:
-        splits = {"train_split": self.train_split, "held_out_split": self.held_out_split}
-        for key, split in splits.items():
-            if split == self.test_split:
+        test, train, held_out = self.test_split, self.train_split, self.held_out_split
+        for key, split in {"train_split": train, "held_out_split": held_out}.items():
+            if split == test:
                 raise ConfigError(
                     f"'{key}' is {split!r}, and so is test_split",
                     "a test split that nothing is learned from or chosen on",
                     f"change '{key}'",
                 )
+            if split is not None and shares(split, test):
+                raise ConfigError(
+                    f"'{key}' {split!r} has examples of test_split {test!r}",
+                    "a test split that nothing is learned from or chosen on",
+                    f"change '{key}'",
+                )
+        if held_out is not None and shares(train, held_out):
+            raise ConfigError(
+                f"'held_out_split' {held_out!r} has examples of train_split {train!r}",
+                "examples that nothing is learned from, to choose on",
+                "take them out of train_split, or leave held_out_split out",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

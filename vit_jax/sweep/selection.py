@@ -1,15 +1,13 @@
 """The choice of the best of several jobs: by which split, and which."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import Config
+from vit_jax.data.overlap import may_share, shares
 from vit_jax.errors import SweepError, nearest
 from vit_jax.sweep.jobs import Selection, better
-
-_PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
 
 
 def split_of(metric: str) -> str | None:
@@ -32,7 +30,8 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
         final: configs of its final runs.
 
     Raises:
-        SweepError: the metric's split is not evaluated, or shares examples with a reported one.
+        SweepError: the metric's split is not evaluated, or shares examples with a reported one or
+            with what a candidate trains on.
     """
     where, name = f"selection {selection.name!r}", split_of(selection.metric)
     if name is not None:
@@ -47,6 +46,7 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
                     if config.evaluation.splits
                     else f"set evaluation.splits.{name} in their config",
                 )
+            _refuse_trained_on(selection, name, config)
     if selection.choose_on_test or not final:
         return
     if name is None:
@@ -58,6 +58,19 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
     for one in search:
         for other in final:
             _refuse_shared(where, name, one.evaluation.splits[name], other.evaluation.splits)
+
+
+def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
+    """A candidate that trains on what it is scored on is chosen for how well it remembers."""
+    trained, scored = config.data.train_split, config.evaluation.splits[name]
+    if selection.choose_on_test or config.data.mixture or not shares(trained, scored):
+        return
+    raise SweepError(
+        f"selection {selection.name!r} chooses on {name!r} ({scored}), and a candidate trains on"
+        f" {trained!r}",
+        "examples that no candidate trains on",
+        "set data.train_split of the candidates to the rest, e.g. 'train[:90%]'",
+    )
 
 
 def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str]) -> None:
@@ -74,42 +87,6 @@ def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str
             "a dev split, of examples that are not reported on",
             "split some off train, or say choose_on_test=True",
         )
-
-
-def may_share(one: str, other: str) -> bool:
-    """Whether two split strings may name the same examples.
-
-    >>> may_share("train[90%:]", "test"), may_share("test[:50%]", "test")
-    (False, True)
-    >>> may_share("train[80%:90%]", "train[90%:]"), may_share("train[:100]", "train[50:]")
-    (False, True)
-    """
-    return any(
-        _overlap(a.strip(), b.strip()) for a in one.split("+") for b in other.split("+")
-    )  # fmt: skip
-
-
-def _overlap(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    a, b = _PART.fullmatch(one), _PART.fullmatch(other)
-    if a is None or b is None or a["name"] != b["name"]:
-        return "vtab_test" in (one, other) and "test" in (one.split("[")[0], other.split("[")[0])
-    first, second = _span(a), _span(b)
-    if first is None or second is None or first[0] != second[0]:
-        return True  # The whole split, or percent against examples: not known to be apart.
-    return first[1] < second[2] and second[1] < first[2]
-
-
-def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
-    """Returns the unit, begin and end of a part; None: not to be compared with others."""
-    ends = [(part[end] or "").strip() for end in ("from", "to")]
-    units = {"%" if end.endswith("%") else "examples" for end in ends if end}
-    numbers = [end.removesuffix("%") for end in ends]
-    if len(units) != 1 or any(n and not n.isdecimal() for n in numbers):
-        return None
-    begin, end = numbers
-    return units.pop(), float(begin or 0), float(end or math.inf)
 
 
 def choose(

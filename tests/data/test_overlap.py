@@ -1,0 +1,46 @@
+"""Which splits share examples: compared with the places that the same strings name."""
+
+import itertools
+
+import pytest
+
+from vit_jax.data.overlap import may_share, shares
+from vit_jax.data.sources.splits import expand_presets, read_split
+
+SIZES = {"train": 1000, "test": 300}
+SPLITS = (
+    "train", "test", "all", "train[:80%]", "train[80%:]", "train[10%:20%]+test", "train[:800]",
+    "train[800:900]", "test[:50%]", "test[50%:]", "minitrain_10_percent", "minival_10_percent",
+    "minival_2_percent", "train[:50]+train[90%:]",
+)  # fmt: skip
+
+
+def places(split):
+    spans = read_split(expand_presets(split, SIZES, "mine"), {k: [n] for k, n in SIZES.items()}, "")
+    return {(span.split, i) for span in spans for i in range(span.start, span.stop)}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(SPLITS, 2)))
+def test_what_is_said_of_two_splits_is_so(one, other):
+    found = shares(one, other)
+    assert found == shares(other, one)
+    if found is None:  # Percent against examples.
+        assert may_share(one, other)
+    else:
+        assert found == bool(places(one) & places(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("train800", "val200", False),
+        ("train800val200", "vtab_test", False),
+        ("train800val200", "val200", True),
+        ("train800", "train", True),
+        ("train[:800]", "train800", True),
+        ("vtab_test", "test", None),
+        ("vtab_test", "test[50%:]", None),
+    ],
+)
+def test_presets_of_vtab(one, other, said):
+    assert shares(one, other) is said
