@@ -32,6 +32,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+# Its import sets up logging and closes all handlers there are. Of them absl's, where a test has
+# made it, writes to what pytest captures with, and takes it along; so it comes first.
+import submitit  # noqa: E402, F401
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

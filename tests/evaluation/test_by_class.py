@@ -52,6 +52,17 @@ def test_against_scikit_learn(size):
     assert "roc_auc" not in figures
 
 
+def test_classes_without_an_example_are_named_and_count_in_no_mean():
+    logits, labels = drawn(5)
+    kept = np.isin(labels, (1, 4))
+    found = collected(logits[kept], labels[kept], 16, "abcde")
+    assert found.absent() == ["a", "c", "d"]
+    figures = found.figures()
+    assert [k for k in figures if "class/" in k] == ["accuracy_class/b", "accuracy_class/e"]
+    mean = (figures["accuracy_class/b"] + figures["accuracy_class/e"]) / 2
+    assert figures["accuracy_per_class_mean"] == pytest.approx(mean, abs=1e-12)
+
+
 @pytest.mark.parametrize("size", [7, 101])
 def test_the_area_under_the_roc_curve_of_two_classes(size):
     logits, labels = drawn(2)

@@ -62,6 +62,11 @@ class ByClass:
             self._scores.append(outputs["score"][mask])
             self._labels.append(outputs["label"][mask])
 
+    def absent(self) -> list[str]:
+        """Returns the names of the classes of which there was no example."""
+        counts = self.confusion.sum(axis=1)
+        return [name for name, n in zip(self.names, counts, strict=True) if not n]
+
     def figures(self) -> dict[str, float]:
         """Returns accuracy_class/NAME of each class with examples, their mean, and roc_auc."""
         examples = self.confusion.sum(axis=1)

@@ -1,5 +1,6 @@
 """Evaluation of parameters on the splits of a config."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass
 from vit_jax.evaluation.classification import EvalStep, evaluate
 from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import check_batch_size, host_rows
+
+log = logging.getLogger(__name__)
 
 
 class SplitEvaluator:
@@ -47,6 +51,7 @@ class SplitEvaluator:
         self._mesh, self._num_classes = mesh, num_classes
         self._by_class = config.evaluation.by_class
         self._report, self._suffix = report, suffix
+        self._told: set[str] = set()
         self._sources: dict[str, Source] = {
             name: cached(open_source(data, split), data.cache_mb)
             for name, split in config.evaluation.splits.items()
@@ -78,12 +83,21 @@ class SplitEvaluator:
                 with eval_batches(source, self._transform, self._spec) as feed:
                     batches = _until(stop, feed)
                     found = evaluate(eval_step, params, batches, self._mesh, by_class)
+                if by_class is not None:
+                    self._tell_absent(name, by_class)
                 if by_class is not None and self._report is not None and is_first_host():
                     by_class.write(self._report / f"confusion-{name}{self._suffix}.csv")
                 figures |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
         except _StoppedError:
             return None
         return figures
+
+    def _tell_absent(self, name: str, by_class: ByClass) -> None:
+        """Says once which classes a split lacks: a tenth of a small class may be no example."""
+        absent = [repr(c) for c in by_class.absent()]
+        if absent and name not in self._told and is_first_host():
+            log.warning("evaluation split %r has no example of %s", name, first_few(absent, 5))
+        self._told.add(name)
 
 
 class _StoppedError(Exception):
