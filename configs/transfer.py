@@ -8,7 +8,8 @@ Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=r
                     --config.data.name=NAME; folder: your images, as configs/folder.py takes them
            RECIPE   paper (default), augreg, bit (for ResNets)
            STAGE    dev (default): trained on "train" without its dev part, scored on that; test:
-                    trained on all of "train", scored on "test" (ImageNet: "validation")
+                    trained on all of "train", scored on "test" (ImageNet: "validation"; a
+                    folder of yours: PHOTOS/{train,test}/CLASS)
            options  polyak: also averages the parameters (0.9999); head: trains the head alone;
                     0.65, 0.75, 0.85: each layer learns so much slower than the one above;
                     weighted: rare classes weigh more in the loss; balanced: they are drawn more)

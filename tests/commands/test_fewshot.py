@@ -170,6 +170,7 @@ def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
         (["--method=foo"], "'fewshot.methods' is 'foo'"),
         (["--dataset=digit"], "no dataset 'digit'"),
         (["--test_split=validation"], "split 'validation' of digits"),
+        (["--test_split=tset"], "; check train_split, test_split and held_out_split"),
         (["--test_split=train"], "and so is test_split"),
         (["--held_out_split=test"], "and so is test_split"),
         (["--train_split=train+test"], "'train+test' has examples of test_split 'test'"),

@@ -275,9 +275,10 @@ def _opened(
     try:
         sources = {key: open_source(own, split) for key, split in wanted.items()}
     except DataError as error:
-        raise DataError(
-            f"few-shot dataset {name!r}: {error.got}", error.expected, error.mend
-        ) from None
+        mend = error.mend.replace(
+            "data.train_split and evaluation.splits", "train_split, test_split and held_out_split"
+        )
+        raise DataError(f"few-shot dataset {name!r}: {error.got}", error.expected, mend) from None
     for key in ("train", "held_out"):
         if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
             raise DataError(
