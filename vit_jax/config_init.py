@@ -8,6 +8,12 @@ from vit_jax.schema import Section, check_patterns, option
 AUTO = "auto"
 """`model.name` of a run whose architecture is that of the weights it starts from."""
 
+OF_THE_RUN = frozenset({
+    "dropout", "stochastic_depth", "dtype", "remat", "scan", "attention_implementation",
+    "head_bias_init",
+})  # fmt: skip
+"""Of a model section, how a model is trained and run. The rest says what it is."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitConfig(Section):

@@ -14,7 +14,7 @@ def get_sweep(data_dir):
         "evaluation.interval_steps": None,
     }  # fmt: skip
     yield Job(TINY, {**common, "train_steps": 80}, name="pretrain", labels={"model": "tiny"})
-    short = {**common, "train_steps": 20, "init_from": "job:pretrain"}
+    short = {**common, "train_steps": 20, "init_from": "job:pretrain", "model.name": "auto"}
     dev = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
     yield Selection(
         "digits",

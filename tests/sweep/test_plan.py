@@ -8,10 +8,12 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, chain, product, together, vary
+from vit_jax.sweep.board import changes
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
+TRANSFER = str(Path(__file__).parents[2] / "configs" / "transfer.py") + ":tfds"
 DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
 TEST = {"evaluation.splits": {"test": "test"}}
 
@@ -262,6 +264,29 @@ def test_a_finished_job_whose_settings_changed_is_an_error_in_one_line(
     assert (code, out, len(err)) == (2, [], 1)
     assert "job 'pre-train' is finished with other settings" in err[0]
     assert "(seed: 1 there, 2 now)" in err[0]
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({}, None),
+        ({"model.dropout": 0.2}, "model.dropout: 0.0 there, 0.2 now"),
+        ({"model.depth": 3}, "model.depth: 2 there, 3 now"),
+        ({"seed": 5}, "seed: 0 there, 5 now"),
+    ],
+)
+def test_a_run_that_took_its_model_from_its_weights_is_as_asked_for(tmp_path, extra, told):
+    """Its config.json names the model; the sweep file still says "auto"."""
+    settings = {"init_from": "job:pretrain", "data.name": "digits"}
+    entries = Job(TINY, name="pretrain"), Job(TRANSFER, settings, name="tuned")
+    begun = plan(*entries, folder=tmp_path).jobs["tuned"]
+    begun.folder.mkdir(parents=True)
+    (begun.folder / "metrics.jsonl").touch()
+    resolved = begun.config.to_mapping()
+    resolved["model"] |= {"name": "ViT-Ti/4", "width": 16, "depth": 2, "pooling": "gap"}
+    (begun.folder / "config.json").write_text(json.dumps(resolved))
+    entries = entries[0], Job(TRANSFER, {**settings, **extra}, name="tuned")
+    assert changes(plan(*entries, folder=tmp_path).jobs["tuned"]) == told
 
 
 @pytest.mark.parametrize(

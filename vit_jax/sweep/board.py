@@ -5,7 +5,9 @@ import json
 import time
 from typing import Any
 
+from vit_jax.config import Config, ModelConfig
 from vit_jax.config_file import load_config
+from vit_jax.config_init import AUTO, OF_THE_RUN
 from vit_jax.errors import UserError, first_few
 from vit_jax.schema import differences
 from vit_jax.sweep.plan import Plan, PlannedJob
@@ -187,7 +189,7 @@ def changes(job: PlannedJob) -> str | None:
             return None
         rows = [
             f"{key}: {old!r} there, {new!r} now"
-            for key, old, new in differences(there, job.config)
+            for key, old, new in differences(there, _with_model_of(there, job.config))
             # The fingerprint of a subset is filled in by the run itself.
             if not (key.endswith(".hash") and new is None)
         ]
@@ -200,6 +202,25 @@ def changes(job: PlannedJob) -> str | None:
         if key in there and there[key] != now[key]
     ]
     return first_few(rows, 3, "; ") or None
+
+
+def _with_model_of(there: Config, now: Config) -> Config:
+    """Returns a config whose `model.name=auto` has become the model that a run has found.
+
+    Args:
+        there: config of the run, its model section filled in from its weights.
+        now: what is asked for; what it sets itself stays, also in what is the run's own.
+    """
+    if now.model.name != AUTO:
+        return now
+    usual, asked = ModelConfig(name=AUTO).to_mapping(), now.model.to_mapping()
+    found = {
+        key: value
+        for key, value in there.model.to_mapping().items()
+        if key not in OF_THE_RUN and asked[key] == usual[key]
+    }
+    model = ModelConfig.from_mapping({**asked, **found, "name": there.model.name})
+    return dataclasses.replace(now, model=model)
 
 
 def _total_steps(job: PlannedJob) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import Config, ModelConfig
-from vit_jax.config_init import AUTO
+from vit_jax.config_init import AUTO, OF_THE_RUN
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
@@ -24,12 +24,6 @@ from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger(__name__)
-
-# Of a model section, how a model is trained and run. The rest says what it is.
-_OF_THE_RUN = {
-    "dropout", "stochastic_depth", "dtype", "remat", "scan", "attention_implementation",
-    "head_bias_init",
-}  # fmt: skip
 
 
 def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
         with _keys_of_the_config():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    left = _OF_THE_RUN if config.init.keep_head else {*_OF_THE_RUN, "representation_size"}
+    left = OF_THE_RUN if config.init.keep_head else {*OF_THE_RUN, "representation_size"}
     return {key: value for key, value in options.items() if key not in left}
 
 
