@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from vit_jax.config_data import SourceKind
 from vit_jax.config_mesh import MeshConfig
-from vit_jax.data.overlap import shares
 from vit_jax.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
+from vit_jax.split_overlap import shares
 
 Method = Literal["least_squares", "knn", "linear_probe"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import Config
-from vit_jax.data.overlap import may_share, shares
 from vit_jax.errors import SweepError, nearest
+from vit_jax.split_overlap import may_share, shares
 from vit_jax.sweep.jobs import Selection, better
 
 

@@ -10,7 +10,7 @@ _MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 def shares(one: str, other: str) -> bool | None:
     """Returns whether two splits of a dataset share examples; None: the strings do not tell.
 
-    Presets are read as `data.sources.splits` does; where VTAB's lie depends on the dataset.
+    Presets are read as `vit_jax.data.sources.splits` does; where VTAB's lie depends on the dataset.
 
     Args:
         one: in TFDS's grammar, or a preset.
