@@ -261,14 +261,15 @@ def _kernel_gradient_by_matmul(
     rows, columns = (height - 1) * stride + 1, (width - 1) * stride + 1
     shifted = [
         x[:, top : top + rows : stride, left : left + columns : stride]
-        for top in range(shape[0]) for left in range(shape[1])
-    ]  # fmt: skip
-    positions = ((0, 1, 2), (0, 1, 2))
-    gradients = [
-        lax.dot_general(part, dy, (positions, ((), ())), preferred_element_type=dtype)
-        for part in shifted
+        for top in range(shape[0])
+        for left in range(shape[1])
     ]
-    return jnp.stack(gradients).reshape(shape)
+    # One product, so that on several devices one gradient is summed and not one of each position.
+    positions = ((0, 1, 2), (0, 1, 2))
+    gradient = lax.dot_general(
+        jnp.concatenate(shifted, -1), dy, (positions, ((), ())), preferred_element_type=dtype
+    )
+    return gradient.reshape(shape)
 
 
 _convolve.defvjp(_convolve_fwd, _convolve_bwd)
