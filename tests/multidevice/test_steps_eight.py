@@ -5,6 +5,7 @@ Run as a program, this file trains one model on all meshes and prints what its t
 
 import collections
 import json
+import math
 import sys
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_on_an_fsdp_mesh_parameters_are_gathered_and_activations_stay(found_of, 
     assert all(count[shape] <= 2 * allowed[shape] for shape in count)
     # What is summed is a gradient or a norm of one: nothing has a row for each example.
     parameters = {*kernels, *(plain(shape) for shape in found["others"]), ()}
+    # On CPUs the gradient of a convolution is that of a matmul: all axes but the last as one.
+    convolutions = [shape[-4:] for shape in found["kernels"] if len(shape) >= 4]
+    parameters |= {plain([math.prod(shape[:-1]), shape[-1]]) for shape in convolutions}
     for shape in map(plain, shapes(rows, "all-reduce", "reduce-scatter")):
         assert shape in parameters, f"sum of {shape}"
 
