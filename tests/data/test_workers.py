@@ -46,7 +46,7 @@ def start(folder, workers, out, then):
     )  # fmt: skip
 
 
-def gone(processes, timeout_s=20):
+def gone(processes, timeout_s=300):
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     return not alive
 
@@ -58,7 +58,7 @@ def shared_memory():
 def test_the_batches_are_those_of_one_process(digits_dir, tmp_path):
     for workers in (0, 2, 3):
         process = start(digits_dir, workers, tmp_path / f"{workers}.npz", "close")
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
     want = np.load(tmp_path / "0.npz")
     for workers in (2, 3):
@@ -79,9 +79,9 @@ def test_no_process_and_no_shared_memory_is_left(digits_dir, tmp_path, end):
     if is_signal:
         assert len(family) >= 2
         process.send_signal(getattr(signal, end))
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert gone(family), [p.cmdline() for p in family if p.is_running()]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while (left := shared_memory() - before) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left

@@ -134,7 +134,9 @@ def test_the_death_of_process_0_is_missed_by_all(hall):
     members = room.members()
     together(*[lambda m=m: m.gather("start", None, LONG_S) for m in members])
     for peer in list(room.hub._peers):
-        peer.socket.shutdown(socket.SHUT_RDWR)
+        # The hub may have seen the first one end and closed the others.
+        with contextlib.suppress(OSError):
+            peer.socket.shutdown(socket.SHUT_RDWR)
     ending = members[1].wait_for_end(LONG_S)
     assert ending.line.startswith("process 0 (host0) was killed or crashed; ")
 
