@@ -93,5 +93,7 @@ def print_summary(title: str, figures: dict[str, Any]) -> None:
 
 def _format(value: Any) -> str:
     if isinstance(value, float):
+        if 0 < abs(value) < 1e-3:
+            return f"{value:.3g}"
         return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
