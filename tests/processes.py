@@ -29,3 +29,12 @@ def start(workdir, digits_dir, *overrides):
 def finish(process):
     out, err = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, out, err
+
+
+def one_line(capfd):
+    """The one line of error that a command run in this process has written."""
+    lines = capfd.readouterr().err.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert not any("Traceback" in line for line in lines)
+    return errors[0]

@@ -11,8 +11,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
+
+import pytest
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "srun")
 _PATH = os.environ["PATH"] + ":/usr/sbin:/usr/local/sbin"
@@ -180,3 +183,17 @@ def _alive(number):
 
 def _host():
     return socket.gethostname().split(".")[0]
+
+
+@contextlib.contextmanager
+def running_cluster(nodes):
+    """A cluster for a test, which is skipped with a reason where there can be none."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    # Not below pytest's folder: a socket's path has at most 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(folder, nodes=nodes) as running,
+    ):
+        yield running

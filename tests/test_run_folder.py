@@ -218,10 +218,13 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_whole(tmp_path):
         assert folder.result == {"step": 1}
 
 
-def test_a_full_disk_is_a_run_folder_error_and_leaves_the_old_file_whole(tmp_path):
+def test_a_full_disk_is_a_run_folder_error_and_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with RunFolder(tmp_path, config()) as folder:
         folder.write_json("result.json", {"step": 1})
-        (tmp_path / ".result.json.tmp").symlink_to("/dev/full")
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(RunFolderError, match="No space left on device"):
             folder.write_json("result.json", {"step": 2})
         assert folder.result == {"step": 1}

@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax.config import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.files import write_atomically
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -230,9 +231,7 @@ def _truncate(path: Path, start_step: int) -> None:
     rows = [row for row in read_metrics(path) if row["step"] <= start_step]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if text != path.read_text():
-        temporary = path.with_suffix(".jsonl.tmp")
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_atomically(path, text)
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:

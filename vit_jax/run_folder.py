@@ -19,6 +19,7 @@ import jax
 from vit_jax.config import Config
 from vit_jax.config_file import load_config, read_mapping
 from vit_jax.errors import RunFolderError, first_few
+from vit_jax.files import write_atomically
 from vit_jax.parallel import hosts
 from vit_jax.schema import Section, differences
 
@@ -126,15 +127,8 @@ class RunFolder:
         """Writes a file atomically: a reader sees the old one or the whole new one."""
         if not self.is_writer:
             return
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}.tmp")
         try:
-            with temporary.open("w") as file:
-                json.dump(content, file, indent=2)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None
 

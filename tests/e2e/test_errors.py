@@ -10,7 +10,7 @@ import jax
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
-from processes import TINY, finish, start
+from processes import TINY, finish, one_line, start
 
 from vit_jax.__main__ import main
 
@@ -26,14 +26,6 @@ def _optax_promotes():
 def train(workdir, digits_dir, *overrides):
     data = f"--config.data.data_dir={digits_dir}"
     return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *SHORT, *overrides])
-
-
-def one_line(capfd):
-    lines = capfd.readouterr().err.strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert not any("Traceback" in line for line in lines)
-    return errors[0]
 
 
 def saved_steps(workdir):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from processes import ROOT
+from processes import ROOT, one_line
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
@@ -55,14 +55,6 @@ def run(workdir, arg, weights, *overrides):
             "--config.logging.curves=false", *overrides,
         ]
     )  # fmt: skip
-
-
-def one_line(capfd):
-    lines = capfd.readouterr().err.strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert not any("Traceback" in line for line in lines)
-    return errors[0]
 
 
 @pytest.mark.slow

@@ -5,13 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from many_processes import ROOT, TIMEOUT_S, free_port
-from slurm_cluster import SlurmCluster, why_not
+from slurm_cluster import running_cluster
 
 from vit_jax.metrics import read_metrics
 
@@ -70,14 +69,7 @@ def test_the_scripts_are_clean():
 
 @pytest.fixture
 def cluster():
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    # Not below pytest's folder: a socket's path has at most 107 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(folder, nodes=2) as running,
-    ):
+    with running_cluster(nodes=2) as running:
         yield running
 
 

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
-from slurm_cluster import SlurmCluster, why_not
+from slurm_cluster import running_cluster
 from sweep_processes import finish, start, table, wait_for
 
 from vit_jax.metrics import read_metrics
@@ -68,14 +67,7 @@ def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_table(
 
 @pytest.fixture
 def cluster():
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    # Not below pytest's folder: a socket's path has at most 107 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(folder, nodes=1) as running,
-    ):
+    with running_cluster(nodes=1) as running:
         yield running
 
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from vit_jax.files import write_atomically
+
 log = logging.getLogger(__name__)
 
 NO_CLASS = "no class"
@@ -104,7 +106,4 @@ class ByClass:
         writer.writerows(
             [name, *row] for name, row in zip(self.names, matrix.tolist(), strict=True)
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(text.getvalue())
-        temporary.replace(path)
+        write_atomically(path, text.getvalue())

@@ -52,7 +52,7 @@ class Loaded:
 
 
 def load_pretrained(path: str | Path, **arguments: Any) -> ViT | ResNet:
-    """Makes a model from published weights; takes the arguments of `load`, prints its report.
+    """Makes a model from published weights and prints the report; arguments as of `read_weights`.
 
     >>> load_pretrained("B_16.npz", image_size=384)  # doctest: +SKIP
     """
@@ -61,54 +61,20 @@ def load_pretrained(path: str | Path, **arguments: Any) -> ViT | ResNet:
     return loaded.model
 
 
-def load(
-    path: str | Path,
-    *,
-    image_size: int | tuple[int, int] | None = None,
-    patch_size: int | None = None,
-    num_classes: int | None = None,
-    keep_head: bool | None = None,
-    grid: Grid | None = None,
-    position_resize: Method = "zoom",
-    normalization: Normalization | None = None,
-    allow_missing: Sequence[str] = (),
-    allow_unexpected: Sequence[str] = (),
-    seed: int = 0,
-    **options: Any,
-) -> Loaded:
+def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     """Makes a model from published weights.
 
     Args:
-        path: npz, safetensors, a folder of transformers or timm, a run folder of ours; local,
-            `hf://` or `gs://`.
-        image_size: side, or (height, width), in pixels; another than the file's resamples the
-            position table.
-        patch_size: another than the file's resamples the patch embedding (FlexiViT).
-        num_classes: of the head; None: as in the file; 0: none, features come out.
-        keep_head: None: the file's head is kept if it has `num_classes`; False: a new one that
-            starts at zero, without the tanh layer before it; True: an error if it cannot be kept.
-        grid: (rows, columns) of the file's position table; None: as stored, or square.
-        position_resize: how to resample the table, see `resample.resample_table`.
-        normalization: mean and standard deviation, a value a channel, that the weights expect of
-            images in [0, 1]; None: as the file's config.json says, else 0.5 and 0.5. Others are
-            folded into the patch embedding: the model takes images in [-1, 1] like all models here.
-        allow_missing: regular expressions over whole parameter names that the file may lack; they
-            start as in a new model.
-        allow_unexpected: regular expressions over whole names of tensors that may go unused.
+        path: see `read_weights`.
         seed: of parameters that the file does not give.
-        **options: keys of the model section that the file does not tell or that you want otherwise.
+        **arguments: of `read_weights`.
 
     Raises:
         WeightsError: a file that cannot be read, understood or made to fit.
         ModelError, ConfigError: options that do not go together.
     """
     start = time.monotonic()
-    found = read_weights(
-        path, image_size=image_size, patch_size=patch_size, num_classes=num_classes,
-        keep_head=keep_head, grid=grid, position_resize=position_resize,
-        normalization=normalization, allow_missing=allow_missing,
-        allow_unexpected=allow_unexpected, **options,
-    )  # fmt: skip
+    found = read_weights(path, **arguments)
     config, num_classes, size = found.options, found.num_classes, found.image_size
     # One at a time, so that an array that has to be copied is not there twice.
     arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
@@ -156,7 +122,31 @@ def read_weights(
     allow_unexpected: Sequence[str] = (),
     **options: Any,
 ) -> Weights:
-    """Reads published weights for a model; no device is used. Takes the arguments of `load`."""
+    """Reads published weights for a model; no device is used.
+
+    Args:
+        path: npz, safetensors, a folder of transformers or timm, a run folder of ours; local,
+            `hf://` or `gs://`.
+        image_size: side, or (height, width), in pixels; another than the file's resamples the
+            position table.
+        patch_size: another than the file's resamples the patch embedding (FlexiViT).
+        num_classes: of the head; None: as in the file; 0: none, features come out.
+        keep_head: None: the file's head is kept if it has `num_classes`; False: a new one that
+            starts at zero, without the tanh layer before it; True: an error if it cannot be kept.
+        grid: (rows, columns) of the file's position table; None: as stored, or square.
+        position_resize: how to resample the table, see `resample.resample_table`.
+        normalization: mean and standard deviation, a value a channel, that the weights expect of
+            images in [0, 1]; None: as the file's config.json says, else 0.5 and 0.5. Others are
+            folded into the patch embedding: the model takes images in [-1, 1] like all models here.
+        allow_missing: regular expressions over whole parameter names that the file may lack; they
+            start as in a new model.
+        allow_unexpected: regular expressions over whole names of tensors that may go unused.
+        **options: keys of the model section that the file does not tell or that you want otherwise.
+
+    Raises:
+        WeightsError: a file that cannot be read, understood or made to fit.
+        ModelError, ConfigError: options that do not go together.
+    """
     start = time.monotonic()
     allow_missing, allow_unexpected = _patterns(allow_missing), _patterns(allow_unexpected)
     _check_method(position_resize)

@@ -11,12 +11,12 @@ import fcntl
 import json
 import os
 import signal
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from vit_jax.errors import SweepError
+from vit_jax.files import write_atomically
 
 # Exit codes of a run that wants to be started again: stopped and saved, or a host was lost; and
 # those of a process that was asked to stop before it could answer.
@@ -59,18 +59,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         SweepError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise SweepError(
             f"cannot write {path}: {error.strerror}", "a writable folder with free space",
             "choose another --workdir, or free some space",

@@ -11,6 +11,7 @@ from typing import Any
 
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.errors import DataError
+from vit_jax.files import write_atomically
 
 JOURNAL = "prepare.jsonl"
 """First line: what the shards are made of and how; then a line for each finished one."""
@@ -161,13 +162,3 @@ def sha256_of(path: Path, *, sync: bool = False) -> str:
         if sync:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vit_jax.data.prepare.shards import ShardFolder, write_atomically
+from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.progress import ProgressBar
 from vit_jax.errors import DataError
+from vit_jax.files import write_atomically
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
