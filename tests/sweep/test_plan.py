@@ -141,7 +141,8 @@ def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
 
 
 def test_choosing_on_test_is_done_where_it_is_asked_for():
-    plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
+    laid = plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
+    assert [job.stage for job in laid.jobs.values()] == ["search", "final", "final", "final"]
 
 
 @pytest.mark.parametrize(
