@@ -9,7 +9,7 @@ devices are asked for; layers of a stack lie along a leading axis whether `model
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,17 @@ class CheckpointFolder:
         config: what to keep.
         read_only: never writes or deletes.
 
+    Attributes:
+        pinned: step of a checkpoint to keep beside those that the config says; None: no other.
+
     Raises:
         RunFolderError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = False):
         self.folder = folder.absolute()
-        keep: list[Any] = [policies.LatestN(config.keep_last)]
+        self.pinned: int | None = None
+        keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
         if config.keep_best:
             keep.append(
                 policies.BestN(
@@ -243,7 +247,17 @@ class CheckpointFolder:
                 )
 
 
-def latest_params(
+class _Pinned:
+    """Orbax preservation policy: the checkpoint that a folder has pinned stays."""
+
+    def __init__(self, folder: CheckpointFolder):
+        self._folder = folder
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+        return [checkpoint.step == self._folder.pinned for checkpoint in checkpoints]
+
+
+def result_params(
     path: Path, abstract_params: Any, step: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the parameters to use of a run folder, and that run's config.
@@ -253,7 +267,7 @@ def latest_params(
     Args:
         path: run folder, its `checkpoints` folder, or one step below it.
         abstract_params: shapes, types and shardings wanted.
-        step: None: the latest.
+        step: None: the run's result, see `checkpoint_about.find_steps`.
 
     Raises:
         CheckpointError: nothing there, or another architecture.

@@ -61,7 +61,10 @@ def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
 
     Args:
         path: run folder, its `checkpoints` folder, or one step below it.
-        step: None: as the path says.
+        step: None: as the path says, or the best one of a run that early stopping has ended.
+
+    Returns:
+        folder, and step; None: the latest.
 
     Raises:
         CheckpointError: no folder there.
@@ -74,14 +77,22 @@ def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"
         )
-    return folder, step
+    return folder, best_step(folder.parent) if step is None else step
+
+
+def best_step(run: Path) -> int | None:
+    """Returns the step whose weights a finished run with early stopping took; None: the last."""
+    try:
+        return json.loads((run / "result.json").read_text()).get("best_step")
+    except (OSError, ValueError, AttributeError):  # Not finished, or no run folder.
+        return None
 
 
 def read_about(path: Path) -> About:
     """Reads what a checkpoint says of itself; opens no arrays and no devices.
 
     Args:
-        path: run folder, its `checkpoints` folder (both: the latest step), or one step below it.
+        path: run folder, its `checkpoints` folder (both: see `find_steps`), or one step below.
 
     Raises:
         CheckpointError: no checkpoint there, or one that does not say it.

@@ -12,9 +12,14 @@ from vit_jax.config_fewshot import FewshotConfig
 from vit_jax.config_init import AUTO, InitConfig
 from vit_jax.config_mesh import MeshConfig
 from vit_jax.config_optimizer import OptimizerConfig
+from vit_jax.config_stopping import EarlyStoppingConfig
 from vit_jax.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
+from vit_jax.split_overlap import shares
+
+# Metrics of an evaluated split of which more is better.
+_SHARES = ("accuracy_top1", "accuracy_top5")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,6 +208,8 @@ class EvaluationConfig(Section):
 
     # Name in the metrics -> TFDS split, e.g. {"test": "test"}.
     splits: dict[str, str] = option({})
+    # The same, but evaluated only at the end, of the weights that are the run's result.
+    final_splits: dict[str, str] = option({})
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
@@ -214,6 +221,23 @@ class EvaluationConfig(Section):
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
+        both = sorted(self.splits.keys() & self.final_splits.keys())
+        if both:
+            raise ConfigError(
+                f"'splits' and 'final_splits' both have {both[0]!r}", "each name once",
+                "drop it from one of the two",
+            )  # fmt: skip
+
+    @property
+    def all_splits(self) -> dict[str, str]:
+        """Name -> split of all that is evaluated at the end."""
+        return {**self.splits, **self.final_splits}
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether evaluations are made before the end."""
+        given = (self.interval_steps, self.interval_epochs, self.interval_examples)
+        return any(value is not None for value in given)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,6 +318,7 @@ class Config(Section):
     init: InitConfig = section(InitConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
     fewshot: FewshotConfig = section(FewshotConfig)
+    early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
@@ -302,27 +327,42 @@ class Config(Section):
     def check(self) -> None:
         check_duration(self, "train", required=True)
         self._check_init()
-        metrics = {
-            f"eval/{split}/{metric}"
-            for split in self.evaluation.splits
-            for metric in (
-                "accuracy_top1",
-                "accuracy_top5",
-                *(("accuracy_per_class_mean",) if self.evaluation.by_class else ()),
-            )
-        }
-        best = self.checkpoint.best_metric
-        if best is not None and best not in metrics:
-            raise ConfigError(
-                f"'checkpoint.best_metric' is {best!r}",
-                "one of " + (", ".join(sorted(metrics)) or "the metrics of evaluation.splits"),
-                "evaluate that split or name another metric",
-            )
+        self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _SHARES)
+        self._check_metric("early_stopping.metric", self.early_stopping.metric, (*_SHARES, "loss"))
+        self._check_early_stopping()
         if self.data.global_batch_size % self.accumulation_steps:
             raise ConfigError(
                 f"'accumulation_steps' is {self.accumulation_steps}",
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
                 "change one of the two",
+            )
+
+    def _check_early_stopping(self) -> None:
+        metric = self.early_stopping.metric
+        if metric is None:
+            return
+        if not self.evaluation.has_interval:
+            raise ConfigError(
+                "'early_stopping.metric' given and evaluations only at the end",
+                "an interval between evaluations", "set evaluation.interval_steps",
+            )  # fmt: skip
+        trained, scored = self.data.train_split, self.evaluation.splits[metric.split("/")[1]]
+        if not self.data.mixture and shares(trained, scored):
+            raise ConfigError(
+                f"'early_stopping.metric' is {metric!r}, of {scored!r}, and {trained!r} is"
+                " trained on",
+                "held-out examples", "train on the rest, e.g. data.train_split=train[:98%]",
+            )  # fmt: skip
+
+    def _check_metric(self, key: str, metric: str | None, of: tuple[str, ...]) -> None:
+        """Raises ConfigError unless a metric is one of those of the splits at an interval."""
+        by_class = ("accuracy_per_class_mean",) if self.evaluation.by_class else ()
+        known = {f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*of, *by_class)}
+        if metric is not None and metric not in known:
+            raise ConfigError(
+                f"'{key}' is {metric!r}",
+                "one of " + (", ".join(sorted(known)) or "the metrics of evaluation.splits"),
+                "evaluate that split or name another metric",
             )
 
     def _check_init(self) -> None:

@@ -37,3 +37,12 @@ def duration_in_steps(
     if examples is not None:
         steps = max(round(examples / batch_size), 1 if examples else 0)
     return steps
+
+
+def is_due(step: int, interval: int | None) -> bool:
+    """Returns whether what happens every `interval` steps happens after a step.
+
+    >>> is_due(20, 10), is_due(25, 10), is_due(20, None)
+    (True, False, False)
+    """
+    return interval is not None and step % interval == 0

@@ -156,7 +156,7 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
         from vit_jax.run_folder import read_config
 
         config = read_config(run_folder)
-        split = next(iter(config.evaluation.splits.values()), config.data.train_split)
+        split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
         data, split = config.data, args.split or split
         if args.data_dir:
             data = dataclasses.replace(data, data_dir=args.data_dir)

@@ -17,7 +17,9 @@ from vit_jax.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")
-    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the latest")
+    parser.add_argument(
+        "--step", type=int, help="step of the checkpoint; default: the run's result"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     read_config(args.workdir)  # Says so where there is no run.
     config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
-    if not config.evaluation.splits:
+    if not config.evaluation.all_splits:
         raise ConfigError(
             "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
         )
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, config: Config) -> None:
-    from vit_jax.checkpoint import latest_params
+    from vit_jax.checkpoint import result_params
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.hosts import is_first_host
@@ -50,17 +52,17 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
-    split = next(iter(config.evaluation.splits.values()))
+    split = next(iter(config.evaluation.all_splits.values()))
     source = open_source(config.data, split)
     num_classes = class_count(source, config.data.num_classes)
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(
-        config, mesh,
+        config, config.evaluation.all_splits, mesh,
         num_classes=num_classes,
         report=args.workdir.expanduser() / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
     )  # fmt: skip
-    params, _ = latest_params(args.workdir, program.abstract.params, args.step)
+    params, _ = result_params(args.workdir, program.abstract.params, args.step)
     figures = evaluator(program.eval_step, params) or {}
     if not is_first_host():
         return

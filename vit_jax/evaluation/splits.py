@@ -1,7 +1,7 @@
 """Evaluation of parameters on the splits of a config."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,14 @@ class SplitEvaluator:
 
     Args:
         config: the run.
+        splits: name in the metrics -> split.
         mesh: devices.
         num_classes: C.
         report: folder for the confusion matrices that the config asks for; None: not written.
         suffix: of their names, after the split's.
+
+    Attributes:
+        splits: as given.
 
     Raises:
         DataError: a split that is not there.
@@ -39,6 +43,7 @@ class SplitEvaluator:
     def __init__(
         self,
         config: Config,
+        splits: Mapping[str, str],
         mesh: Mesh,
         *,
         num_classes: int,
@@ -48,13 +53,13 @@ class SplitEvaluator:
         data = config.data
         batch_size = config.evaluation.batch_size or data.global_batch_size
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
+        self.splits = splits
         self._mesh, self._num_classes = mesh, num_classes
         self._by_class = config.evaluation.by_class
         self._report, self._suffix = report, suffix
         self._told: set[str] = set()
         self._sources: dict[str, Source] = {
-            name: cached(open_source(data, split), data.cache_mb)
-            for name, split in config.evaluation.splits.items()
+            name: cached(open_source(data, split), data.cache_mb) for name, split in splits.items()
         }
         self._transform = make_eval_transform(data.image_size, data.eval_crop, data.augment)
         rows = host_rows(mesh, batch_size)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from vit_jax.checkpoint_about import best_step
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
@@ -31,9 +32,10 @@ def is_native(path: Path) -> bool:
 
 
 def open_native(path: Path) -> tuple[TensorFile, Published]:
-    """Reads the parameters of a run folder (its latest step), a step, or a converted folder.
+    """Reads the parameters of a run folder, a step, or a converted folder.
 
-    Where the run kept a moving average, that is what is read.
+    Of a run folder it is the latest step, or the best of a run with early stopping. Where the run
+    kept a moving average, that is what is read.
 
     Raises:
         WeightsError: no complete checkpoint there, or a damaged one.
@@ -72,7 +74,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns what describes the model, and the folder of its arrays."""
     if (path / DESCRIPTION).is_file():
         return json.loads((path / DESCRIPTION).read_text()), path / ARRAYS
-    step = _latest_step(path)
+    step = _chosen_step(path)
     config = json.loads((step / "config" / "metadata").read_text())
     side = config["data"]["image_size"]
     about = {"model": config["model"], "image_size": [side, side]}
@@ -100,7 +102,7 @@ def write_native(
     (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
 
 
-def _latest_step(path: Path) -> Path:
+def _chosen_step(path: Path) -> Path:
     if path.name.isdigit() and (path / ARRAYS).is_dir():
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -111,7 +113,15 @@ def _latest_step(path: Path) -> Path:
         raise WeightsError(
             f"no checkpoint in {folder}", "a run that has saved one", "train it first"
         )
-    return max(steps, key=lambda step: int(step.name))
+    best = best_step(folder.parent)
+    if best is None:
+        return max(steps, key=lambda step: int(step.name))
+    if folder / str(best) not in steps:
+        raise WeightsError(
+            f"no checkpoint of step {best} in {folder}, the best of the run",
+            "the one that early stopping chose", "give one of the steps that are there",
+        )  # fmt: skip
+    return folder / str(best)
 
 
 def _restore(path: Path) -> dict[str, np.ndarray]:

@@ -36,14 +36,14 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
     where, name = f"selection {selection.name!r}", split_of(selection.metric)
     if name is not None:
         for config in search:
-            if name not in config.evaluation.splits:
-                known = ", ".join(config.evaluation.splits) or "none"
+            if name not in config.evaluation.all_splits:
+                known = ", ".join(config.evaluation.all_splits) or "none"
                 raise SweepError(
                     f"{where} is by {selection.metric!r}, and a candidate evaluates no {name!r}"
                     f" (evaluation.splits: {known})",
                     "a split that every candidate evaluates",
-                    f"did you mean {nearest(name, config.evaluation.splits)!r}?"
-                    if config.evaluation.splits
+                    f"did you mean {nearest(name, config.evaluation.all_splits)!r}?"
+                    if config.evaluation.all_splits
                     else f"set evaluation.splits.{name} in their config",
                 )
             _refuse_trained_on(selection, name, config)
@@ -57,12 +57,14 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
         )
     for one in search:
         for other in final:
-            _refuse_shared(where, name, one.evaluation.splits[name], other.evaluation.splits)
+            _refuse_shared(
+                where, name, one.evaluation.all_splits[name], other.evaluation.all_splits
+            )
 
 
 def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
     """A candidate that trains on what it is scored on is chosen for how well it remembers."""
-    trained, scored = config.data.train_split, config.evaluation.splits[name]
+    trained, scored = config.data.train_split, config.evaluation.all_splits[name]
     if selection.choose_on_test or config.data.mixture or not shares(trained, scored):
         return
     raise SweepError(

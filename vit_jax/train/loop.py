@@ -1,10 +1,12 @@
 """The training loop: feed, step, watch, evaluate, save, stop on request."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,8 @@ from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import Source, class_count, open_training_data, with_subset_hash
 from vit_jax.data.transforms import make_train_transform
-from vit_jax.durations import duration_in_steps
+from vit_jax.durations import duration_in_steps, is_due
 from vit_jax.errors import DivergenceError
-from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.metrics import ExampleLog, MetricsWriter
 from vit_jax.parallel.hosts import (
     StopAgreement,
@@ -34,7 +35,7 @@ from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run_folder import RunFolder
 from vit_jax.train.attention_watch import make_attention_watch
 from vit_jax.train.divergence import diverged, examine_step, explained, write_report
-from vit_jax.train.fewshot import FewshotWatch
+from vit_jax.train.measuring import Measuring, open_evaluators
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import Stopped, StopSignals
@@ -106,8 +107,9 @@ def _train(
         num_classes=num_classes, num_examples=len(source), class_weights=balance.weights,
     )  # fmt: skip
     report = workdir.expanduser() / "report"
-    evaluator = SplitEvaluator(config, mesh, num_classes=num_classes, report=report)
-    fewshot = FewshotWatch(config, mesh, num_examples=len(source))
+    evaluators = open_evaluators(
+        config, mesh, num_classes=num_classes, num_examples=len(source), report=report
+    )
     with RunFolder(workdir, config) as folder:
         finished = first_does("look for a result", lambda: folder.result)
         if finished is not None:
@@ -144,11 +146,15 @@ def _train(
                 ProgressView(program.total_steps, start.step, enabled=folder.is_writer) as view,
                 DeviceClock() as clock,
             ):
+                agreed = StopAgreement(lambda: stop.requested)
+                measuring = Measuring(
+                    evaluators, program, checkpoints, writer, view, agreed.reached, start
+                )
                 run = _Run(
-                    program, source, balance.order, evaluator, fewshot, checkpoints, writer,
-                    examples, view, clock, stop,
+                    program, source, balance.order, measuring, checkpoints, writer, examples, view,
+                    clock, agreed,
                 )  # fmt: skip
-                result = run.run(start, folder.path / "report" if explain else None)
+                result = run.run(start, report if explain else None)
         folder.write_json("result.json", result)
     return result
 
@@ -161,24 +167,21 @@ class _Run:
         program: Program,
         source: Source,
         order: BalancedOrder | None,
-        evaluator: SplitEvaluator,
-        fewshot: FewshotWatch,
+        measuring: Measuring,
         checkpoints: CheckpointFolder,
         writer: MetricsWriter,
         examples: ExampleLog,
         view: ProgressView,
         clock: DeviceClock,
-        stop: StopSignals,
+        stop: StopAgreement,
     ):
         self.program, self.config = program, program.config
         self.source, self.order = source, order
-        self.evaluator, self.fewshot, self.checkpoints = evaluator, fewshot, checkpoints
+        self.measuring, self.checkpoints = measuring, checkpoints
         self.writer, self.examples = writer, examples
-        self.view, self.clock = view, clock
-        self.stop = StopAgreement(lambda: stop.requested)
+        self.view, self.clock, self.stop = view, clock, stop
         self.telemetry = Telemetry(self.config.data.global_batch_size, program.flops_per_image)
         self.pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
-        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         self.saved = -1
         self.left_out = self.skipped = 0
         watching = self.config.logging.attention_interval_steps is not None
@@ -186,7 +189,6 @@ class _Run:
         self.compile_time_s = 0.0
         self.begin = time.perf_counter()
         sizes = {"batch_size": self.config.data.global_batch_size, "num_examples": len(source)}
-        self.eval_every = duration_in_steps(self.config.evaluation, "interval", **sizes)
         interval = duration_in_steps(self.config.checkpoint, "interval", **sizes)
         self.save_every = interval or _SAVE_EVERY
 
@@ -199,52 +201,42 @@ class _Run:
         """
         self.begin = time.perf_counter() - start.elapsed_s
         self.left_out = start.left_out
-        state, total = start.state, self.program.total_steps
-        if start.step:
-            self._pick_up(start)
-        if start.step < total:
+        step, state = start.step, start.state
+        if step:
+            self.saved = step
+            with self._aside():
+                self.measuring.pick_up(step, state.eval_params)
+        if not self.measuring.is_last(step):
             step_fn = self._compile()
             try:
-                state = self._run_steps(step_fn, state, start.step)
+                step, state = self._run_steps(step_fn, state, step)
             except DivergenceError as error:
                 raise self._explained(error, step_fn, report) from None
-        self._evaluate(total, state)
-        self._evaluate_fewshot(total, state)
-        if not self._measured(total):
-            raise Stopped(total)
+        figures = self.measuring.of_result(step, state)
         self.checkpoints.wait()
-        seen = total * self.config.data.global_batch_size
+        if figures is None:
+            raise Stopped(step)
+        seen = step * self.config.data.global_batch_size
         return {
-            "step": total,
+            "step": step,
             "parameters": self.program.num_parameters(),
             "train_examples": len(self.source),
             "examples_seen": seen,
             "train_exaflops": seen * self.program.flops_per_image / 1e18,
             "wall_time_s": time.perf_counter() - self.begin,
-            **self.evaluated[1],
-            **self.fewshot.figures,
+            **figures,
         }
 
-    def _pick_up(self, start: Start) -> None:
-        """Notes what the earlier session did at the step it saved, and does what is left to do."""
-        self.saved = start.step
-        figures = first_does("evaluation", lambda: self.writer.evaluation_at(start.step))
-        if figures:
-            self.evaluated = (start.step, figures)
-        elif _due(start.step, self.eval_every):
-            self._evaluate(start.step, start.state)
-        if not self.fewshot.pick_up(start.step, self.writer) and self.fewshot.due(start.step):
-            self._evaluate_fewshot(start.step, start.state)
-
-    def _run_steps(self, step_fn: Any, state: TrainState, start: int) -> TrainState:
-        """Runs the steps after `start`; evaluates and saves when due; stops when asked."""
-        total = self.program.total_steps
+    def _run_steps(self, step_fn: Any, state: TrainState, start: int) -> tuple[int, TrainState]:
+        """Runs the steps after `start` to the last; returns its number and the state."""
+        step = start
         with self._feed(start) as feed:
             self.telemetry.read()
-            for step in range(start + 1, total + 1):
+            while not self.measuring.is_last(step):
+                step += 1
                 batch = to_devices(self._next(feed, step), self.program.mesh)
                 state, metrics = step_fn(state, batch)
-                if self.watch_fn and _due(step, self.config.logging.attention_interval_steps):
+                if self.watch_fn and is_due(step, self.config.logging.attention_interval_steps):
                     begin = time.perf_counter()
                     self.writer.write(step, self.watch_fn(state.params, batch))
                     self.telemetry.pause(time.perf_counter() - begin)
@@ -252,23 +244,30 @@ class _Run:
                 self.pending.append((step, metrics))
                 self._drain(_IN_FLIGHT)
                 self._after(step, state)
-        return state
+        return step, state
 
     def _after(self, step: int, state: TrainState) -> None:
-        """Evaluates and saves when due; stops when asked, or when a save has failed."""
+        """Measures and saves when due; stops when asked, or when a save has failed."""
         self.checkpoints.check()
-        last, stopping = step == self.program.total_steps, self.stop.reached()
-        if last or (_due(step, self.eval_every) and not stopping):
-            self._evaluate(step, state)
-            stopping = stopping or (last and self.evaluated[0] != step) or self.stop.reached()
-        if last or (self.fewshot.due(step) and not stopping):
-            self._evaluate_fewshot(step, state)
-            stopping = stopping or (last and not self._measured(step)) or self.stop.reached()
-        if last or stopping or _due(step, self.save_every):
+        measuring, stopping = self.measuring, self.stop.reached()
+        if measuring.due(step) and not stopping:
+            with self._aside():
+                measuring.at_interval(step, state.eval_params)
+            stopping = self.stop.reached()
+        last, is_best = measuring.is_last(step), measuring.early.best_step == step
+        if last or stopping or is_best or is_due(step, self.save_every):
             self._save(step, state, evaluate=not stopping)
-        if stopping and not (last and self._measured(step)):
+        if stopping and not (last and measuring.evaluated[0] == step):
             self.checkpoints.wait()
             raise Stopped(step)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is done inside is no training: steps are read before it, its time counts apart."""
+        self._drain(0)
+        begin = time.perf_counter()
+        yield
+        self.telemetry.pause(time.perf_counter() - begin)
 
     def _compile(self) -> Any:
         """Compiles the step and says how long it took."""
@@ -353,33 +352,6 @@ class _Run:
             write_report(path, error.step, facts)
         return explained(error, facts, path)
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
-        """Evaluates and writes the figures of a step, once; a stop cuts it short, leaving none."""
-        self._drain(0)
-        if self.evaluated[0] == step:
-            return
-        begin = time.perf_counter()
-        figures = self.evaluator(self.program.eval_step, state.eval_params, self.stop.reached)
-        if figures is not None:
-            if figures:
-                self.writer.write(step, figures)
-                self.view.evaluated(step, figures)
-            self.evaluated = (step, figures)
-        self.telemetry.pause(time.perf_counter() - begin)
-
-    def _evaluate_fewshot(self, step: int, state: TrainState) -> None:
-        """Does the same on frozen features."""
-        self._drain(0)
-        begin = time.perf_counter()
-        if self.fewshot.run(step, state.eval_params, self.stop.reached):
-            self.writer.write(step, self.fewshot.figures)
-            self.view.evaluated(step, self.fewshot.figures)
-        self.telemetry.pause(time.perf_counter() - begin)
-
-    def _measured(self, step: int) -> bool:
-        """Whether all that is measured at the end is of this step."""
-        return self.evaluated[0] == self.fewshot.step == step
-
     def _save(self, step: int, state: TrainState, *, evaluate: bool) -> None:
         """Starts saving a state whose every step so far was finite.
 
@@ -388,24 +360,21 @@ class _Run:
             state: the training state.
             evaluate: measure `best_metric` first, where one is configured.
         """
-        self._drain(0)
         if self.saved == step:
             return
-        if evaluate and self.config.checkpoint.best_metric is not None:
-            self._evaluate(step, state)
-        begin = time.perf_counter()
-        extra = {"elapsed_s": begin - self.begin, "left_out": self.left_out}
-        self.checkpoints.save(
-            step, state,
-            data=data_position(self.config, self.source, step) | extra,
-            config=self.config.to_mapping(),
-            metrics=self.evaluated[1] if self.evaluated[0] == step else None,
-        )  # fmt: skip
-        self.saved = step
-        blocked = time.perf_counter() - begin
-        self.writer.write(step, {"checkpoint/blocked_s": blocked})
-        self.telemetry.pause(blocked)
-
-
-def _due(step: int, interval: int | None) -> bool:
-    return interval is not None and step % interval == 0
+        measuring = self.measuring
+        with self._aside():
+            if evaluate and self.config.checkpoint.best_metric is not None:
+                measuring.evaluate(step, state.eval_params)
+            begin = time.perf_counter()
+            extra = {"elapsed_s": begin - self.begin, "left_out": self.left_out}
+            self.checkpoints.pinned = measuring.early.best_step
+            self.checkpoints.save(
+                step, state,
+                data=data_position(self.config, self.source, step)
+                | extra | measuring.early.to_json(),
+                config=self.config.to_mapping(),
+                metrics=measuring.evaluated[1] if measuring.evaluated[0] == step else None,
+            )  # fmt: skip
+            self.saved = step
+            self.writer.write(step, {"checkpoint/blocked_s": time.perf_counter() - begin})

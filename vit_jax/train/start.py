@@ -29,6 +29,7 @@ class Start:
         elapsed_s: seconds that earlier sessions of this run took.
         left_out: batches that were left out after a divergence; step s sees batch s + left_out.
         report: what was taken of other weights, where it starts from them.
+        early_stopping: what was noted for early stopping; None: nothing.
     """
 
     state: TrainState
@@ -36,6 +37,7 @@ class Start:
     elapsed_s: float
     left_out: int = 0
     report: LoadReport | None = None
+    early_stopping: dict[str, Any] | None = None
 
 
 def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
@@ -71,7 +73,13 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         found.arrays["optimizer"],
         found.arrays.get("ema"),
     )
-    return Start(state, found.step, found.data["elapsed_s"], found.data.get("left_out", 0))
+    return Start(
+        state,
+        found.step,
+        found.data["elapsed_s"],
+        found.data.get("left_out", 0),
+        early_stopping=found.data.get("early_stopping"),
+    )
 
 
 def other_checkpoints(process: int, there: list[int], first: list[int]) -> CheckpointError:

@@ -1,0 +1,178 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from processes import TINY
+
+import vit_jax
+from vit_jax.checkpoint import result_params
+from vit_jax.checkpoint_about import read_about
+from vit_jax.config import Config
+from vit_jax.config_file import load_config
+from vit_jax.config_stopping import EarlyStoppingConfig
+from vit_jax.errors import ConfigError
+from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.metrics import read_metrics
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train.loop import train
+from vit_jax.train.program import build_program
+from vit_jax.train.signals import Stopped, StopSignals
+
+METRIC = "eval/dev/accuracy_top1"
+SPLITS = ["data.train_split=train[:80%]", "evaluation.splits={'dev': 'train[80%:]'}"]
+# The scores that the evaluations of a run are made to have: step 10 is best, 25 the last.
+SCORES = {5: 0.3, 10: 0.6, 15: 0.6, 20: 0.5, 25: 0.55, 30: 0.9}
+
+
+def noted(scores, metric="eval/dev/accuracy_top1", patience=2, saved=None):
+    early = EarlyStopping(
+        EarlyStoppingConfig(metric=metric, patience_evaluations=patience), saved
+    )  # fmt: skip
+    for step, score in scores:
+        early.note(step, {metric: score})
+    return early
+
+
+def test_the_first_of_equal_scores_is_best_and_patience_counts_from_it():
+    scores = [(1, 0.5), (2, 0.7), (3, 0.7)]
+    assert (noted(scores).best_step, noted(scores).is_over) == (2, False)
+    assert noted([*scores, (4, 0.1)]).is_over
+    assert not noted([*scores, (4, 0.1)], patience=None).is_over
+    assert not noted([*scores, (4, 0.8)]).is_over
+
+
+def test_of_a_loss_the_smallest_is_best_and_nan_never():
+    early = noted([(1, float("nan")), (2, 3.0), (3, 2.0), (4, float("nan"))], "eval/dev/loss")
+    assert (early.best_step, early.is_over) == (3, False)
+    assert noted([(1, float("nan"))]).best_step is None
+
+
+def test_what_is_saved_goes_on_and_an_evaluation_counts_once():
+    scores = [(1, 0.5), (2, 0.4), (3, 0.45)]
+    first = noted(scores[:2])
+    saved = first.to_json()["early_stopping"]
+    first.note(2, {"eval/dev/accuracy_top1": 0.4})
+    assert first.to_json()["early_stopping"] == saved
+    assert noted(scores[2:], saved=saved).to_json() == noted(scores).to_json()
+    assert EarlyStopping(EarlyStoppingConfig()).to_json() == {}
+
+
+def tiny(digits_dir, *more) -> Config:
+    overrides = [
+        f"data.data_dir={digits_dir}", *SPLITS, "evaluation.final_splits={'test': 'test'}",
+        "train_steps=40", "evaluation.interval_steps=5", "checkpoint.interval_steps=100",
+        "checkpoint.keep_last=1", "logging.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2", f"early_stopping.metric={METRIC}",
+        "early_stopping.patience_evaluations=3",
+    ]  # fmt: skip
+    return load_config(str(TINY), [*overrides, *more])
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Gives the evaluations at an interval the scores of SCORES; the final one is real."""
+    original = SplitEvaluator.__call__
+    state = {"evaluations": 0}
+
+    def evaluate(self, eval_step, params, stop=lambda: False):
+        found = original(self, eval_step, params, stop)
+        if found and METRIC in found:
+            state["evaluations"] += 1
+            found[METRIC] = SCORES[5 * state["evaluations"]]
+        return found
+
+    monkeypatch.setattr(SplitEvaluator, "__call__", evaluate)
+    return state
+
+
+def test_a_run_ends_early_and_its_best_weights_are_its_result(digits_dir, tmp_path, scripted):
+    config = tiny(digits_dir)
+    result = train(config, tmp_path, StopSignals())
+    assert (result["step"], result["best_step"], result[METRIC]) == (25, 10, 0.6)
+    assert result["examples_seen"] == 25 * config.data.global_batch_size
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if METRIC in row] == [5, 10, 15, 20, 25]
+    assert [row["step"] for row in rows if "eval/test/loss" in row] == [10]
+    # The checkpoints are those of the best and the last step; whoever reads the run gets the best.
+    assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
+        10, 25,
+    }  # fmt: skip
+    assert read_about(tmp_path).step == 10
+    mesh = make_mesh(config.mesh)
+    program = build_program(config, mesh, num_classes=10, num_examples=1150)
+    params, _ = result_params(tmp_path, program.abstract.params)
+    evaluator = SplitEvaluator(config, {"test": "test"}, mesh, num_classes=10)
+    again = evaluator(program.eval_step, params)
+    assert again == {name: result[name] for name in again}
+    images = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
+    by_run, by_step = (
+        vit_jax.load_pretrained(path)(images)
+        for path in (tmp_path, tmp_path / "checkpoints" / "10")
+    )
+    np.testing.assert_array_equal(by_run, by_step)
+    last = vit_jax.load_pretrained(tmp_path / "checkpoints" / "25")(images)
+    assert not np.array_equal(by_run, last)
+
+
+def test_a_stopped_run_knows_its_best_and_goes_on_waiting(
+    digits_dir, tmp_path, scripted, monkeypatch
+):
+    config = tiny(digits_dir)
+    want = train(config, tmp_path / "reference", StopSignals())
+    scripted["evaluations"] = 0
+    for evaluations in (3, 5):  # In the middle, and right after the last evaluation.
+        stop = StopSignals()
+        counted = SplitEvaluator.__call__
+
+        def evaluate(self, *args, counted=counted, stop=stop, evaluations=evaluations):
+            found = counted(self, *args)
+            stop.requested = scripted["evaluations"] >= evaluations
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SplitEvaluator, "__call__", evaluate)
+            with pytest.raises(Stopped, match=f"step {evaluations * 5}"):
+                train(config, tmp_path / "run", stop)
+    got = train(config, tmp_path / "run", StopSignals())
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    texts = [
+        [{k: v for k, v in row.items() if k.startswith("eval/") or k in ("step", "train/loss")}
+         for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("run", "reference")
+    ]  # fmt: skip
+    assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
+
+
+def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_taken(
+    digits_dir, tmp_path, scripted, monkeypatch
+):
+    config = tiny(digits_dir, "train_steps=30", "ema_decay=0.9")
+    stopping = dataclasses.replace(config.early_stopping, patience_evaluations=None)
+    config = dataclasses.replace(config, early_stopping=stopping)
+    monkeypatch.setitem(SCORES, 30, 0.1)
+    result = train(config, tmp_path, StopSignals())
+    assert (result["step"], result["best_step"]) == (30, 10)
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
+    params, _ = result_params(tmp_path, program.abstract.params)
+    evaluator = SplitEvaluator(config, {"test": "test"}, program.mesh, num_classes=10)
+    again = evaluator(program.eval_step, params)
+    assert again == {name: result[name] for name in again}
+    assert jax.tree.leaves(params)[0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["early_stopping.metric=eval/test/accuracy_top1"], "one of eval/dev/accuracy_top1"),
+        (["evaluation.interval_steps=none"], "evaluations only at the end"),
+        (["early_stopping.metric=none"], "'early_stopping.patience_evaluations' is 3 without"),
+        (["data.train_split=train"], "of 'train[80%:]', and 'train' is trained on"),
+        (["evaluation.final_splits={'dev': 'test'}"], "splits' and 'final_splits' both have 'dev'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(digits_dir, overrides, said):
+    with pytest.raises(ConfigError) as error:
+        tiny(digits_dir, *overrides)
+    assert said in str(error.value)
