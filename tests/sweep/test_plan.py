@@ -106,6 +106,16 @@ def test_final_runs_have_the_chosen_settings_under_the_final_ones():
     assert job.config.data.train_split == "train[:80%]"
 
 
+def test_what_stops_a_final_run_early_is_not_what_it_is_reported_on():
+    stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
+    both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}
+    laid = plan(Selection("x", [(TINY, both)], "eval/dev/loss", mode="min", seeds=[0]))
+    assert laid.jobs["final/x/seed0"].needs == ("search/x/tiny",)
+    with pytest.raises(SweepError, match="are reported on 'dev'"):
+        plan(Selection("x", [(TINY, both)], "eval/dev/loss", final_overrides={
+            "early_stopping.metric": None}))  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("entries", "told"),
     [

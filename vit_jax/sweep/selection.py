@@ -56,10 +56,9 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
             "name one, or set choose_on_test=True if it is not measured on test examples",
         )
     for one in search:
+        chosen_on = one.evaluation.all_splits[name]
         for other in final:
-            _refuse_shared(
-                where, name, one.evaluation.all_splits[name], other.evaluation.all_splits
-            )
+            _refuse_shared(where, name, chosen_on, _reported(other))
 
 
 def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
@@ -73,6 +72,12 @@ def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
         "examples that no candidate trains on",
         "set data.train_split of the candidates to the rest, e.g. 'train[:90%]'",
     )
+
+
+def _reported(config: Config) -> dict[str, str]:
+    """Returns the splits that a final run is reported on: all but the one that stops it early."""
+    stops = split_of(config.early_stopping.metric or "")
+    return {name: split for name, split in config.evaluation.all_splits.items() if name != stops}
 
 
 def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str]) -> None:

@@ -1,0 +1,115 @@
+"""The sweep of experiments/data_size expands to the runs that the paper made."""
+
+from pathlib import Path
+
+import pytest
+
+from vit_jax.config_data import SUBSET_PRESETS
+from vit_jax.errors import ConfigError
+from vit_jax.models.flops import forward_macs
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import read_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    def make(arg):
+        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
+        return Plan(read_sweep(f"experiments/data_size/sweep.py:{arg}"), tmp_path)
+
+    return make
+
+
+def test_figure_4_is_six_models_on_four_parts_of_jft(plan):
+    """Section 4.3: 9M, 30M, 90M and 303M images, the same hyper-parameters for all."""
+    jobs = plan("paper").jobs
+    assert len(jobs) == 6 * 4
+    for size, examples in {"9m": 9e6, "30m": 30e6, "90m": 90e6, "303m": 303e6}.items():
+        assert SUBSET_PRESETS[f"jft_{size}"] == ("examples", examples)
+        config = jobs[f"pretrain/jft_{size}/ViT-B-32"].config
+        assert config.data.subset.preset == f"jft_{size}"
+        # Seven epochs of all of JFT (Table 3), whatever the size: 517,822 steps of 4,096.
+        assert config.train_examples == 7 * 303_000_000
+        assert round(config.train_examples / config.data.global_batch_size) == 517_822
+    large = jobs["pretrain/jft_9m/ViT-L-16"].config
+    assert (large.optimizer.learning_rate, large.optimizer.weight_decay) == (4e-4, 0.1)
+    resnet = jobs["pretrain/jft_303m/BiT-R152x2"].config
+    assert (resnet.model.name, resnet.optimizer.learning_rate) == ("BiT-R152x2", 6e-4)
+    half = jobs["pretrain/jft_30m/ViT-b-32"].config.model
+    assert (half.name, half.width, half.mlp_dim, half.depth) == ("ViT-B/32", 384, 1536, None)
+    for job in jobs.values():  # Early stopping by held-out examples, linear 5-shot ImageNet.
+        config = job.config
+        assert config.early_stopping.metric == "eval/dev/accuracy_top1"
+        assert config.evaluation.splits == {"dev": "validation"}
+        assert config.fewshot.shots == (5,)
+        assert config.fewshot.datasets["imagenet"].name == "imagenet2012"
+
+
+def test_figure_3_tunes_regularisation_on_the_small_datasets_alone(plan):
+    jobs = plan("paper,tuned").jobs
+    by_dataset = {}
+    for name, job in jobs.items():
+        if "/pretrain/" in f"/{name}":  # pretrain/..., search/pretrain/..., final/pretrain/...
+            by_dataset.setdefault((job.job.labels["dataset"], job.stage), []).append(name)
+    counts = {key: len(names) for key, names in by_dataset.items()}
+    # Three weight decays, two dropouts, two smoothings.
+    assert counts == {
+        ("imagenet2012", "search"): 4 * 12, ("imagenet2012", "final"): 4,
+        ("imagenet21k", "search"): 4 * 12, ("imagenet21k", "final"): 4,
+        ("jft", "final"): 7,
+    }  # fmt: skip
+    fine_tuned = [job for name, job in jobs.items() if name.startswith("final/imagenet2012/")]
+    assert len(fine_tuned) == 3 * (4 + 4 + 7)
+    rates = {
+        job.config.optimizer.learning_rate
+        for name, job in jobs.items() if name.startswith("search/imagenet2012/jft/ViT-B-32/")
+    }  # fmt: skip
+    assert rates == {0.003, 0.01, 0.03, 0.06}  # Table 4.
+
+
+@pytest.mark.parametrize("scale", ["small", "imagenet"])
+def test_models_of_equal_cost_see_nested_parts_and_as_many_images(plan, scale):
+    jobs = plan(scale).jobs
+    pretrained = [job for name, job in jobs.items() if name.startswith("pretrain/")]
+    seeds = {"small": 2, "imagenet": 3}[scale]
+    assert len(pretrained) == 5 * 3 * seeds
+    presets = {job.config.data.subset.preset for job in pretrained}
+    assert presets == {f"{p}_percent" for p in (1, 3, 10, 30, 100)}
+    assert {job.config.data.subset.seed for job in pretrained} == {0}  # Nested.
+    side = {"small": 32, "imagenet": 224}[scale]
+    macs = [
+        forward_macs(job.config.model, num_classes=10, image_size=(side, side))
+        for job in pretrained
+    ]
+    assert max(macs) < {"small": 1.1, "imagenet": 1.3}[scale] * min(macs)
+    for job in pretrained:
+        config = job.config
+        assert {config.train_steps or config.train_examples} == {
+            "small": {600}, "imagenet": {300 * 1_281_167},
+        }[scale]  # fmt: skip
+        assert "dev" in config.evaluation.splits
+        assert config.early_stopping.patience_evaluations is not None
+        assert config.fewshot.datasets
+
+
+def test_each_pretrained_model_is_fine_tuned(plan):
+    jobs = plan("small").jobs
+    tuned = jobs["transfer/10_percent/BiT-R-Micro/seed1"]
+    assert tuned.needs == ("pretrain/10_percent/BiT-R-Micro/seed1",)
+    assert len(jobs) == 2 * 5 * 3 * 2
+
+
+def test_tuned_the_choice_is_on_held_out_examples_and_test_is_reported(plan):
+    jobs = plan("small,tuned").jobs
+    search = [name for name in jobs if name.startswith("search/pretrain/1_percent/")]
+    assert len(search) == 12 + 12 + 6  # A ResNet has no dropout.
+    final = jobs["final/pretrain/1_percent/ViT-Micro-4/seed0"]
+    assert final.undecided == "pretrain/1_percent/ViT-Micro-4"
+    assert jobs["transfer/1_percent/ViT-Micro-4/seed0"].needs == (final.name,)
+
+
+def test_an_unknown_scale_is_said_in_one_line(plan):
+    with pytest.raises(ConfigError, match="huge"):
+        plan("huge")
