@@ -8,6 +8,7 @@ the command line or by hand. Supported annotations: bool, int, float, str, Liter
 
 import ast
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -53,6 +54,12 @@ def section(factory: Any = dataclasses.MISSING, *, changes_result: bool = True) 
     return dataclasses.field(default_factory=factory, metadata={"changes_result": changes_result})
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Returns the annotations of a section; a sweep makes thousands of them."""
+    return typing.get_type_hints(cls)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
     """A group of config fields that checks its own types and ranges.
@@ -62,7 +69,7 @@ class Section:
     """
 
     def __post_init__(self):
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for field in dataclasses.fields(self):
             value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             _check_bounds(value, field.metadata.get("bounds", {}), field.name)
@@ -84,7 +91,7 @@ class Section:
             ConfigError: unknown key (the nearest valid one is named), missing key, wrong type,
                 value out of range.
         """
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         names = {f.name for f in dataclasses.fields(cls)}
         values = {}
         for key, value in mapping.items():
@@ -138,7 +145,7 @@ def parse_override(cls: type[Section], key: str, text: str) -> Any:
         ConfigError: unknown key, or text that is no value of the field's type.
     """
     head, _, rest = key.partition(".")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     if head not in names:
         raise unknown_key(head, names)
