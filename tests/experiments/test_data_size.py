@@ -1,8 +1,10 @@
 """The sweep of experiments/data_size expands to the runs that the paper made."""
 
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+from report.fake_runs import config, result, write
 
 from vit_jax.config_data import SUBSET_PRESETS
 from vit_jax.errors import ConfigError
@@ -113,3 +115,43 @@ def test_tuned_the_choice_is_on_held_out_examples_and_test_is_reported(plan):
 def test_an_unknown_scale_is_said_in_one_line(plan):
     with pytest.raises(ConfigError, match="huge"):
         plan("huge")
+
+
+def test_a_crossing_is_found_on_the_logarithm_of_the_size_for_each_seed():
+    crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
+    vit = {0: {100: 0.2, 10_000: 0.8}, 1: {100: 0.3, 10_000: 0.7}}
+    resnet = {0: {100: 0.4, 10_000: 0.6}, 1: {100: 0.4, 10_000: 0.6}}
+    cells, at = crossing["compare"](vit, resnet)
+    assert at == "1k; 1k"
+    # -20 and -10 points, +20 and +10: mean 15, standard deviation sqrt(50).
+    assert cells == {100: "-15.0 ± 7.1", 10_000: "+15.0 ± 7.1"}
+    assert crossing["crossings"]({1: 0.1, 2: 0.3, 4: 0.1}, {1: 0.2, 2: 0.2, 4: 0.2}) == (
+        pytest.approx([2**0.5, 2 * 2**0.5])
+    )
+
+
+def test_curves_are_read_off_run_folders(tmp_path):
+    crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
+    ahead = {480: -0.1, 48_000: 0.1}
+    for model, sign in (("ViT-Micro/4", 1), ("BiT-R-Micro", 0)):
+        for examples, by in ahead.items():
+            for seed, shift in ((0, 0.0), (1, 0.02)):
+                name = f"{examples}/{model.replace('/', '-')}/{seed}"
+                job = {"stage": "final", "labels": {"model": model}, "command": "train"}
+                score = 0.5 + sign * (by + shift)
+                figures = result(score, 400, examples=examples) | {"fewshot/signs/5_shot": 0.3}
+                write(tmp_path / "pretrain" / name, job=job, result=figures,
+                      config=config(model, seed=seed))  # fmt: skip
+                tuned = config(
+                    model, "signs", seed=seed, init_from=str(tmp_path / "pretrain" / name)
+                )
+                write(tmp_path / "transfer" / name, job=job, config=tuned,
+                      result=result(score - 0.2, 40, examples=100))  # fmt: skip
+    lines = crossing["table"](tmp_path).splitlines()
+    assert lines[0] == "| points ahead of the ResNet | model | 480 | 48,000 | crosses at |"
+    # Linear from -10 (-8) points at 480 to +10 (+12): at half and at two fifths of the way.
+    cells = "ViT-Micro/4 | -9.0 ± 1.4 | +11.0 ± 1.4 | 4.8k; 3.03k |"
+    assert lines[2].endswith(f"pretrained on | {cells}")
+    assert lines[3] == "| 5-shot | ViT-Micro/4 | +0.0 ± 0.0 | +0.0 ± 0.0 | none; none |"
+    assert lines[-1] == f"| fine-tuned | {cells}"
+    assert len(lines) == 2 + 3

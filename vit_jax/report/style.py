@@ -201,9 +201,10 @@ def css_variables(dark: bool) -> str:
 def short_number(value: Any, _: Any = None) -> str:
     """Returns a number as it stands on an axis.
 
-    >>> [short_number(x) for x in (0.012, 5, 1500, 1.3e6, 303e6, 2e9)]
-    ['0.012', '5', '1.5k', '1.3M', '303M', '2B']
+    >>> [short_number(x) for x in (0.012, 5, 999.9999, 1500, 1.3e6, 303e6, 2e9)]
+    ['0.012', '5', '1k', '1.5k', '1.3M', '303M', '2B']
     """
+    value = float(f"{value:.3g}")
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"

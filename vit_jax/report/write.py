@@ -11,7 +11,9 @@ from vit_jax.report.facts import words_of
 from vit_jax.report.tables import ReportTable
 from vit_jax.report.words import show
 
-START, END = "<!-- report -->", "<!-- end of report -->"
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name} -->", f"<!-- end of {name} -->"
 
 
 def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -86,21 +88,23 @@ def grid(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = F
     )
 
 
-def check_marks(path: Path) -> None:
-    """Raises ConfigError unless there is a page with the two marks, in their order."""
+def check_marks(path: Path, name: str = "report") -> None:
+    """Raises ConfigError unless there is a page with the two marks of a name, in their order."""
+    start, end = _marks(name)
     page = path.read_text() if path.is_file() else None
-    if page is None or END not in page.partition(START)[2]:
+    if page is None or end not in page.partition(start)[2]:
         got = "is no file" if page is None else "has no place for a report"
         raise ConfigError(
             f"--into={path} {got}",
-            f"a page with the lines {START} and {END}", "add these two lines",
+            f"a page with the lines {start} and {end}", "add these two lines",
         )  # fmt: skip
 
 
-def replace_between_marks(path: Path, text: str) -> None:
+def replace_between_marks(path: Path, text: str, name: str = "report") -> None:
     """Puts text between the marks of a page."""
-    before, start, rest = path.read_text().partition(START)
-    _, end, after = rest.partition(END)
+    start, end = _marks(name)
+    before, _, rest = path.read_text().partition(start)
+    after = rest.partition(end)[2]
     path.write_text(f"{before}{start}\n\n{text}\n{end}{after}")
 
 
