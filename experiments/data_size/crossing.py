@@ -76,7 +76,7 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
     return cells, "; ".join(found)
 
 
-def read_curves(folder: Path, metric: str, *, pretrained: bool) -> dict[str, Curves]:
+def read_curves(folder: Path, metric: str, *, pretrained: bool) -> Mapping[str, Curves]:
     """Returns the curves of all models of a sweep.
 
     Args:
@@ -92,7 +92,7 @@ def read_curves(folder: Path, metric: str, *, pretrained: bool) -> dict[str, Cur
         fits = (run.config.get("init_from") is None) == pretrained and run.stage == "final"
         if fits and size is not None and score is not None:
             curves[str(fields.of(run, "model"))][run.seed][size] = score
-    return curves
+    return dict(curves)
 
 
 def rows(curves: Mapping[str, Curves], name: str) -> tuple[list[int], list[list[str]]]:
@@ -121,7 +121,7 @@ def table(folder: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table, and puts it into a page where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Where the curves cross.")
     parser.add_argument("folder", type=Path, help="of the sweep")
     parser.add_argument("--into", type=Path, help="page with the two marks, to put the table in")
     args = parser.parse_args(arguments)
