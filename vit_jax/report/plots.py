@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
 from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
 from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
@@ -77,9 +78,11 @@ def plot_data(request: PlotRequest, runs: Sequence[Run], fields: Fields) -> Plot
             without.append(observation.run)
         else:
             groups[panel, series, x if _is_number(x) else show(x)].append(observation)
+    notes = _notes(request, groups, without, fields)
+    if request.through is not None:
+        notes.append(_lead_through(request, groups))
     panels = _panels(groups, request)
     title = request.title or plot_title(request)
-    notes = _notes(request, groups, without, fields)
     names = {panel for panel, _, _ in groups}
     if names and not names & set(panels):
         notes.append(f"Panels of the {len(names)} {_plural(request.panel)} are left out.")
@@ -144,6 +147,28 @@ def _panels(
             if all(there):
                 averages.setdefault(heading, {}).setdefault(series, {})[x] = mean_over(there)
     return averages if len(names) > _MOST_PANELS and averages else averages | found
+
+
+def _lead_through(
+    request: PlotRequest, groups: dict[tuple[str, str, Any], list[Observation]]
+) -> str:
+    """Puts the points of `request.through` on every other line of their panel, and says so.
+
+    Raises:
+        ConfigError: no series has this name.
+    """
+    names = {series for _, series, _ in groups}
+    if groups and request.through not in names:
+        raise ConfigError(
+            f"through={request.through}: no member of {request.series} has this name",
+            f"one of {first_few(sorted(names, key=natural), 8)}",
+            f"did you mean {nearest(str(request.through), names)!r}?",
+        )
+    for (panel, name, x), group in list(groups.items()):
+        if name == request.through:
+            for other in {s for p, s, _ in groups if p == panel} - {name}:
+                groups[panel, other, x] += group
+    return f"The lines of all series go through {request.through}."
 
 
 def _plural(field: str | None) -> str:
