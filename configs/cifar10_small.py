@@ -23,9 +23,7 @@ FEWSHOT_DATASETS = ("clothing_small", "sign_language_digits")
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """Returns the recipe of a model; ARG is MODEL,fewshot, each part optional."""
-    chosen = parse_arg(
-        arg, model=("ViT-Micro/4", *list_models()), features=("unused", "fewshot")
-    )
+    chosen = parse_arg(arg, model=("ViT-Micro/4", *list_models()), features=("unused", "fewshot"))
     config = ml_collections.ConfigDict(
         {
             "model": {"name": chosen["model"]},

@@ -71,7 +71,7 @@ class Row(NamedTuple):
         ]  # fmt: skip
 
 
-NAMES = ("model", "epochs", "GMACs an image", "exaFLOPs planned", "paper", "difference")
+NAMES = ("model", "epochs", "GMACs", "exaFLOPs", "Table 6", "difference")
 
 
 def planned() -> list[Row]:
@@ -83,13 +83,11 @@ def planned() -> list[Row]:
         config = load_config(str(job.config), override_texts(job.overrides))
         classes, examples = known_size(config.data)
         epochs, side = config.train_epochs, config.data.image_size
-        assert classes and examples and epochs, "the data are jft's, the lengths epochs"
+        assert None not in (classes, examples, epochs), "the data are jft's, the lengths epochs"
         macs = forward_macs(config.model, num_classes=classes, image_size=(side, side))
         name, count = config.model.name, round(epochs)
         exaflops = training_flops(macs) * examples * epochs / 1e18
-        rows.append(
-            Row(name, str(family(name)), count, macs / 1e9, exaflops, TABLE_6[name, count])
-        )
+        rows.append(Row(name, str(family(name)), count, macs / 1e9, exaflops, TABLE_6[name, count]))
     return rows
 
 

@@ -61,9 +61,7 @@ def _report(spec: str, names: dict[str, Any]) -> dict[str, Any]:
     if "get_report" not in names:
         what, asked = "REPORT", names.get("REPORT", {})
     elif "REPORT" in names:
-        raise SweepError(
-            f"{path} has REPORT and get_report", "one of them", "leave one out"
-        )
+        raise SweepError(f"{path} has REPORT and get_report", "one of them", "leave one out")
     else:
         what, asked = "get_report", run_python(spec, "get_report", "sweep")[0]
     read_report(asked, f"{what} of {path}")
