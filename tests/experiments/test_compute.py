@@ -2,10 +2,13 @@
 
 import csv
 import runpy
+import types
 from pathlib import Path
 
+import made_up_runs
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.sweep import Job, Selection
 from vit_jax.sweep.plan import Plan
@@ -124,8 +127,37 @@ def test_the_small_sweep_has_three_families_over_twenty_times_the_compute(tmp_pa
 
 
 def hashable(config):
-    import types
-
     return types.SimpleNamespace(
         optimizer=repr(config.optimizer), data=repr(config.data), loss=repr(config.loss)
     )
+
+
+def test_the_report_has_a_point_for_every_run(tmp_path):
+    folder = made_up_runs.finish(f"{SPEC}:small", tmp_path / "runs")
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report" / "report.md").read_text()
+    assert "| Model | 12,000 | 48,000 |" in page
+    assert page.count("| R+ViT-Nano/4 |") == 2
+    svg = (folder / "report" / "plot-1.svg").read_text()
+    for name in ("ViT · Nano", "hybrid · Micro", "ResNet · Nano"):
+        assert name in svg
+    assert "Pre-training compute, exaFLOPs" in svg
+
+
+def test_the_report_at_full_scale_is_figure_5(tmp_path):
+    wanted = ("B-32-7", "R50x1-7")
+
+    def is_one(name):
+        return name.split("/")[-1] in wanted or name.split("/")[-2] in wanted
+
+    with pytest.MonkeyPatch.context() as patch:
+        whole = read_sweep(f"{SPEC}:paper")
+        few = tuple(entry for entry in whole.entries if is_one(f"x/{entry.name}"))
+        patch.setattr(
+            made_up_runs, "read_sweep", lambda _: Sweep(whole.spec, few, {}, whole.report)
+        )
+        folder = made_up_runs.finish(whole.spec, tmp_path / "runs")
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report" / "report.md").read_text()
+    assert "| BiT-R50x1 · 7 |" in page
+    assert "Mean of 5 datasets" in (folder / "report" / "plot-1.svg").read_text()

@@ -1,9 +1,12 @@
 """The sweep of experiments/head_norm_shape expands to the studies of D.2 and D.3."""
 
+import functools
 from pathlib import Path
 
+import made_up_runs
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import resolve
 from vit_jax.models.vit import check_sizes
@@ -13,13 +16,16 @@ from vit_jax.sweep.sweep_file import read_sweep
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    @functools.cache
     def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/head_norm_shape/sweep.py:{arg}"), tmp_path).jobs
+        sweep = read_sweep(f"experiments/head_norm_shape/sweep.py:{arg}")
+        return Plan(sweep, tmp_path_factory.mktemp(arg)).jobs
 
-    return make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # Jobs name their configs from there.
+        yield make
 
 
 def shapes(jobs):
@@ -92,3 +98,18 @@ def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, s
         if job.job.labels["study"] == "shape":
             costs.append(forward_macs(config.model, num_classes=10, image_size=(side, side)))
     assert max(costs) > 15 * min(costs)
+
+
+@pytest.mark.parametrize(("scale", "columns"), [("small", "cifar10"), ("paper", "0.0003 | 0.0008")])
+def test_the_report_has_heads_and_shapes(tmp_path, monkeypatch, scale, columns):
+    monkeypatch.chdir(ROOT)
+    spec = f"experiments/head_norm_shape/sweep.py:{scale}"
+    folder = made_up_runs.finish(
+        spec, tmp_path / "runs", lambda name: not name.startswith("search/")
+    )
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report" / "report.md").read_text()
+    assert f"| Head · norm | {columns} |" in page
+    assert "| class token · post |" in page
+    assert page.count("| depth · ") == {"small": 2, "paper": 4}[scale]
+    assert "The lines of all series go through base." in page

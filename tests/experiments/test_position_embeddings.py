@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import made_up_runs
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import read_sweep
 
@@ -64,3 +66,16 @@ def test_the_small_one_has_the_same_cells_twice(plan):
     one = jobs["1-D/every-layer/seed1"].config
     assert (one.seed, one.train_examples, one.evaluation.splits) == (1, 40_000, {"test": "test"})
     assert set(one.fewshot.datasets) == {"clothing_small", "sign_language_digits"}
+
+
+@pytest.mark.parametrize(("scale", "tables"), [("small", 3), ("paper", 1)])
+def test_the_report_is_laid_out_as_table_8(tmp_path, monkeypatch, scale, tables):
+    monkeypatch.chdir(ROOT)
+    spec = f"experiments/position_embeddings/sweep.py:{scale}"
+    folder = made_up_runs.finish(spec, tmp_path / "runs")
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report" / "report.md").read_text()
+    assert page.count("| Position | every layer | shared | stem |") == tables
+    rows = [line for line in page.splitlines() if line.startswith(("| none", "| relative"))]
+    assert len(rows) == 2 * tables
+    assert all("| – | – |" in row for row in rows)

@@ -186,6 +186,18 @@ def test_lines_go_through_a_shared_point(tmp_path):
         plot_data(dataclasses.replace(asked, through="bse"), runs, fields)
 
 
+def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
+    for i, exaflops in enumerate((3e-7, 3.1e-7, 4e-6)):
+        figures = {SCORE: 0.5 + 0.1 * i, "train_exaflops": exaflops}
+        put(tmp_path, f"r{i}", figures, labels={"model": "A"})
+    runs, fields = read(tmp_path)
+    data = plot_data(PlotRequest("train_exaflops", SCORE, log_x=True), runs, fields)
+    (panel,) = draw(data, Palette()).axes
+    low, high = panel.get_xlim()
+    ticks = [x for x in panel.get_xticks() if low <= x <= high]
+    assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
+
+
 def test_panels_come_with_the_mean_over_them_where_all_have_it(tmp_path):
     scores = four(tmp_path)
     put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})

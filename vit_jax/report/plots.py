@@ -244,7 +244,13 @@ def _label(panel: Any, data: PlotData, *, first: bool, last: bool) -> None:
 
 def _ticks(panel: Any, xs: set[float], log_x: bool) -> None:
     """Puts the ticks where the points are, if there is room; else writes short numbers."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+    )
 
     panel.xaxis.set_major_formatter(FuncFormatter(short_number))
     panel.xaxis.set_minor_formatter(NullFormatter())
@@ -254,6 +260,8 @@ def _ticks(panel: Any, xs: set[float], log_x: bool) -> None:
         if min(gaps) > (places[-1] / places[0]) ** 0.09:
             panel.xaxis.set_major_locator(FixedLocator(places))
             panel.xaxis.set_minor_locator(NullLocator())
+        elif places[-1] < 100 * places[0]:  # Powers of ten would be one or two ticks.
+            panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     elif log_x and places:
         panel.xaxis.set_major_locator(FixedLocator(places))
         panel.xaxis.set_minor_locator(NullLocator())
