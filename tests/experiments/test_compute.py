@@ -144,6 +144,7 @@ def test_the_report_has_a_point_for_every_run(tmp_path):
     assert "Pre-training compute, exaFLOPs" in svg
 
 
+@pytest.mark.slow
 def test_the_report_at_full_scale_is_figure_5(tmp_path):
     wanted = ("B-32-7", "R50x1-7")
 

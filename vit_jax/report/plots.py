@@ -190,7 +190,8 @@ def _draw_lines(
         handles[name] = panel.errorbar(
             xs, [scale * points[x].mean for x in xs],
             yerr=[scale * (points[x].std or 0) for x in xs],
-            elinewidth=1.1, capsize=0, label=name, markeredgecolor="none", zorder=3, **style,
+            elinewidth=1.1, capsize=0, label=name, markeredgecolor="none",
+            zorder=4 if name == data.request.through else 3, **style,
         )  # fmt: skip
     _ticks(panel, {x for points in series.values() for x in points}, data.request.log_x)
     panel.margins(x=0.08, y=0.12)
