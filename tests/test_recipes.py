@@ -20,6 +20,7 @@ LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"
 RECIPES = {
     "quickstart.py": ([""], {"digits": (10, 1437)}),
     "cifar10.py": (["", "cpu", "gpu"], {"cifar10": (10, 50_000)}),
+    "cifar10_small.py": (["", "BiT-R-Nano", "R+ViT-Nano/4,fewshot"], {"cifar10": (10, 50_000)}),
     "pretrain.py": (
         [
             *(f"imagenet2012,{m}" for m in ("B/16", "B/32", "L/16", "L/32")),

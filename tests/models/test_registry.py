@@ -81,6 +81,9 @@ PARAMETERS = {
     "ViT-Micro/4": 322_408,
     "R+ViT-Micro/4": 260_852,
     "BiT-R-Micro": 352_756,
+    "ViT-Nano/4": 87_560,
+    "R+ViT-Nano/4": 71_254,
+    "BiT-R-Nano": 127_558,
 }
 
 # Sizes again, apart from the registry's: width, depth, MLP dim of the encoders ...
@@ -116,7 +119,7 @@ HYBRIDS = {
 
 def count(name, **options):
     config = ModelConfig.from_mapping({"name": name, **options})
-    size = 32 if "Mini" in name or "Micro" in name else 224
+    size = 32 if any(small in name for small in ("Mini", "Micro", "Nano")) else 224
     sizes = {"num_classes": 1000, "image_size": size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(config, **sizes))
     return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
@@ -164,6 +167,13 @@ def by_hand(name):
         return stem + vit_by_hand(64, 3, 256, patch=2, channels=96, patches=64)
     if name == "BiT-R-Micro":
         return resnet_by_hand(2, (1, 2, 3), 12, root=3) + 2 * 192 + 192 * 1000 + 1000
+    if name == "ViT-Nano/4":
+        return vit_by_hand(32, 4, 128, patch=4, channels=3, patches=64)
+    if name == "R+ViT-Nano/4":
+        stem = resnet_by_hand(1, (1, 1), 6, root=3)
+        return stem + vit_by_hand(32, 2, 128, patch=2, channels=48, patches=64)
+    if name == "BiT-R-Nano":
+        return resnet_by_hand(2, (1, 2, 2), 6, root=3) + 2 * 96 + 96 * 1000 + 1000
     if name in HYBRIDS:
         encoder, units, channels, patch, patches = HYBRIDS[name]
         sizes = {"patch": patch, "channels": channels, "patches": patches}
@@ -290,4 +300,4 @@ def test_a_resnet_takes_its_own_options():
 
 def test_list_models_is_public():
     assert "ViT-Ti/16" in vit_jax.list_models()
-    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 2 * 3
+    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 3 * 3

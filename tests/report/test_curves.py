@@ -33,6 +33,29 @@ def test_a_picture_with_three_panels_is_drawn(tmp_path):
     assert len(set(image.convert("L").tobytes())) > 20  # Not an empty sheet.
 
 
+def test_few_shot_accuracy_is_drawn_where_nothing_else_is_measured(tmp_path):
+    """As in Figure 9 of the paper: a pretraining on data of which no part is held out."""
+    for i, name in enumerate(("a", "b")):
+        shots = [
+            {"step": s, "time": s, "fewshot/pets/5_shot/accuracy_top1": 0.1 * (s + i),
+             "fewshot/pets/25_shot/accuracy_top1": 0.9} for s in (1, 2)
+        ]  # fmt: skip
+        job = {"name": name, "labels": {"model": name, "dataset": "jft"}}
+        put(
+            tmp_path / name,
+            job=job,
+            config=config(),
+            metrics=[ROWS[0], *shots],
+            result=result(0, 2),
+        )
+    runs = find_runs([tmp_path]).runs
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    _, right = sheet.figure.axes
+    drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
+    assert drawn == [[10, 20], [20, 30]]
+    assert right.get_title(loc="left") == "jft, few-shot top-1 accuracy, pets, 5-shot, %"
+
+
 def test_evaluations_are_found_by_split():
     assert _eval_names(ROWS, "accuracy_top1") == {"eval/test/accuracy_top1": "test"}
 

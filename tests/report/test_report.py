@@ -162,6 +162,21 @@ def test_a_sweep_says_what_its_report_is_to_show(tmp_path):
     assert (tmp_path / "report" / "report.md").read_text().startswith("# Other\n")
 
 
+def test_what_a_sweep_asks_for_may_be_missing_until_all_jobs_are_finished(tmp_path, capsys, caplog):
+    first, second = (tmp_path / "jobs" / name for name in ("first", "second"))
+    report = {"tables": [{"metric": "eval/test/accuracy_top1"}, {"metric": "eval/dev/loss"}]}
+    write(tmp_path, sweep={"jobs": ["first", "second"], "report": report})
+    write(first, job={"name": "first"}, config=config(), result=result(0.5, 400))
+    write(second, job={"name": "second"}, config=config())
+    assert main(["report", str(tmp_path)]) == 0
+    assert "left out while runs are missing: metric=eval/dev/loss" in caplog.text
+    assert "50.00" in (tmp_path / "report" / "report.md").read_text()
+    write(second, result=result(0.5, 400))
+    capsys.readouterr()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "metric=eval/dev/loss: no run has such a metric" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("report", "word"),
     [

@@ -1,8 +1,10 @@
+import dataclasses
 import statistics
 
 import pytest
 from report.fake_runs import config, result, write
 
+from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.defaults import suggested_plots, suggested_tables
 from vit_jax.report.fields import Fields
@@ -161,6 +163,39 @@ def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
     assert [[100, 40], [100, 60]] in [[[x, pytest.approx(y)] for x, y in s] for s in seeds]
     assert line.get_color() != lone.get_color()
     assert line.get_marker() != lone.get_marker()
+
+
+def test_lines_go_through_a_shared_point(tmp_path):
+    """The base of a study is one run, and lies on the line of each dimension that is scaled."""
+    for scaled, steps, score in (("base", 100, 0.5), ("depth", 200, 0.7), ("width", 400, 0.6)):
+        figures = {SCORE: score, "train_exaflops": float(steps)}
+        put(tmp_path, scaled, figures, labels={"scaled": scaled})
+    runs, fields = read(tmp_path)
+    asked = PlotRequest("train_exaflops", SCORE, "scaled", through="base", log_x=True)
+    data = plot_data(asked, runs, fields)
+    means = {
+        name: {x: summary.mean for x, summary in points.items()}
+        for name, points in data.panels[""].items()
+    }
+    base = {100.0: 0.5}
+    assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
+    assert data.notes == [
+        "One run a point, so no dispersion.", "The lines of all series go through base.",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
+        plot_data(dataclasses.replace(asked, through="bse"), runs, fields)
+
+
+def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
+    for i, exaflops in enumerate((3e-7, 3.1e-7, 4e-6)):
+        figures = {SCORE: 0.5 + 0.1 * i, "train_exaflops": exaflops}
+        put(tmp_path, f"r{i}", figures, labels={"model": "A"})
+    runs, fields = read(tmp_path)
+    data = plot_data(PlotRequest("train_exaflops", SCORE, log_x=True), runs, fields)
+    (panel,) = draw(data, Palette()).axes
+    low, high = panel.get_xlim()
+    ticks = [x for x in panel.get_xticks() if low <= x <= high]
+    assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
 
 
 def test_panels_come_with_the_mean_over_them_where_all_have_it(tmp_path):

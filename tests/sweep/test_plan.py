@@ -187,6 +187,15 @@ def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
             "REPORT = {'titel': 'x'}\ndef get_sweep():\n    return [('a.py', {})]",
             "unknown key 'titel'; expected one of title",
         ),
+        (
+            "REPORT = {}\ndef get_report():\n    return {}\n"
+            "def get_sweep():\n    return [('a.py', {})]",
+            "has REPORT and get_report; expected one of them",
+        ),
+        (
+            "def get_report():\n    return 'x'\ndef get_sweep():\n    return [('a.py', {})]",
+            "get_report of ",
+        ),
     ],
 )
 def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
@@ -212,6 +221,16 @@ def test_a_file_may_be_a_list_or_a_generator(tmp_path):
     assert sweep.report == {"title": "T"}
     path.write_text("def get_sweep():\n    yield 'a.py', {'seed': 3}\n")
     assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
+
+
+def test_what_is_reported_may_depend_on_the_argument(tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(
+        "def get_sweep(arg='small'):\n    return [('a.py', {})]\n"
+        "def get_report(arg='small'):\n    return {'title': arg, 'tables': [{'metric': arg}]}\n"
+    )
+    assert read_sweep(str(path)).report == {"title": "small", "tables": [{"metric": "small"}]}
+    assert read_sweep(f"{path}:paper").report["title"] == "paper"
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="NAME", help="e.g. ViT-B/16, any patch size; default: all"
     )
     parser.add_argument(
-        "--image_size", type=positive, help="in pixels; default: 224, of Mini and Micro models 32"
+        "--image_size", type=positive, help="in pixels; default: 224, of Mini, Micro, Nano 32"
     )
     parser.add_argument(
         "--num_classes", type=whole, default=1000, help="of the head; 0: none; default: 1000"

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--plot", action="append", metavar="KEY=VALUE,...",
-        help="x=, y=, series=, panel=, log_x, where.FIELD=, title=; likewise",
+        help="x=, y=, series=, panel=, through=, log_x, where.FIELD=, title=; likewise",
     )  # fmt: skip
     parser.add_argument(
         "--into",

@@ -239,7 +239,7 @@ def _vit_of_similar_cost(options: ModelConfig) -> str:
         name
         for name in list_models()
         if name.startswith("ViT-")
-        and name.endswith(("/16", "Mini/4", "Micro/4"))
+        and name.endswith(("/16", "Mini/4", "Micro/4", "Nano/4"))
         and usual_image_size(name) == side
     ]
     wanted = log_macs(options.name)

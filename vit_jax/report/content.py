@@ -1,11 +1,13 @@
 """Gathers what a report shows: tables, pictures, choices, what is missing, hardware."""
 
 import dataclasses
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from vit_jax.errors import first_few
+from vit_jax.errors import ConfigError, first_few
 from vit_jax.report.curves import curve_sheets
 from vit_jax.report.defaults import reported, row_field, suggested_plots, suggested_tables
 from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
@@ -16,6 +18,8 @@ from vit_jax.report.requests import ReportRequest, read_report
 from vit_jax.report.runs import STATES, Found
 from vit_jax.report.style import Palette, save
 from vit_jax.report.tables import ReportTable, build_table
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +79,8 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
     Raises:
         ConfigError: a field or metric that no run has.
     """
-    request = _with_sweeps(found, request)
-    runs = found.runs
+    given, request = request, _with_sweeps(found, request)
+    runs, gone = found.runs, missing(found)
     fields, palette = Fields(runs, efforts(runs)), Palette()
     kept = reported(runs)
     tables, plots = request.tables, request.plots
@@ -84,9 +88,14 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
         tables = suggested_tables(runs, fields)
     if plots is None:
         plots = suggested_plots(runs, fields)
-    # All at once, so that a wrong name costs nothing.
-    built = [build_table(t, kept, fields) for t in tables]
-    data = [plot_data(p, kept, fields) for p in plots]
+    # All at once, so that a wrong name costs nothing. What a sweep file asks for may not be there
+    # before all jobs are finished.
+    built = _possible(
+        lambda t: build_table(t, kept, fields), tables, early=bool(gone) and given.tables is None
+    )
+    data = _possible(
+        lambda p: plot_data(p, kept, fields), plots, early=bool(gone) and given.plots is None
+    )
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for i, d in enumerate(data):
@@ -98,7 +107,6 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
         Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
         for i, s in enumerate(sheets)
     ]
-    gone = missing(found)
     return Content(
         title=request.title or _title(found),
         question=request.question or "",
@@ -111,6 +119,19 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
         missing=gone,
         hardware=hardware(runs),
     )
+
+
+def _possible(make: Callable[[Any], Any], requests: Iterable[Any], *, early: bool) -> list[Any]:
+    """Returns what is made of requests; what cannot be is an error, or told while it is early."""
+    made = []
+    for request in requests:
+        try:
+            made.append(make(request))
+        except ConfigError as error:
+            if not early:
+                raise
+            log.warning("left out while runs are missing: %s", error.got)
+    return made
 
 
 def _with_sweeps(found: Found, request: ReportRequest) -> ReportRequest:

@@ -106,6 +106,12 @@ def main_score(names: set[str]) -> str | None:
     return next((found[split] for split in order if split in found), None)
 
 
+def _drawn_score(names: set[str]) -> str | None:
+    """Returns the main score; of runs that have none the few-shot accuracy of the fewest shots."""
+    on_features = [n for n in names if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
+    return main_score(names) or min(on_features, key=natural, default=None)
+
+
 def _is_score(name: str) -> bool:
     return name.startswith("eval/") and name.count("/") == 2 and name.endswith("/accuracy_top1")
 
@@ -117,7 +123,7 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
         figure, axes = new_figure(len(groups), 2, width=4.6, height=2.7)
         handles: dict[str, Any] = {}
         for (dataset, runs), (left, right) in zip(groups.items(), axes, strict=True):
-            score = main_score({name for run in runs for row in run.rows for name in row})
+            score = _drawn_score({name for run in runs for row in run.rows for name in row})
             hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
             for run in runs:
                 name = show(fields.of(run, series))

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
 from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
 from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
@@ -77,9 +78,11 @@ def plot_data(request: PlotRequest, runs: Sequence[Run], fields: Fields) -> Plot
             without.append(observation.run)
         else:
             groups[panel, series, x if _is_number(x) else show(x)].append(observation)
+    notes = _notes(request, groups, without, fields)
+    if request.through is not None:
+        notes.append(_lead_through(request, groups))
     panels = _panels(groups, request)
     title = request.title or plot_title(request)
-    notes = _notes(request, groups, without, fields)
     names = {panel for panel, _, _ in groups}
     if names and not names & set(panels):
         notes.append(f"Panels of the {len(names)} {_plural(request.panel)} are left out.")
@@ -146,6 +149,28 @@ def _panels(
     return averages if len(names) > _MOST_PANELS and averages else averages | found
 
 
+def _lead_through(
+    request: PlotRequest, groups: dict[tuple[str, str, Any], list[Observation]]
+) -> str:
+    """Puts the points of `request.through` on every other line of their panel, and says so.
+
+    Raises:
+        ConfigError: no series has this name.
+    """
+    names = {series for _, series, _ in groups}
+    if groups and request.through not in names:
+        raise ConfigError(
+            f"through={request.through}: no member of {request.series} has this name",
+            f"one of {first_few(sorted(names, key=natural), 8)}",
+            f"did you mean {nearest(str(request.through), names)!r}?",
+        )
+    for (panel, name, x), group in list(groups.items()):
+        if name == request.through:
+            for other in {s for p, s, _ in groups if p == panel} - {name}:
+                groups[panel, other, x] += group
+    return f"The lines of all series go through {request.through}."
+
+
 def _plural(field: str | None) -> str:
     return "panels" if field is None or "+" in field else f"{field.split('.')[-1]}s"
 
@@ -165,7 +190,8 @@ def _draw_lines(
         handles[name] = panel.errorbar(
             xs, [scale * points[x].mean for x in xs],
             yerr=[scale * (points[x].std or 0) for x in xs],
-            elinewidth=1.1, capsize=0, label=name, markeredgecolor="none", zorder=3, **style,
+            elinewidth=1.1, capsize=0, label=name, markeredgecolor="none",
+            zorder=4 if name == data.request.through else 3, **style,
         )  # fmt: skip
     _ticks(panel, {x for points in series.values() for x in points}, data.request.log_x)
     panel.margins(x=0.08, y=0.12)
@@ -219,7 +245,13 @@ def _label(panel: Any, data: PlotData, *, first: bool, last: bool) -> None:
 
 def _ticks(panel: Any, xs: set[float], log_x: bool) -> None:
     """Puts the ticks where the points are, if there is room; else writes short numbers."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+    )
 
     panel.xaxis.set_major_formatter(FuncFormatter(short_number))
     panel.xaxis.set_minor_formatter(NullFormatter())
@@ -229,6 +261,8 @@ def _ticks(panel: Any, xs: set[float], log_x: bool) -> None:
         if min(gaps) > (places[-1] / places[0]) ** 0.09:
             panel.xaxis.set_major_locator(FixedLocator(places))
             panel.xaxis.set_minor_locator(NullLocator())
+        elif places[-1] < 100 * places[0]:  # Powers of ten would be one or two ticks.
+            panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     elif log_x and places:
         panel.xaxis.set_major_locator(FixedLocator(places))
         panel.xaxis.set_minor_locator(NullLocator())

@@ -36,6 +36,8 @@ class PlotRequest:
         y: name of a figure; {word} in it stands for any part and becomes a field.
         series: field, or several joined by "+"; a colour each.
         panel: field; a panel each. None: one panel.
+        through: a member of `series` whose points lie on the lines of all others as well, as the
+            base of a study does. None: none does.
         log_x: whether the horizontal axis is logarithmic.
         where: field -> the value it must have.
         title: heading; None: from y and x.
@@ -45,6 +47,7 @@ class PlotRequest:
     y: str
     series: str = "model"
     panel: str | None = None
+    through: str | None = None
     log_x: bool = False
     where: tuple[tuple[str, str], ...] = ()
     title: str | None = None

@@ -2,7 +2,8 @@
 
 It returns a list, or is a generator, of `Job`s, `Selection`s and plain (config, overrides) pairs.
 A file may also have SLURM, a dict of options for --executor=slurm, and REPORT, what `report` is to
-make of the sweep: title, question, tables, plots.
+make of the sweep: title, question, tables, plots. Where that depends on ARG, as the metrics of a
+small and of a full scale may, it is what `get_report(arg)` returns instead.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ def read_sweep(spec: str) -> Sweep:
 
     Raises:
         ConfigError: no such file, no `get_sweep`, an error in it, or a wrong REPORT.
-        SweepError: it asks for nothing, or for something that is no job.
+        SweepError: it asks for nothing, for something that is no job, or for two reports.
     """
     path = spec.partition(":")[0]
     made, names = run_python(spec, "get_sweep", "sweep")
@@ -51,6 +52,17 @@ def read_sweep(spec: str) -> Sweep:
     slurm = names.get("SLURM", {})
     if not isinstance(slurm, dict):
         raise SweepError(f"SLURM of {path} is {slurm!r}", "a dict of options", "make it one")
-    report = names.get("REPORT", {})
-    read_report(report, f"REPORT of {path}")
-    return Sweep(spec, entries, slurm, report)
+    return Sweep(spec, entries, slurm, _report(spec, names))
+
+
+def _report(spec: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a sweep file asks of `report`, checked; {} where it asks for nothing."""
+    path = spec.partition(":")[0]
+    if "get_report" not in names:
+        what, asked = "REPORT", names.get("REPORT", {})
+    elif "REPORT" in names:
+        raise SweepError(f"{path} has REPORT and get_report", "one of them", "leave one out")
+    else:
+        what, asked = "get_report", run_python(spec, "get_report", "sweep")[0]
+    read_report(asked, f"{what} of {path}")
+    return dict(asked)

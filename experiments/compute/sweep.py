@@ -1,0 +1,147 @@
+"""Score against pre-training compute: ViTs, hybrids and ResNets.
+
+small   (default) three families at two sizes (Nano, Micro), pretrained on CIFAR-10 at 32 pixels for
+        12,000 and 48,000 images, two seeds; scored on its test split and few-shot on two photo
+        collections. TFDS_DATA_DIR holds cifar10, clothing_small and sign_language_digits
+paper   arXiv:2010.11929, Figure 5 and Table 6: 18 models pretrained on JFT, each fine-tuned on five
+        datasets at 384 pixels. `jft` is a dataset of yours: see configs/pretrain.py
+
+    TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/compute/sweep.py
+        --workdir=runs/compute --at_once=2
+
+plan.py prints the exaFLOPs that the paper's scale takes, beside those of Table 6.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vit_jax.config_file import parse_arg
+from vit_jax.sweep import Job, Selection
+from vit_jax.transfer.protocols import TASKS, search_space
+
+_ON_FEATURES = "fewshot/{dataset}/25_shot/accuracy_top1"
+_TEST = "eval/test/accuracy_top1"
+_AGAINST = {"x": "pretrain_exaflops", "log_x": True}
+
+SMALL_MODELS = {
+    "Nano": ("ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"),
+    "Micro": ("ViT-Micro/4", "R+ViT-Micro/4", "BiT-R-Micro"),
+}
+SMALL_EXAMPLES = (12_000, 48_000)
+SMALL_SEEDS = (0, 1)
+
+# Every row of Table 6: what configs/pretrain.py calls the model, epochs on JFT.
+PAPER_ROWS = (
+    ("B/32", 7), ("B/16", 7), ("L/32", 7), ("L/16", 7), ("L/16", 14), ("H/14", 14),
+    ("R50x1", 7), ("R50x2", 7), ("R101x1", 7), ("R152x1", 7), ("R152x2", 7), ("R152x2", 14),
+    ("R200x3", 14),
+    ("R50+B/32", 7), ("R50+B/16", 7), ("R50+L/32", 7), ("R50+L/16", 7), ("R50+L/16", 14),
+)  # fmt: skip
+PAPER_DATASETS = ("imagenet2012", "cifar10", "cifar100", "pets", "flowers")
+# Rows of Table 6 that Table 3 has not: the row that lends its settings, and what differs. The
+# learning rate of R200x3 is that of the largest ResNet in Table 3: ours.
+_BORROWED: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {
+    ("R152x2", 14): ("R152x2", {"train_epochs": 14.0}),
+    ("R200x3", 14): ("R152x2", {"model.name": "BiT-R200x3", "train_epochs": 14.0}),
+}
+
+
+def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
+    """Returns the jobs; ARG is `small` (default) or `paper`."""
+    scale = parse_arg(arg, scale=("small", "paper"))["scale"]
+    return _small() if scale == "small" else _paper()
+
+
+def get_report(arg: str = "") -> dict[str, Any]:
+    """Returns what `report` makes of the sweep."""
+    scale = parse_arg(arg, scale=("small", "paper"))["scale"]
+    asked = {
+        "title": "Score against pre-training compute",
+        "question": "Which family of models makes the most of the compute it is pretrained with?",
+    }
+    if scale == "paper":
+        final = {"stage": "final"}
+        return asked | {
+            "tables": [{"metric": _TEST, "rows": "model+epochs", "where": final}],
+            "plots": [
+                {**_AGAINST, "y": _TEST, "series": "family", "panel": "dataset", "where": final}
+            ],
+        }
+    # A line for each model: the longer run is the dearer one.
+    sizes = "family+size"
+    return asked | {
+        "tables": [
+            {"metric": _TEST, "rows": "model", "columns": "images"},
+            {"metric": _ON_FEATURES, "rows": "model", "columns": "dataset+images"},
+        ],
+        "plots": [
+            {**_AGAINST, "y": _TEST, "series": sizes, "title": "CIFAR-10 test accuracy"},
+            {
+                **_AGAINST,
+                "y": _ON_FEATURES,
+                "series": sizes,
+                "panel": "dataset",
+                "title": "25-shot accuracy",
+            },
+        ],
+    }
+
+
+def _folder(model: str) -> str:
+    return model.replace("+", "-").replace("/", "-")
+
+
+def _small() -> Iterator[Job]:
+    for size, models in SMALL_MODELS.items():
+        for model in models:
+            for examples in SMALL_EXAMPLES:
+                for seed in SMALL_SEEDS:
+                    yield Job(
+                        f"configs/cifar10_small.py:{model},fewshot",
+                        {"train_examples": examples, "seed": seed},
+                        name=f"{_folder(model)}/{examples}/seed{seed}",
+                        labels={"model": model, "size": size, "images": f"{examples:,}"},
+                    )
+
+
+def _paper() -> Iterator[Job | Selection]:
+    for model, epochs in PAPER_ROWS:
+        name = f"{_folder(model)}-{epochs}"
+        labels = {"model": _registered(model), "epochs": str(epochs)}
+        yield pretraining(model, epochs)
+        for dataset in PAPER_DATASETS:
+            finished = TASKS[dataset].splits["test"]
+            yield Selection(
+                f"{dataset}/{name}",
+                [
+                    (
+                        f"configs/transfer.py:{dataset},{recipe}",
+                        {"init_from": f"job:pretrain/{name}", **settings},
+                    )
+                    for recipe in (("paper",) if "/" in model else ("paper", "bit"))
+                    for settings in search_space(dataset, recipe)
+                ],
+                "eval/dev/accuracy_top1",
+                seeds=(0, 1, 2),
+                final_overrides={
+                    "data.train_split": finished[0],
+                    "evaluation.splits": {finished[1]: finished[2]},
+                },
+                labels=labels | {"dataset": dataset},
+            )
+
+
+def pretraining(model: str, epochs: int) -> Job:
+    """Returns the pretraining of a row of Table 6."""
+    row, settings = _BORROWED.get((model, epochs), (f"{model},{epochs}", {}))
+    return Job(
+        f"configs/pretrain.py:jft,{row}",
+        settings,
+        name=f"pretrain/{_folder(model)}-{epochs}",
+        labels={"model": _registered(model), "epochs": str(epochs), "dataset": "jft"},
+    )
+
+
+def _registered(model: str) -> str:
+    stem, plus, vit = model.rpartition("+")
+    return f"{stem}{plus}ViT-{vit}" if "/" in vit else f"BiT-{model}"
