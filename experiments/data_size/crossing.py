@@ -23,8 +23,8 @@ from vit_jax.report.write import check_marks, grid, replace_between_marks
 
 SCORES = {
     "accuracy on the test split of the data pretrained on": ("eval/test/accuracy_top1", True),
-    "5-shot": ("fewshot/signs/5_shot", True),
-    "25-shot": ("fewshot/signs/25_shot", True),
+    "5-shot": ("fewshot/sign_language_digits/5_shot/accuracy_top1", True),
+    "25-shot": ("fewshot/sign_language_digits/25_shot/accuracy_top1", True),
     "fine-tuned": ("eval/test/accuracy_top1", False),
 }
 _MARKS = "crossings"

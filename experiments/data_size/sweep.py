@@ -33,8 +33,8 @@ REPORT = {
             "where": {"dataset": "cifar10"}, "title": "CIFAR-10, of a part of its training images",
         },
         {
-            "x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot", "log_x": True,
-            "panel": "shots", "where": {"dataset": "cifar10"},
+            "x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1",
+            "log_x": True, "panel": "shots", "where": {"dataset": "cifar10"},
             "title": "Few-shot on frozen features, by the size of the pretraining data",
         },
         {
@@ -139,18 +139,13 @@ def _pretraining(
 def _small(tuned: bool) -> Iterator[Job | Selection]:
     settings = {
         "data.train_split": "train[:96%]",
-        "train_epochs": None,
-        "train_steps": 600,
-        "optimizer.schedule.warmup_epochs": None,
-        "optimizer.schedule.warmup_steps": 60,
+        "train_examples": 76_800,
         "evaluation.splits": {"dev": "train[96%:]"},
         "evaluation.final_splits": {"test": "test"},
-        "evaluation.interval_epochs": None,
-        "evaluation.interval_steps": 50,
-        "checkpoint.interval_epochs": None,
-        "checkpoint.interval_steps": 200,
-        "checkpoint.keep_last": 1,
-        "fewshot.datasets": {"signs": {"name": "sign_language_digits", "crop": "resize"}},
+        "evaluation.interval_examples": 6_400,
+        "fewshot.datasets": {
+            "sign_language_digits": {"name": "sign_language_digits", "crop": "resize"}
+        },
         "fewshot.shots": (5, 25),
         **_stopping(4),
     }
@@ -159,7 +154,7 @@ def _small(tuned: bool) -> Iterator[Job | Selection]:
     for seeds, percent, model in itertools.product(groups, PERCENT, SMALL_MODELS):
         name = f"{percent}_percent/{_folder(model)}"
         jobs, names = _pretraining(
-            f"experiments/transfer/pretrain.py:{model}",
+            f"configs/cifar10_small.py:{model}",
             name,
             {**settings, "data.subset.preset": f"{percent}_percent"},
             {"model": model, "dataset": "cifar10"},

@@ -89,7 +89,7 @@ def test_models_of_equal_cost_see_nested_parts_and_as_many_images(plan, scale):
     for job in pretrained:
         config = job.config
         assert {config.train_steps or config.train_examples} == {
-            "small": {600}, "imagenet": {300 * 1_281_167},
+            "small": {76_800}, "imagenet": {300 * 1_281_167},
         }[scale]  # fmt: skip
         assert "dev" in config.evaluation.splits
         assert config.early_stopping.patience_evaluations is not None
@@ -132,6 +132,7 @@ def test_a_crossing_is_found_on_the_logarithm_of_the_size_for_each_seed():
 
 def test_curves_are_read_off_run_folders(tmp_path):
     crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
+    fewshot = "fewshot/sign_language_digits/5_shot/accuracy_top1"
     ahead = {480: -0.1, 48_000: 0.1}
     for model, sign in (("ViT-Micro/4", 1), ("BiT-R-Micro", 0)):
         for examples, by in ahead.items():
@@ -139,7 +140,7 @@ def test_curves_are_read_off_run_folders(tmp_path):
                 name = f"{examples}/{model.replace('/', '-')}/{seed}"
                 job = {"stage": "final", "labels": {"model": model}, "command": "train"}
                 score = 0.5 + sign * (by + shift)
-                figures = result(score, 400, examples=examples) | {"fewshot/signs/5_shot": 0.3}
+                figures = result(score, 400, examples=examples) | {fewshot: 0.3}
                 write(tmp_path / "pretrain" / name, job=job, result=figures,
                       config=config(model, seed=seed))  # fmt: skip
                 tuned = config(
