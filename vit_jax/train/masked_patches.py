@@ -7,25 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.config import Config
-from vit_jax.config_task import MaskedPatchesConfig
-from vit_jax.data.colours import colour_classes, content_key
 from vit_jax.data.device import Batch, flip, to_unit_range
-from vit_jax.evaluation.classification import EvalStep, Sums, prediction_sums
-from vit_jax.models.corruption import Corruption, draw_corruption
+from vit_jax.evaluation.masked_patches import corrupted_batch, make_eval_step, patch_losses
+from vit_jax.models.corruption import Corruption
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import build_model, resolve
 from vit_jax.models.vit import ViT, ViTShape
-from vit_jax.parallel.placement import constrain
 from vit_jax.rng import stream
 from vit_jax.train.task import BatchLoss, Forward, Prepare, Task
-
-# Of what is corrupted in evaluation: the same in every run, whatever its seed.
-_EVALUATION_SEED = 0
 
 
 def masked_patches(config: Config, *, platform: str) -> Task:
@@ -99,34 +92,6 @@ def make_prepare(config: Config, stride: int) -> Prepare:
     return prepare_fn
 
 
-def corrupted_batch(
-    images: Float[Array, "B H W 3"], keys: jax.Array, config: MaskedPatchesConfig, stride: int
-) -> Batch:
-    """Returns what the loss reads.
-
-    Args:
-        images: in [-1, 1].
-        keys: a random key an image.
-        config: shares and bits.
-        stride: pixels between neighbouring patches.
-    """
-    colour = colour_classes(images, stride, config.bits)
-
-    def draw(key: jax.Array) -> tuple[Bool[Array, " N"], Corruption]:
-        return draw_corruption(
-            key, colour.shape[1], share=config.corrupt, mask=config.mask, random=config.random
-        )
-
-    corrupted, corruption = jax.vmap(draw)(keys)
-    made = {
-        "colour": colour,
-        "corrupted": corrupted,
-        "source": corruption.source,
-        "hidden": corruption.hidden,
-    }
-    return {"image": images, **{name: constrain(leaf, "batch") for name, leaf in made.items()}}
-
-
 def make_batch_loss(forward: Forward) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key), the mean over all corrupted patches."""
 
@@ -144,39 +109,5 @@ def corrupted_loss(
 
     Every image has as many of them, so that the mean over microbatches is that over the batch.
     """
-    losses = _losses(logits, colour)
+    losses = patch_losses(logits, colour)
     return jnp.sum(jnp.where(corrupted, losses, 0)) / jnp.sum(corrupted)
-
-
-def make_eval_step(forward: Forward, config: MaskedPatchesConfig, stride: int) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> sums over the corrupted patches of valid examples.
-
-    What is corrupted of an image depends on its pixels alone: the same in every evaluation, in any
-    batch, at any place in it.
-
-    Args:
-        forward: the model.
-        config: shares and bits.
-        stride: pixels between neighbouring patches.
-    """
-
-    def eval_step_fn(params: Any, batch: Batch) -> Sums:
-        images, keys = to_unit_range(batch["image"]), content_key(_EVALUATION_SEED, batch["image"])
-        ready = corrupted_batch(images, keys, config, stride)
-        logits = forward(params, ready)
-        counted = ready["corrupted"] & batch["mask"][:, None]
-        sums = prediction_sums(
-            logits.reshape(-1, logits.shape[-1]),
-            ready["colour"].reshape(-1),
-            counted.reshape(-1),
-            _losses,
-        )
-        return sums | {"examples": jnp.sum(batch["mask"])}
-
-    return eval_step_fn
-
-
-def _losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Float[Array, "*B"]:
-    return optax.losses.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), labels
-    )
