@@ -1,7 +1,8 @@
 """Self-supervised pretraining by masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2).
 
-Half of the patch embeddings are corrupted (80 % a learned mask, 10 % another patch, 10 % kept); from
-what the encoder makes of each, the 3-bit mean colour of its patch is predicted. Labels are not used.
+Half of the patch embeddings are corrupted (80 % a learned mask, 10 % another patch, 10 % kept).
+From what the encoder makes of each, the 3-bit mean colour of its patch is predicted. Labels are not
+used.
 
 Command:   python -m vit_jax train --config=configs/masked_patches.py:jft --workdir=DIR
            --config.data.data_dir=DATA     (ARG: jft, the default, imagenet21k, or small; small is
@@ -73,7 +74,7 @@ def _small() -> dict:
         "train_epochs": 4.0,
         # Microbatches of 32 stay in a CPU's cache.
         "accumulation_steps": 4,
-        "evaluation": {"splits": {"test": "test"}, "interval_epochs": 1.0},
+        "evaluation": {"splits": {"test": "test"}, "interval_epochs": 2.0},
         "checkpoint": {"interval_epochs": 1.0},
         "logging": {"interval_steps": 50},
     }

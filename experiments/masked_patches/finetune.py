@@ -42,12 +42,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "learning_rate": 1e-3,
                 "weight_decay": 0.05,
                 "clip_global_norm": 1.0,
-                "schedule": {"warmup_steps": 40},
+                "schedule": {"warmup_steps": 30},
             },
-            "train_steps": 400,
+            "train_steps": 300,
             "accumulation_steps": 2,
             "evaluation": {"splits": {"test": "test"}},
-            "checkpoint": {"interval_steps": 400},
-            "logging": {"interval_steps": 40},
+            "checkpoint": {"interval_steps": 300},
+            "logging": {"interval_steps": 30},
         }
     )

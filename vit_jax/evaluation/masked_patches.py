@@ -1,4 +1,4 @@
-"""How well the colours of corrupted patches are told: exact, every example once, the same always."""
+"""How well colours of corrupted patches are told: exact, each example once, always the same."""
 
 from collections.abc import Callable
 from typing import Any
