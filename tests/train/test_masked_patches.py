@@ -269,7 +269,7 @@ def test_analyze_of_another_run_says_so_in_one_line(tmp_path, capfd):
         ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map'"),
         ({"model": {**MODEL, "representation_size": 8}}, "'model.representation_size' is 8"),
         ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
-        ({"masked_patches": {"mask": 0.95}}, "'mask' is 0.95 and 'random' 0.1"),
+        ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
         ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
         ({"task": "classification", "masked_patches": {"bits": 2}}, "'masked_patches' given with"),
     ],
