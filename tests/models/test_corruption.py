@@ -69,7 +69,9 @@ def test_patches_are_taken_from_where_the_source_says_to_the_last_bit():
     np.testing.assert_array_equal(found, want)
 
 
-@pytest.fixture(scope="module", params=["ViT-Ti/4", "R+ViT-Micro/4"])
+@pytest.fixture(
+    scope="module", params=["ViT-Ti/4", pytest.param("R+ViT-Micro/4", marks=pytest.mark.slow)]
+)
 def model(request):
     options = TINY if request.param == "ViT-Ti/4" else {"depth": 1}
     config = ModelConfig.from_mapping({"name": request.param, **options, "num_registers": 1})

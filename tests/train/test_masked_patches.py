@@ -237,6 +237,7 @@ def test_as_weights_it_is_a_model_of_features(finished):
         load(finished[0], num_classes=10, keep_head=True)
 
 
+@pytest.mark.slow
 def test_analyze_draws_what_it_predicts(finished, tmp_path, capsys):
     folder, _ = finished
     output = tmp_path / "pictures"
