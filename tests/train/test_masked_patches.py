@@ -145,7 +145,7 @@ def test_a_hidden_colour_is_told_from_the_patches_that_are_seen():
         state, metrics = step_fn(state, to_devices(batch, program.mesh))
         losses.append(float(metrics["train/loss"]))
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5)
-    assert max(losses[-5:]) < 0.1
+    assert max(losses[-5:]) < 0.3
 
 
 def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
