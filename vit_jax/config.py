@@ -13,6 +13,7 @@ from vit_jax.config_init import AUTO, InitConfig
 from vit_jax.config_mesh import MeshConfig
 from vit_jax.config_optimizer import OptimizerConfig
 from vit_jax.config_stopping import EarlyStoppingConfig
+from vit_jax.config_task import MaskedPatchesConfig, TaskName, check_task
 from vit_jax.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
@@ -298,6 +299,9 @@ class Config(Section):
     """One run."""
 
     seed: int = option(0, at_least=0, below=2**32)
+    # What is learned: the classes of images; or, without labels, colours of patches (B.1.2).
+    task: TaskName = option("classification")
+    masked_patches: MaskedPatchesConfig = section(MaskedPatchesConfig)
     model: ModelConfig = section()
     data: DataConfig = section()
     mixing: MixingConfig = section(MixingConfig)
@@ -326,6 +330,7 @@ class Config(Section):
 
     def check(self) -> None:
         check_duration(self, "train", required=True)
+        check_task(self)
         self._check_init()
         self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _SHARES)
         self._check_metric("early_stopping.metric", self.early_stopping.metric, (*_SHARES, "loss"))

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.config import Config
-from vit_jax.train.step import make_batch_loss
+from vit_jax.train.classification import make_batch_loss
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
 WEIGHTS = np.array([0.5, 4.0, 1.0], np.float32)

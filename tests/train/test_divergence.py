@@ -9,7 +9,7 @@ from vit_jax.config_file import load_config
 from vit_jax.errors import DivergenceError
 from vit_jax.metrics import read_metrics
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.train import divergence, program
+from vit_jax.train import classification
 from vit_jax.train.divergence import examine_step, first_bad
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
@@ -110,7 +110,7 @@ def indices(workdir):
 def poisoned(config, tmp_path, monkeypatch):
     """Makes the batch of step 8 of an undisturbed run NaN; returns that run's examples."""
     rows = {}
-    original = program.make_prepare
+    original = classification.make_prepare
 
     def note(batch):
         rows[len(rows) + 1] = np.asarray(batch["label"])
@@ -133,8 +133,7 @@ def poisoned(config, tmp_path, monkeypatch):
 
         return prepare_fn
 
-    for module in (program, divergence):
-        monkeypatch.setattr(module, "make_prepare", make_prepare)
+    monkeypatch.setattr(classification, "make_prepare", make_prepare)
     return indices(tmp_path / "reference")
 
 

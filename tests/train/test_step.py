@@ -7,8 +7,8 @@ import pytest
 
 from vit_jax.config import Config, MeshConfig
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.classification import make_prepare
 from vit_jax.train.program import build_program
-from vit_jax.train.step import make_prepare
 
 
 def config(**changes):

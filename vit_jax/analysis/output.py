@@ -12,11 +12,19 @@ from matplotlib.figure import Figure
 
 from vit_jax.analysis.distance import AttentionDistance
 from vit_jax.analysis.filters import EmbeddingFilters
+from vit_jax.analysis.masked_patches import MaskedPrediction
 from vit_jax.analysis.position import PositionSimilarity
 from vit_jax.analysis.receptive_field import ReceptiveField
 from vit_jax.analysis.rollout import Rollout
 
-Result = EmbeddingFilters | PositionSimilarity | AttentionDistance | Rollout | ReceptiveField
+Result = (
+    EmbeddingFilters
+    | PositionSimilarity
+    | AttentionDistance
+    | Rollout
+    | ReceptiveField
+    | MaskedPrediction
+)
 Row = dict[str, Any]
 
 # Format of pictures -> metadata without the time, which some would state.
@@ -81,6 +89,19 @@ def rows_of(result: Result) -> list[Row]:
         return [
             {"image": image, "row": row, "column": column, "share": _digits(share)}
             for (image, row, column), share in np.ndenumerate(result.maps)
+        ]
+    if isinstance(result, MaskedPrediction):
+        return [
+            {
+                "image": place[0],
+                "row": place[1],
+                "column": place[2],
+                "hidden": int(result.hidden[place]),
+                "source": int(result.source[place]),
+                "colour": int(result.colour[place]),
+                "predicted": int(result.predicted[place]),
+            }
+            for place in zip(*np.nonzero(result.corrupted), strict=True)
         ]
     return [
         {

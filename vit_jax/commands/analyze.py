@@ -10,6 +10,7 @@
   distance         mean attention distance of every head, in pixels
   rollout          what of a photo attention lets through to the output
   receptive_field  how far the pixels lie that a feature depends on, beside a CNN of that depth
+  masked_patches   what a run with task masked_patches takes hidden patches to be
 
 Pictures, a CSV file of the numbers and an npz file of the arrays are written for each. Without
 --images and --dataset, a run folder is looked at with the images that it was evaluated on.
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 OVERRIDES = "--model."
-WHAT = ("filters", "positions", "distance", "rollout", "receptive_field")
-_WITH_IMAGES = ("distance", "rollout", "receptive_field")
+WHAT = ("filters", "positions", "distance", "rollout", "receptive_field", "masked_patches")
+_WITH_IMAGES = WHAT[2:]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
     group.add_argument("--num_images", type=positive, default=128, help="at most (128)")
     group.add_argument(
-        "--num_pictures", type=positive, default=8, help="of the images, for rollout (8)"
+        "--num_pictures",
+        type=positive,
+        default=8,
+        help="of the images, for rollout, masked_patches (8)",
     )
     group.add_argument(
         "--num_gradients", type=positive, default=16, help="of the images, for receptive_field (16)"
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     loaded = load(args.model, **load_arguments(args, overrides))
     loaded.report.print()
     run_folder = _run_folder(args.model)
-    chosen = _applicable(loaded, asked)
+    chosen = _applicable(loaded, asked, run_folder)
     images = None
     if any(what in _WITH_IMAGES for what in chosen):
         images = _images(args, loaded, run_folder)
@@ -110,7 +114,7 @@ def _chosen(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     return [name for name in known if name in names]
 
 
-def _applicable(loaded: "Loaded", asked: list[str] | None) -> list[str]:
+def _applicable(loaded: "Loaded", asked: list[str] | None, run_folder: Path | None) -> list[str]:
     """Returns what can be done with this model; what was asked for and cannot be is an error."""
     from vit_jax.analysis.batches import with_attention
     from vit_jax.analysis.position import position_similarity
@@ -120,6 +124,8 @@ def _applicable(loaded: "Loaded", asked: list[str] | None) -> list[str]:
             position_similarity(loaded.model)
         if what in ("distance", "rollout"):
             with_attention(loaded.model, what)
+        if what == "masked_patches":
+            _masked_run(run_folder)
 
     found = []
     for what in asked or WHAT:
@@ -128,7 +134,8 @@ def _applicable(loaded: "Loaded", asked: list[str] | None) -> list[str]:
         except ModelError as error:
             if asked is not None:
                 raise
-            log.info("left out: %s", error.got)
+            if what != "masked_patches":  # Few runs are of that task.
+                log.info("left out: %s", error.got)
         else:
             found.append(what)
     return found
@@ -141,6 +148,24 @@ def _run_folder(model: str) -> Path | None:
         if (folder / "config.json").is_file() and (folder / "checkpoints").is_dir():
             return folder
     return None
+
+
+def _masked_run(run_folder: Path | None) -> Path:
+    """Returns the run folder of a model of masked patch prediction.
+
+    Raises:
+        ModelError: no run folder, or a run of another task.
+    """
+    from vit_jax.run_folder import read_config
+
+    task = None if run_folder is None else read_config(run_folder).task
+    if run_folder is None or task != "masked_patches":
+        raise ModelError(
+            "masked_patches of " + ("no run folder" if task is None else f"a run of {task}"),
+            "the run folder of a run with task masked_patches",
+            "ask for something else, or train one with configs/masked_patches.py",
+        )
+    return run_folder
 
 
 def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None) -> "Images":
@@ -214,11 +239,32 @@ def _result_and_figure(
         few = images.some(args.num_pictures)
         result = analysis.attention_rollout(model, few.normalized, batch_size=args.batch_size)
         return result, figures.draw_rollout(result, few.pixels)
+    if what == "masked_patches":
+        return _masked_patches(args, images.some(args.num_pictures))
     few = images.some(args.num_gradients)
     result = analysis.receptive_field(
         model, few.normalized, batch_size=args.batch_size, seed=args.seed
     )
     return result, figures.draw_receptive_field(result, max(loaded.image_size), loaded.options.name)
+
+
+def _masked_patches(args: argparse.Namespace, images: "Images") -> tuple["Result", "Figure"]:
+    from vit_jax import analysis
+    from vit_jax.analysis.masked_figure import draw_masked
+    from vit_jax.interop.masked_patches import load_masked_model
+
+    path = Path(args.model).expanduser()
+    model, config = load_masked_model(_masked_run(_run_folder(args.model)), path)
+    side = images.pixels.shape[1:3]
+    if side != model.image_size:
+        raise ModelError(
+            f"masked_patches at {side[0]}x{side[1]} pixels of a model for {model.image_size[0]}",
+            "the size that it was trained at", "leave --image_size out",
+        )  # fmt: skip
+    result = analysis.masked_prediction(
+        model, images.normalized, config, batch_size=args.batch_size
+    )  # fmt: skip
+    return result, draw_masked(result, images.pixels)
 
 
 def _made(folder: Path) -> Path:
@@ -250,6 +296,7 @@ def _describe(
             "from": images.origin,
             "distance": len(images.names),
             "rollout": list(images.some(args.num_pictures).names),
+            "masked_patches": list(images.some(args.num_pictures).names),
             "receptive_field": len(images.some(args.num_gradients).names),
         },
         "seed": args.seed,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.by_class import ByClass, class_outputs
@@ -22,28 +23,35 @@ EvalStep = Callable[[Any, Batch], Sums]
 def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = False) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums over the examples whose mask is True.
 
-    The sums: loss (f32), top1, top5 and examples (i32). An example is right in top k when fewer
-    than k classes have a logit above its label's, or an equal one and a lower index: ties never
-    count twice. With `by_class` also what `class_outputs` gives.
+    The sums: loss (f32), top1, top5, predictions (one an example) and examples (i32). An example is
+    right in top k when fewer than k classes have a logit above its label's, or an equal one and a
+    lower index: ties never count twice. With `by_class` also what `class_outputs` gives.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> Sums:
         labels, mask = batch["label"], batch["mask"]
         logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
-        own = jnp.take_along_axis(logits, labels[:, None], axis=1)
-        before = jnp.arange(logits.shape[1])[None] < labels[:, None]
-        # A NaN logit beats all: a broken model must not score.
-        rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
-        valid = mask & ~jnp.isnan(own[:, 0])
-        sums = {
-            "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
-            "top1": jnp.sum((rank < 1) & valid),
-            "top5": jnp.sum((rank < 5) & valid),
-            "examples": jnp.sum(mask),
-        }
+        sums = prediction_sums(logits, labels, mask, loss) | {"examples": jnp.sum(mask)}
         return sums | (class_outputs(logits, labels, mask) if by_class else {})
 
     return eval_step_fn
+
+
+def prediction_sums(
+    logits: Float[Array, "M C"], labels: Int[Array, " M"], mask: Bool[Array, " M"], loss: LossFn
+) -> Sums:
+    """Returns loss, top1, top5 and the number of the predictions whose mask is True."""
+    own = jnp.take_along_axis(logits, labels[:, None], axis=1)
+    before = jnp.arange(logits.shape[1])[None] < labels[:, None]
+    # A NaN logit beats all: a broken model must not score.
+    rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
+    valid = mask & ~jnp.isnan(own[:, 0])
+    return {
+        "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
+        "top1": jnp.sum((rank < 1) & valid),
+        "top5": jnp.sum((rank < 5) & valid),
+        "predictions": jnp.sum(mask),
+    }
 
 
 def jit_eval_step(eval_step: EvalStep, param_shardings: Any, mesh: Mesh) -> EvalStep:
@@ -71,10 +79,10 @@ def evaluate(
         by_class: adds up what a step made `by_class` gives; None: nothing of classes is asked for.
 
     Returns:
-        loss, accuracy_top1 and accuracy_top5 as means over the examples, and `examples`; with
-        `by_class` its figures too.
+        loss, accuracy_top1 and accuracy_top5 as means over the predictions, of which a classified
+        example is one, and `examples`; with `by_class` its figures too.
     """
-    totals = {"loss": 0.0, "top1": 0, "top5": 0, "examples": 0}
+    totals = {"loss": 0.0, "top1": 0, "top5": 0, "predictions": 0, "examples": 0}
     pending: list[Sums] = []
 
     def drain(keep: int) -> None:
@@ -89,11 +97,11 @@ def evaluate(
         pending.append(eval_step(params, to_devices(batch, mesh)))
         drain(keep=2)
     drain(keep=0)
-    count = totals["examples"]
+    count = totals["predictions"]
     return {
         "loss": totals["loss"] / count,
         "accuracy_top1": totals["top1"] / count,
         "accuracy_top5": totals["top5"] / count,
-        "examples": count,
+        "examples": totals["examples"],
         **({} if by_class is None else by_class.figures()),
     }

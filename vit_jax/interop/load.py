@@ -299,7 +299,12 @@ def _take(
     """Reads every row that the file can fill; returns our parameters and fills the report."""
     arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
+    own_task = "|".join(published.of_pretraining)
     for row in published.rows:
+        if own_task and re.fullmatch(own_task, row.ours[0]):
+            used |= set(row.theirs)
+            report.add(Status.LEFT_OUT, *row.ours)
+            continue
         if not set(row.ours) <= own.keys():
             continue
         layers = own[row.ours[0]][0] if row.layered else 1

@@ -17,6 +17,8 @@ from vit_jax.interop.tensors import TensorFile
 from vit_jax.parallel.sharding import parameter_names
 
 DESCRIPTION, ARRAYS = "model.json", "params"
+# Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
+_OF_TASK = {"classification": (), "masked_patches": ("mask_token", "head/.*")}
 
 
 def is_native(path: Path) -> bool:
@@ -78,6 +80,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     config = json.loads((step / "config" / "metadata").read_text())
     side = config["data"]["image_size"]
     about = {"model": config["model"], "image_size": [side, side]}
+    about["task"] = config.get("task", "classification")
     about["view"] = _view(config["data"])
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
@@ -142,7 +145,8 @@ def _view(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Published:
-    head = params.get("head/linear/kernel")
+    of_task = _OF_TASK[about.get("task", "classification")]
+    head = None if "head/.*" in of_task else params.get("head/linear/kernel")
     names = about.get("class_names")
     if names and (head is None or len(names) != head.shape[1]):
         names = None  # A dataset may name fewer classes than the head was made for.
@@ -154,4 +158,5 @@ def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Pub
         tuple(row(name, name, Same()) for name in params),
         class_names=tuple(names) if names else None,
         view=EvalView(**about.get("view", {})),
+        of_pretraining=of_task,
     )

@@ -46,6 +46,7 @@ class Published:
         view: what of an image the weights are evaluated on.
         normalization: what the weights expect of images, where it is not ours.
         unused: tensors that such files have and that no model needs.
+        of_pretraining: patterns over names of parameters that served its task alone.
     """
 
     format: str
@@ -57,6 +58,7 @@ class Published:
     view: EvalView = EvalView()
     normalization: Normalization | None = None
     unused: tuple[str, ...] = ()
+    of_pretraining: tuple[str, ...] = ()
 
 
 def vit_options(

@@ -6,7 +6,13 @@ from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape, has_class_token, mlp_hidden
 
 
-def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[int, int]) -> int:
+def forward_macs(
+    options: ModelConfig,
+    *,
+    num_classes: int,
+    image_size: tuple[int, int],
+    head_per_patch: bool = False,
+) -> int:
     """Returns the multiply-accumulates of one image's forward pass: matmuls and convolutions only.
 
     Convolutions, patch embedding, projections, attention logits and their weighted sum, MLPs,
@@ -16,6 +22,7 @@ def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[in
         options: the model section of a config.
         num_classes: C; 0 for a model without a head.
         image_size: (height, width) in pixels.
+        head_per_patch: whether a ViT's head is applied to each patch.
 
     >>> config = ModelConfig(name="ViT-B/16")
     >>> round(forward_macs(config, num_classes=1000, image_size=(224, 224)) / 1e9, 2)
@@ -29,6 +36,9 @@ def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[in
     if options.representation_size is not None:
         total += features * options.representation_size
         features = options.representation_size
+    if head_per_patch:
+        assert isinstance(shape, ViTShape)
+        num_classes *= (image_size[0] // shape.stride) * (image_size[1] // shape.stride)
     return total + features * num_classes
 
 

@@ -11,7 +11,7 @@ from vit_jax.models.attention import attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.products import Linear, LinearGeneral
-from vit_jax.parallel.placement import constrain
+from vit_jax.parallel.placement import Dimension, constrain
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
@@ -107,15 +107,16 @@ class Head(nnx.Module):
         self.linear = make_linear() if num_classes else None
 
     def __call__(
-        self, features: Float[Array, "B F"]
-    ) -> tuple[Float[Array, "B C"], Float[Array, "B R"]]:
-        """Returns the logits and the vector they are a linear function of, both f32."""
+        self, features: Float[Array, "B *N F"]
+    ) -> tuple[Float[Array, "B *N C"], Float[Array, "B *N R"]]:
+        """Returns the logits and the vectors they are a linear function of, both f32."""
         features = constrain(features.astype(jnp.float32), "batch")
         if self.pre_logits is not None:
             features = constrain(jnp.tanh(self.pre_logits(features)), "batch")
         if self.linear is None:
             return features, features
-        return constrain(self.linear(features), "batch", "tensor"), features
+        between: list[Dimension] = [None] * (features.ndim - 2)
+        return constrain(self.linear(features), "batch", *between, "tensor"), features
 
 
 def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:

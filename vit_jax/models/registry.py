@@ -149,6 +149,7 @@ def build_model(
     image_size: int | tuple[int, int],
     key: jax.Array,
     platform: str | None = None,
+    mask_token: bool = False,
 ) -> ViT | ResNet:
     """Makes the model of a config section; may be traced.
 
@@ -158,13 +159,19 @@ def build_model(
         image_size: side, or (height, width), in pixels.
         key: random key of the initial values.
         platform: that it will run on; None: the default backend.
+        mask_token: whether it has an embedding that hides patches.
 
     Raises:
-        ModelError: unknown name, or sizes that do not go together.
+        ModelError: unknown name, sizes that do not go together, or a mask token for a ResNet.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     shape = resolve(options)
     if isinstance(shape, ResNetShape):
+        if mask_token:
+            raise ModelError(
+                f"a mask token for {options.name}, a ResNet", "a model with patches",
+                "use a ViT or a hybrid",
+            )  # fmt: skip
         return ResNet(
             shape, options, num_classes=num_classes, image_size=size, rngs=nnx.Rngs(params=key)
         )
@@ -174,6 +181,7 @@ def build_model(
         num_classes=num_classes,
         image_size=size,
         platform=platform,
+        mask_token=mask_token,
         rngs=nnx.Rngs(params=key),
     )
 

@@ -19,8 +19,8 @@ from vit_jax.models.vit import ViT, ViTShape
 _PRIME_BATCH = 1_000_003
 # Top-level modules as a forward pass meets them.
 _ORDER = (
-    "trunk", "stem", "patch_embedding", "class_token", "registers", "position_embedding", "encoder",
-    "norm", "attention_pooling", "head",
+    "trunk", "stem", "patch_embedding", "mask_token", "class_token", "registers",
+    "position_embedding", "encoder", "norm", "attention_pooling", "head",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
+from vit_jax.models.corruption import Corruption, corrupt
 from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.inputs import check_images, check_intermediates
 from vit_jax.models.layers import LayerNorm
@@ -92,6 +93,7 @@ class ViT(nnx.Module):
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels that position information is made for.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
+        mask_token: whether there is an embedding that hides patches, see `Corruption`.
         rngs: source of the initial values.
 
     Raises:
@@ -108,6 +110,7 @@ class ViT(nnx.Module):
         num_classes: int,
         image_size: tuple[int, int],
         platform: str | None = None,
+        mask_token: bool = False,
         rngs: nnx.Rngs,
     ):
         check_sizes(shape, options, image_size)
@@ -127,7 +130,7 @@ class ViT(nnx.Module):
         )
         class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         self.class_token = class_token
-        self.registers = _build_registers(options.num_registers, width, rngs)
+        self.registers = _build_tokens(options.num_registers, width, rngs)
         table = position_table(options, self.grid, width)
         once = None if options.position_placement == "every_layer" else table
         self.position_embedding = None if once is None else build_table(once, rngs=rngs)
@@ -162,6 +165,8 @@ class ViT(nnx.Module):
             bias_init=options.head_bias_init,
             rngs=rngs,
         )
+        # Last, so that the others start as they do without it.
+        self.mask_token = _build_tokens(int(mask_token), width, rngs)
 
     intermediates = INTERMEDIATES
 
@@ -170,14 +175,17 @@ class ViT(nnx.Module):
         images: Array | np.ndarray,
         *,
         key: jax.Array | None = None,
+        corruption: Corruption | None = None,
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
-    ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
+    ) -> Float[Array, "B *N C"] | tuple[Float[Array, "B *N C"], dict[str, jax.Array]]:
         """Returns the logits, float32.
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1], of the size that the model was made for.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
+            corruption: what takes the place of which patches, for a model with a mask token. Then
+                the head is applied to each patch instead of to what is pooled: logits [B, N, C].
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
@@ -196,7 +204,7 @@ class ViT(nnx.Module):
         check_intermediates(return_intermediates, INTERMEDIATES)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
-        embedded = self.embed(images, keys[0])
+        embedded = self.embed(images, keys[0], corruption)
         x = embedded
         padding = self.attention.padded_tokens - self.tokens
         if padding:
@@ -210,7 +218,9 @@ class ViT(nnx.Module):
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
-        if self.attention_pooling is not None:
+        if corruption is not None:
+            features = encoded[:, self.num_prefix :]
+        elif self.attention_pooling is not None:
             features = self.attention_pooling(encoded[:, self.num_prefix :])
         else:
             features = pool(encoded, self.pooling, self.num_prefix)
@@ -221,10 +231,16 @@ class ViT(nnx.Module):
         return logits, {name: found[name] for name in return_intermediates}
 
     def embed(
-        self, images: Float[Array, "B H W 3"], key: jax.Array | None = None
+        self,
+        images: Float[Array, "B H W 3"],
+        key: jax.Array | None = None,
+        corruption: Corruption | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the tokens that enter the encoder: class token, registers, patches."""
         x = self.patch_embedding(self._stem_map(images))
+        if corruption is not None:
+            assert self.mask_token is not None, "made without mask_token"
+            x = constrain(corrupt(x, corruption, self.mask_token[...]), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
         shared = [spread(p[...], (x.shape[0], *p.shape[1:]), self.dtype) for p in prefix]
         x = jnp.concatenate([*shared, x], axis=1)
@@ -318,7 +334,7 @@ def _block_spec(
     )
 
 
-def _build_registers(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
+def _build_tokens(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
     if not count:
         return None
     init = nnx.initializers.normal(stddev=0.02)

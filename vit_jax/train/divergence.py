@@ -16,7 +16,7 @@ from vit_jax.parallel.sharding import parameter_names
 from vit_jax.rng import stream
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import accumulated_gradient, make_batch_loss, make_prepare
+from vit_jax.train.step import accumulated_gradient
 
 # Intermediates that have a leading axis over the blocks, in the order of their computation.
 _OF_BLOCKS = ("attention_output", "mlp_output", "block_output")
@@ -56,8 +56,7 @@ def examine_step(program: Program, state: TrainState, batch: Batch) -> list[Tens
         batch: as it came over the wire.
     """
     config = program.config
-    prepare = make_prepare(config, program.num_classes)
-    batch_loss = make_batch_loss(program.graphdef, config, program.class_weights)
+    prepare, batch_loss = program.task.prepare, program.task.batch_loss
     table = _Table()
 
     def look(state: TrainState, batch: Batch) -> list[tuple[jax.Array, jax.Array]]:
@@ -134,7 +133,8 @@ def _add_forward(
     model = nnx.merge(program.graphdef, params)
     names = tuple(name for name in model.intermediates if name not in _LEFT_OUT)
     for part, key in enumerate(keys):
-        logits, found = model(batch["image"][part::parts], key=key, return_intermediates=names)
+        rows = jax.tree.map(lambda leaf, part=part: leaf[part::parts], batch)
+        logits, found = program.task.forward(params, rows, key=key, return_intermediates=names)
         suffix = f" of microbatch {part}" if parts > 1 else ""
         blocks = [name for name in _OF_BLOCKS if name in found]
         before = [name for name in names if name not in (*blocks, *_BEHIND_BLOCKS)]

@@ -16,7 +16,7 @@ from vit_jax.errors import WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
-from vit_jax.interop.report import LoadReport
+from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.registry import resolve
 from vit_jax.models.vit import ViTShape
 from vit_jax.parallel.sharding import parameter_names
@@ -68,7 +68,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         found = read_weights(
             config.init_from,
             image_size=side,
-            num_classes=program.num_classes,
+            num_classes=program.task.num_outputs,
             keep_head=init.keep_head,
             grid=init.grid,
             position_resize=init.position_resize,
@@ -81,7 +81,11 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         )
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(parameter_names(abstract.params), leaves, strict=True))
-    arrays = _new_parameters(program, {name: wanted[name] for name in found.lacking})
+    # What serves the run's own task alone is not in the weights of a model.
+    of_task = [n for n in wanted if n not in found.arrays and n not in found.lacking]
+    found.report.add(Status.REINITIALISED, *of_task)
+    new = (*found.lacking, *of_task)
+    arrays = _new_parameters(program, {name: wanted[name] for name in new})
     for name in list(found.arrays):
         array = found.arrays.pop(name)
         arrays[name] = jax.make_array_from_callback(

@@ -250,7 +250,8 @@ def layer_scales(params: Any, decay: float) -> Any:
 
 
 def _place(name: str) -> _Place:
-    if re.match(r"(stem|(patch|position)_embedding|trunk/conv_root)/|class_token|registers", name):
+    before = r"(stem|(patch|position)_embedding|trunk/conv_root)/|(class|mask)_token|registers"
+    if re.match(before, name):
         return _EMBEDDING
     unit = re.match(r"(?:encoder|trunk/stage(\d+))/(first|blocks)/", name)
     return _HEAD if unit is None else (1, int(unit[1] or 0), unit[2] == "blocks")

@@ -17,17 +17,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.config import Config
 from vit_jax.durations import duration_in_steps
 from vit_jax.errors import ConfigError
-from vit_jax.evaluation.classification import EvalStep, jit_eval_step, make_eval_step
-from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.registry import build_model
+from vit_jax.evaluation.classification import EvalStep, jit_eval_step
+from vit_jax.models.flops import training_flops
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.parallel.placement import Placement, placed
 from vit_jax.rng import stream
-from vit_jax.train.losses import make_loss
+from vit_jax.train.classification import classification
+from vit_jax.train.masked_patches import masked_patches
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule
 from vit_jax.train.state import StartFrom, TrainState, abstract_state, init_sharded, make_start_from
-from vit_jax.train.step import StepFn, make_batch_loss, make_prepare, make_train_step
+from vit_jax.train.step import StepFn, make_train_step
+from vit_jax.train.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Program:
     Attributes:
         config: as given.
         mesh: devices.
-        num_classes: C.
-        graphdef: the model without its parameters.
+        num_classes: C of the dataset.
+        task: what is learned.
         total_steps: length of the run.
         schedule: step -> learning rate.
         step_fn: one training step, not jitted.
@@ -47,13 +48,12 @@ class Program:
         start_from: makes the state at step 0 of parameters; may be traced.
         eval_step: sums over one batch, jitted.
         flops_per_image: model FLOPs of training on one image.
-        class_weights: f32[C], factors of the loss by class; None: 1.
     """
 
     config: Config
     mesh: Mesh
     num_classes: int
-    graphdef: nnx.GraphDef
+    task: Task
     total_steps: int
     schedule: optax.Schedule
     step_fn: StepFn
@@ -62,7 +62,11 @@ class Program:
     start_from: StartFrom
     eval_step: EvalStep
     flops_per_image: int
-    class_weights: np.ndarray | None
+
+    @property
+    def graphdef(self) -> nnx.GraphDef:
+        """The model without its parameters."""
+        return self.task.graphdef
 
     def init(self) -> TrainState:
         """Makes the state at step 0, sharded."""
@@ -121,28 +125,29 @@ def build_program(
     Args:
         config: the run.
         mesh: devices.
-        num_classes: C.
+        num_classes: C of the dataset.
         num_examples: examples an epoch.
         class_weights: f32[C], factors of the loss by class; None: 1.
 
     Raises:
         ConfigError, ModelError: sizes that do not go together.
     """
-    batch_size, side = config.data.global_batch_size, config.data.image_size
+    batch_size = config.data.global_batch_size
     check_batch_size(mesh, batch_size, "data.global_batch_size", config.accumulation_steps)
     platform = mesh.devices.flat[0].platform
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
 
-    def build(key: jax.Array) -> nnx.Module:
-        return build_model(
-            config.model, num_classes=num_classes, image_size=side, key=key, platform=platform
+    if config.task == "masked_patches":
+        task = masked_patches(config, platform=platform)
+    else:
+        task = classification(
+            config, num_classes=num_classes, class_weights=class_weights, platform=platform
         )
 
     def init_params() -> Any:
-        return nnx.to_pure_dict(nnx.state(build(stream(config.seed, "init"))))
+        return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
 
-    graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
     schedule = build_schedule(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
@@ -153,27 +158,23 @@ def build_program(
     placement = Placement(mesh, config.mesh.gradient_dtype)
     step_fn = make_train_step(
         config,
-        batch_loss=make_batch_loss(graphdef, config, class_weights),
-        prepare=make_prepare(config, num_classes),
+        batch_loss=task.batch_loss,
+        prepare=task.prepare,
         optimizer=optimizer,
         schedule=schedule,
         shardings=shardings,
     )
-    plain_loss = dataclasses.replace(config.loss, label_smoothing=0.0)
-    eval_step = make_eval_step(graphdef, make_loss(plain_loss), by_class=config.evaluation.by_class)
-    macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
     return Program(
         config=config,
         mesh=mesh,
         num_classes=num_classes,
-        graphdef=graphdef,
+        task=task,
         total_steps=total_steps,
         schedule=schedule,
         step_fn=placed(step_fn, placement),
         abstract=abstract,
         init_params=init_params,
         start_from=start_from,
-        eval_step=jit_eval_step(placed(eval_step, placement), shardings, mesh),
-        flops_per_image=training_flops(macs),
-        class_weights=class_weights,
+        eval_step=jit_eval_step(placed(task.eval_step, placement), shardings, mesh),
+        flops_per_image=training_flops(task.forward_macs),
     )

@@ -5,73 +5,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.config import Config
-from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
+from vit_jax.data.device import Batch
 from vit_jax.rng import stream
-from vit_jax.train.losses import as_distribution, make_loss
 from vit_jax.train.state import TrainState
+from vit_jax.train.task import BatchLoss, Prepare
 
 Metrics = dict[str, Float[Array, ""]]
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-# params, batch (image in [-1, 1], label), key -> mean loss over the batch.
-BatchLoss = Callable[[Any, Batch, jax.Array], Float[Array, ""]]
-
-
-def make_batch_loss(
-    graphdef: nnx.GraphDef, config: Config, class_weights: np.ndarray | None = None
-) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean classification loss with dropout on.
-
-    Args:
-        graphdef: the model without its parameters.
-        config: of the loss.
-        class_weights: f32[C], factor of an example's loss by its class, of a mixed one in
-            proportion; None: 1.
-    """
-    loss = make_loss(config.loss)
-
-    def batch_loss_fn(params: Any, batch: Batch, key: jax.Array) -> Float[Array, ""]:
-        logits = nnx.merge(graphdef, params)(batch["image"], key=key)
-        losses = loss(logits, batch["label"])
-        if class_weights is not None:
-            losses *= as_distribution(batch["label"], logits.shape[-1]) @ class_weights
-        return losses.mean()
-
-    return batch_loss_fn
-
-
-def make_prepare(config: Config, num_classes: int) -> Callable[[Batch, jax.Array], Batch]:
-    """Returns prepare_fn(batch, step): uint8 to [-1, 1], flips, erasing, mixing by (seed, step)."""
-    augment = config.data.augment
-
-    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = to_unit_range(batch["image"])
-        if augment.flip:
-            images = flip(images, stream(config.seed, "flip", step))
-        if augment.erasing_probability:
-            images = erase(
-                images, stream(config.seed, "erasing", step),
-                probability=augment.erasing_probability, fill=augment.erasing_fill,
-            )  # fmt: skip
-        images, labels = mix(
-            images, batch["label"], num_classes=num_classes, config=config.mixing,
-            key=stream(config.seed, "mixing", step),
-        )  # fmt: skip
-        return {"image": images, "label": labels}
-
-    return prepare_fn
 
 
 def make_train_step(
     config: Config,
     *,
     batch_loss: BatchLoss,
-    prepare: Callable[[Batch, jax.Array], Batch],
+    prepare: Prepare,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     shardings: Any = None,

@@ -1,0 +1,103 @@
+"""Masked patch prediction, then fine-tuning, beside supervised pretraining and none.
+
+small   (default) ViT-Micro/4 pretrained on CIFAR-10 at 32 pixels for four epochs, with colours of
+        masked patches and with labels; fine-tuned on a tenth of CIFAR-10's labels and on
+        clothing_small, three seeds each, beside the same training from scratch
+paper   arXiv:2010.11929, section 4.6: ViT-B/16 pretrained on JFT by masked patches (1M steps of
+        4096) and with labels (7 epochs), and on ImageNet (300 epochs: from scratch); each
+        fine-tuned on ImageNet at 384 pixels, its rate of Table 4 chosen on a dev split
+
+    TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/masked_patches/sweep.py
+        --workdir=runs/masked_patches --at_once=2
+"""
+
+from collections.abc import Iterator
+
+from vit_jax.config_file import parse_arg
+from vit_jax.sweep import Job, Selection
+from vit_jax.transfer.protocols import search_space
+
+_FOLDER = "experiments/masked_patches"
+REPORT = {
+    "title": "Masked patch prediction",
+    "question": "What does predicting colours of masked patches give a ViT before fine-tuning?",
+    "tables": [
+        {
+            "metric": "eval/test/accuracy_top1",
+            "rows": "pretraining",
+            "columns": "dataset",
+            "where": {"kind": "fine-tuned"},
+            "title": "Accuracy on the test split after fine-tuning",
+        }
+    ],
+    "plots": [],
+}
+
+SEEDS = (0, 1, 2)
+MODEL = "ViT-Micro/4"
+MASKED, SUPERVISED, SCRATCH = "masked patches", "supervised", "none (from scratch)"
+
+
+def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
+    """Returns the jobs; ARG is `small` (default) or `paper`."""
+    scale = parse_arg(arg, scale=("small", "paper"))["scale"]
+    return _small() if scale == "small" else _paper()
+
+
+def _labels(pretraining: str, dataset: str, kind: str) -> dict[str, str]:
+    return {"pretraining": pretraining, "dataset": dataset, "kind": kind}
+
+
+def _small() -> Iterator[Job]:
+    yield Job(
+        "configs/masked_patches.py:small",
+        name="pretrain/masked",
+        labels=_labels(MASKED, "cifar10", "pretraining"),
+    )
+    # As many steps of as many images, with their labels.
+    yield Job(
+        "configs/masked_patches.py:small",
+        {"task": "classification"},
+        name="pretrain/supervised",
+        labels=_labels(SUPERVISED, "cifar10", "pretraining"),
+    )
+    starts = {
+        MASKED: {"init_from": "job:pretrain/masked"},
+        SUPERVISED: {"init_from": "job:pretrain/supervised"},
+        SCRATCH: {"model.name": MODEL},
+    }
+    for dataset in ("cifar10", "clothing_small"):
+        for pretraining, start in starts.items():
+            if pretraining == SUPERVISED and dataset == "cifar10":
+                continue  # It has seen the labels that fine-tuning is denied.
+            for seed in SEEDS:
+                short = pretraining.split()[0]
+                yield Job(
+                    f"{_FOLDER}/finetune.py:{dataset}",
+                    {**start, "seed": seed},
+                    name=f"finetune/{dataset}/{short}/seed{seed}",
+                    labels=_labels(pretraining, dataset, "fine-tuned"),
+                    stage="final",
+                )
+
+
+def _paper() -> Iterator[Job | Selection]:
+    pretrained = {
+        MASKED: ("pretrain/masked", "configs/masked_patches.py:jft"),
+        SUPERVISED: ("pretrain/supervised", "configs/pretrain.py:jft,B/16"),
+        SCRATCH: ("pretrain/imagenet", "configs/pretrain.py:imagenet2012,B/16"),
+    }
+    for pretraining, (name, config) in pretrained.items():
+        dataset = "imagenet2012" if pretraining == SCRATCH else "jft"
+        yield Job(config, name=name, labels=_labels(pretraining, dataset, "pretraining"))
+        yield Selection(
+            f"imagenet2012/{pretraining.split()[0]}",
+            [
+                ("configs/transfer.py:imagenet2012", {"init_from": f"job:{name}", **settings})
+                for settings in search_space("imagenet2012", "paper")
+            ],
+            "eval/dev/accuracy_top1",
+            seeds=SEEDS,
+            final_config="configs/transfer.py:imagenet2012,test",
+            labels=_labels(pretraining, "imagenet2012", "fine-tuned"),
+        )

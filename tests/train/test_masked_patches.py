@@ -1,0 +1,281 @@
+"""Masked patch prediction on the one trainer: loss, evaluation, resume, and what is fine-tuned."""
+
+import dataclasses
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from processes import one_line
+from random_models import UNOPTIMISED, randomize
+
+from vit_jax.__main__ import main
+from vit_jax.config import Config
+from vit_jax.config_file import load_config
+from vit_jax.errors import ConfigError, WeightsError
+from vit_jax.evaluation.classification import evaluate
+from vit_jax.evaluation.masked_patches import evaluation_batch
+from vit_jax.interop.load import load
+from vit_jax.metrics import read_metrics
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.init_from import model_of_weights
+from vit_jax.train.loop import train
+from vit_jax.train.masked_patches import corrupted_loss
+from vit_jax.train.program import build_program
+from vit_jax.train.signals import Stopped, StopSignals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+MODEL = {
+    "name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2, "dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optax_promotes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def mapping(**changes):
+    content = {
+        "task": "masked_patches",
+        "model": MODEL,
+        "data": {
+            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
+            "augment": {"crop": "resize"},
+        },
+        "optimizer": {"learning_rate": 1e-2},
+        "compiler_options": UNOPTIMISED,
+        "train_steps": 6,
+        "evaluation": {"splits": {"test": "test"}},
+        "checkpoint": {"interval_steps": 3},
+        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
+    }  # fmt: skip
+    return content | changes
+
+
+@pytest.fixture(scope="module")
+def config(digits_dir):
+    found = Config.from_mapping(mapping())
+    return dataclasses.replace(
+        found, data=dataclasses.replace(found.data, data_dir=str(digits_dir))
+    )
+
+
+@pytest.fixture(scope="module")
+def program():
+    config = Config.from_mapping(mapping())
+    return build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The folder of a finished run, and its result."""
+    folder = tmp_path_factory.mktemp("masked") / "run"
+    return folder, train(config, folder, StopSignals())
+
+
+@pytest.fixture(scope="module")
+def prepare(program):
+    return jax.jit(program.task.prepare, compiler_options=UNOPTIMISED)
+
+
+def pixels(count, side=16):
+    found = np.random.default_rng(0).integers(0, 256, (count, side, side, 3))
+    return jnp.asarray(found, jnp.uint8)
+
+
+def test_only_corrupted_patches_count_in_the_loss():
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.standard_normal((2, 4, 5)), jnp.float32)
+    colour = jnp.asarray(rng.integers(0, 5, (2, 4)), jnp.int32)
+    corrupted = jnp.array([[True, False, True, False], [False, False, True, True]])
+    loss = corrupted_loss(logits, colour, corrupted)
+    log_softmax = np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    rows = [-log_softmax[i, n, colour[i, n]] for i, n in zip(*np.nonzero(corrupted), strict=True)]
+    assert float(loss) == pytest.approx(np.mean(rows), rel=1e-6)
+    assert float(corrupted_loss(logits.at[0, 1, 2].add(9.0), colour, corrupted)) == float(loss)
+    assert float(corrupted_loss(logits.at[0, 2, 2].add(9.0), colour, corrupted)) != float(loss)
+
+
+def test_a_new_model_finds_all_colours_alike(program, prepare):
+    """Log of 512 classes; the head starts at zero, and there are 512 of them, not 10."""
+    batch = {"image": pixels(16)}
+    params = program.init().params
+    assert params["head"]["linear"]["kernel"].shape == (16, 512)
+    assert params["mask_token"].shape == (1, 1, 16)
+    assert np.abs(params["mask_token"]).max() > 0
+    ready = prepare(batch, jnp.int32(3))
+    batch_loss = jax.jit(program.task.batch_loss, compiler_options=UNOPTIMISED)
+    loss = batch_loss(params, ready, jax.random.key(0))
+    assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
+    assert (ready["corrupted"].sum(1) == 8).all()
+    other = prepare(batch, jnp.int32(4))
+    assert (ready["corrupted"] != other["corrupted"]).any()
+
+
+def test_colours_are_those_of_the_image_after_augmentation(prepare):
+    """Mirrored images have mirrored colours."""
+    images = jnp.zeros((16, 16, 16, 3), jnp.uint8).at[:, :, :8].set(255)
+    ready = prepare({"image": images}, jnp.int32(0))
+    left = np.asarray(ready["image"][:, 0, 0, 0]) > 0
+    assert 0 < left.sum() < 16
+    colour = np.asarray(ready["colour"]).reshape(16, 4, 4)
+    assert (colour[:, :, 0] == np.where(left, 511, 0)[:, None]).all()
+    assert (colour[:, :, 3] == np.where(left, 0, 511)[:, None]).all()
+
+
+def test_a_hidden_colour_is_told_from_the_patches_that_are_seen():
+    """Images are all black or all white: without the others log 2 = 0.69 is the best there is."""
+    config = Config.from_mapping(mapping(train_steps=60))
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
+    step_fn, state = program.compile(), program.init()
+    rng = np.random.default_rng(0)
+    losses = []
+    for _ in range(60):
+        white = rng.integers(0, 2, (16, 1, 1, 1)) * np.ones((1, 16, 16, 3))
+        batch = {
+            "image": (255 * white).astype(np.uint8),
+            "label": np.zeros(16, np.int32),
+            "mask": np.ones(16, bool),
+        }
+        state, metrics = step_fn(state, to_devices(batch, program.mesh))
+        losses.append(float(metrics["train/loss"]))
+    assert losses[0] == pytest.approx(np.log(512), rel=1e-5)
+    assert max(losses[-5:]) < 0.3
+
+
+def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
+    model = randomize(lambda: program.task.build(jax.random.key(0)))
+    params = nnx.to_pure_dict(nnx.state(model))
+    images = np.asarray(pixels(24))
+
+    def figures(order, size, padding):
+        batches = []
+        for start in range(0, 24, size - padding):
+            rows = images[order][start : start + size - padding]
+            missing = size - len(rows)
+            filled = np.concatenate([rows, np.zeros((missing, 16, 16, 3), np.uint8)])
+            mask = np.arange(size) < len(rows)
+            batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
+        return evaluate(program.eval_step, params, batches, program.mesh)
+
+    want = figures(np.arange(24), 24, 0)
+    found = figures(np.random.default_rng(1).permutation(24), 8, 3)
+    assert want["examples"] == found["examples"] == 24
+    assert found["accuracy_top5"] == want["accuracy_top5"]
+    assert found["accuracy_top1"] == want["accuracy_top1"]
+    assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
+    section = program.config.masked_patches
+
+    @partial(jax.jit, compiler_options=UNOPTIMISED)
+    def look(params, images):
+        ready = evaluation_batch(images, section, 4)
+        return ready, program.task.forward(params, ready)
+
+    ready, logits = look(params, jnp.asarray(images))
+    logits = np.asarray(logits)
+    right = (logits.argmax(-1) == ready["colour"]) & ready["corrupted"]
+    assert want["accuracy_top1"] == right.sum() / (24 * 8)
+
+
+def test_a_run_that_is_stopped_goes_on_bit_for_bit(config, finished, tmp_path, monkeypatch):
+    folder, want = finished
+    stop = StopSignals()
+    from vit_jax.train import loop
+
+    original = loop._Run._after
+
+    def after(self, step, state):
+        stop.requested = step == 2
+        return original(self, step, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_after", after)
+        with pytest.raises(Stopped, match="step 2"):
+            train(config, tmp_path / "stopped", stop)
+    got = train(config, tmp_path / "stopped", StopSignals())
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    losses = [
+        [row["train/loss"] for row in read_metrics(f / "metrics.jsonl") if "train/loss" in row]
+        for f in (folder, tmp_path / "stopped")
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0] - 0.5
+    assert want["eval/test/loss"] < np.log(512)
+    assert want["eval/test/examples"] == 360
+
+
+def test_what_fine_tuning_takes_and_leaves(config, finished, tmp_path):
+    """A new head at another size of image; mask token and head of colours are left out."""
+    folder, _ = finished
+    tuned = mapping(
+        task="classification", model={"name": "auto"}, init_from=str(folder), train_steps=1,
+    )  # fmt: skip
+    tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
+    path = tmp_path / "config.py"
+    path.write_text(f"def get_config():\n    return {tuned!r}\n")
+    found = load_config(str(path), auto_model=model_of_weights)
+    assert (found.model.name, found.model.width, found.model.pooling) == ("ViT-Ti/4", 16, "token")
+    train(found, tmp_path / "tuned", StopSignals())
+    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+    head = ["head/linear/bias", "head/linear/kernel"]
+    assert sorted(report["left_out"]) == [*head, "mask_token"]
+    assert report["reinitialised"] == head
+    assert report["resized"] == {"position_embedding/table": "(1, 17, 16) -> (1, 65, 16)"}
+    assert report["missing"] == report["unexpected"] == []
+
+
+def test_as_weights_it_is_a_model_of_features(finished):
+    loaded = load(finished[0])
+    assert loaded.num_classes == 0
+    assert loaded.model.mask_token is None
+    with pytest.raises(WeightsError, match="keep_head with num_classes 10 and a head of 0"):
+        load(finished[0], num_classes=10, keep_head=True)
+
+
+@pytest.mark.slow
+def test_analyze_draws_what_it_predicts(finished, tmp_path, capsys):
+    folder, _ = finished
+    output = tmp_path / "pictures"
+    arguments = ["--what=masked_patches", "--num_pictures=3", f"--output={output}"]
+    assert main(["analyze", str(folder), *arguments]) == 0
+    assert "images: 3, 8 of 16 patches corrupted" in capsys.readouterr().out
+    arrays = np.load(output / "masked_patches.npz")
+    assert arrays["corrupted"].shape == (3, 4, 4)
+    rows = (output / "masked_patches.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 8
+    assert (output / "masked_patches.png").stat().st_size > 5_000
+
+
+def test_analyze_of_another_run_says_so_in_one_line(tmp_path, capfd):
+    from weight_files import random_weights
+
+    random_weights(tmp_path / "ours")
+    assert main(["analyze", str(tmp_path / "ours"), "--what=masked_patches"]) == 2
+    assert "masked_patches of no run folder" in one_line(capfd)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task masked_patches"),
+        ({"loss": {"label_smoothing": 0.1}}, "'loss.label_smoothing' is 0.1"),
+        ({"loss": {"class_weights": "sqrt"}}, "'loss.class_weights' is 'sqrt'"),
+        ({"loss": {"name": "sigmoid_cross_entropy"}}, "'loss.name' is 'sigmoid_cross_entropy'"),
+        ({"evaluation": {"by_class": True}}, "'evaluation.by_class' is True"),
+        ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map'"),
+        ({"model": {**MODEL, "representation_size": 8}}, "'model.representation_size' is 8"),
+        ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
+        ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
+        ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
+        ({"task": "classification", "masked_patches": {"bits": 2}}, "'masked_patches' given with"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(**changes))
+    assert message in str(caught.value)

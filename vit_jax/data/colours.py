@@ -1,0 +1,55 @@
+"""The mean colours of patches as classes: few levels a channel, the top bits of the mean."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+def colour_classes(
+    images: Float[Array, "B H W 3"], patch: int, bits: int
+) -> Int[Array, "B N"]:  # fmt: skip
+    """Returns the class of each patch's mean colour, patches in raster order.
+
+    A channel's mean m of 0 to 255 has the level floor(m * 2^bits / 256), and the class is (red *
+    2^bits + green) * 2^bits + blue. Sums are taken in whole numbers, so that a mean on the border
+    of two levels falls to the same side on every device and for every batch.
+
+    Args:
+        images: in [-1, 1], of 256 levels.
+        patch: height and width of a patch in pixels.
+        bits: of a channel.
+
+    Source: arXiv:2010.11929, B.1.2 (3 bits: 512 colours).
+    """
+    batch, height, width, _ = images.shape
+    pixels = jnp.round((images.astype(jnp.float32) + 1) * 127.5).astype(jnp.int32)
+    tiles = pixels.reshape(batch, height // patch, patch, width // patch, patch, 3)
+    sums = tiles.sum((2, 4)).reshape(batch, -1, 3)
+    levels = jnp.minimum((sums // patch**2) >> (8 - bits), 2**bits - 1)
+    return (levels[..., 0] * 2**bits + levels[..., 1]) * 2**bits + levels[..., 2]
+
+
+def colours_of_classes(classes: Int[np.ndarray, "*N"], bits: int) -> Float[np.ndarray, "*N 3"]:
+    """Returns the middle of each class's colours, red, green and blue of 0 to 255.
+
+    >>> colours_of_classes(np.array([0, 511]), 3).tolist()
+    [[15.5, 15.5, 15.5], [239.5, 239.5, 239.5]]
+    """
+    levels = np.stack([(classes >> (bits * place)) & (2**bits - 1) for place in (2, 1, 0)], -1)
+    size = 256 // 2**bits
+    return levels * size + (size - 1) / 2
+
+
+def content_key(seed: int, images: jax.Array) -> jax.Array:
+    """Returns a random key an image, from its pixels alone.
+
+    Args:
+        seed: another gives other keys.
+        images: u8[B, H, W, 3].
+    """
+    key = jax.random.key(seed)
+    weights = jax.random.bits(key, images.shape[1:], jnp.uint32)
+    # Modulo 2^32, which is exact in any order.
+    sums = jnp.sum(images.astype(jnp.uint32) * weights[None], axis=(1, 2, 3), dtype=jnp.uint32)
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(sums)
