@@ -1,7 +1,7 @@
 """The encoder: equal blocks of self-attention and MLP, stacked."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -226,3 +226,29 @@ class Encoder(nnx.Module):
             remat=self.remat,
             scan=self.scan,
         )
+
+
+def reduced(
+    found: dict[str, jax.Array],
+    *,
+    functions: Mapping[str, Callable[[jax.Array], jax.Array]],
+    tokens: int,
+) -> dict[str, jax.Array]:
+    """Returns a block's captured intermediates without padding, and reduced where asked for.
+
+    Args:
+        found: name -> value, of one block.
+        functions: name -> what is applied to it.
+        tokens: N without padding.
+    """
+    real = {name: _unpad(name, value, tokens) for name, value in found.items()}
+    return {n: functions[n](value) if n in functions else value for n, value in real.items()}
+
+
+def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
+    """Cuts padding tokens off a captured intermediate."""
+    if name == "max_attention_logit":
+        return value
+    if name == "attention_weights":
+        return value[..., :tokens, :tokens]
+    return value[..., :tokens, :]

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
-from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder
+from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced
 from vit_jax.models.corruption import Corruption, corrupt
 from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.inputs import check_images, check_intermediates
@@ -213,7 +213,7 @@ class ViT(nnx.Module):
             x, position=self._position("shared", x.shape[1]), rope=self._rope(padding),
             valid_tokens=self.tokens if padding else None, key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
-            reduce=partial(_reduced, functions=reduce or {}, tokens=self.tokens),
+            reduce=partial(reduced, functions=reduce or {}, tokens=self.tokens),
         )  # fmt: skip
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
@@ -339,26 +339,6 @@ def _build_tokens(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
         return None
     init = nnx.initializers.normal(stddev=0.02)
     return nnx.Param(init(rngs.params(), (1, count, width), jnp.float32))
-
-
-def _reduced(
-    found: dict[str, jax.Array],
-    *,
-    functions: Mapping[str, Callable[[jax.Array], jax.Array]],
-    tokens: int,
-) -> dict[str, jax.Array]:
-    """Returns a block's captured intermediates without padding, and reduced where asked for."""
-    real = {name: _unpad(name, value, tokens) for name, value in found.items()}
-    return {n: functions[n](value) if n in functions else value for n, value in real.items()}
-
-
-def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    """Cuts padding tokens off a captured intermediate."""
-    if name == "max_attention_logit":
-        return value
-    if name == "attention_weights":
-        return value[..., :tokens, :tokens]
-    return value[..., :tokens, :]
 
 
 def mlp_hidden(shape: ViTShape, options: ModelConfig) -> int:
