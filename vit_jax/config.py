@@ -222,6 +222,11 @@ class EvaluationConfig(Section):
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
+        for name in self.all_splits:
+            if not name or "/" in name:
+                raise ConfigError(
+                    f"'splits' has the name {name!r}", "a name without '/'", "rename it"
+                )
         both = sorted(self.splits.keys() & self.final_splits.keys())
         if both:
             raise ConfigError(

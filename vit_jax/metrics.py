@@ -53,6 +53,7 @@ class MetricsWriter:
         self._file: TextIO | None = None
         self._tensorboard: _EventFile | None = None
         self._wandb: Any = None
+        self._newest = start_step
         if not enabled:
             return
         wandb = None if config.wandb_project is None else _import_wandb(config.wandb_project)
@@ -90,9 +91,7 @@ class MetricsWriter:
             if self._wandb is not None:
                 self._wandb.finish()
 
-    def evaluation_at(
-        self, step: int, prefixes: str | tuple[str, ...] = "eval/"
-    ) -> dict[str, float]:
+    def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
         """Returns the figures of an evaluation that an earlier session wrote at a step, if any."""
         rows = [row for row in read_metrics(self._path) if row["step"] == step]
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
@@ -116,7 +115,9 @@ class MetricsWriter:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if self._wandb is not None:
-            self._wandb.log(values, step=step)
+            # It takes no figures of an earlier step, as those of the best weights may be.
+            self._newest = max(step, self._newest)
+            self._wandb.log(values, step=self._newest)
 
 
 class ExampleLog:

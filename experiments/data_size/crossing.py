@@ -1,14 +1,16 @@
 """Where the curves of two models cross, from the runs of a data-size sweep.
 
-    python experiments/data_size/crossing.py runs/data_size [--into=experiments/data_size/README.md]
+    python -m experiments.data_size.crossing runs/data_size [--into=experiments/data_size/README.md]
 
 Prints, for each score, how far the ViT and the hybrid are ahead of the ResNet at every size, and
-the size at which they get ahead: linear in the logarithm of the size between neighbouring points,
-for each seed on its own.
+the sizes at which they get ahead (or fall behind): linear in the logarithm of the size between
+neighbouring points, for each seed on its own.
 """
 
 import argparse
+import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,40 +20,40 @@ from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
 from vit_jax.report.runs import find_runs
 from vit_jax.report.style import short_number
-from vit_jax.report.words import family
+from vit_jax.report.words import family, title_of
 from vit_jax.report.write import check_marks, grid, replace_between_marks
 
-SCORES = {
-    "accuracy on the test split of the data pretrained on": ("eval/test/accuracy_top1", True),
-    "5-shot": ("fewshot/sign_language_digits/5_shot/accuracy_top1", True),
-    "25-shot": ("fewshot/sign_language_digits/25_shot/accuracy_top1", True),
-    "fine-tuned": ("eval/test/accuracy_top1", False),
-}
+# A score of the runs that were pretrained or of those that start from them, and of which dataset.
+_PRETRAINED = re.compile(r"eval/(test|validation)/accuracy_top1|fewshot/.*_shot/accuracy_top1")
+_FINE_TUNED = "eval/test/accuracy_top1"
 _MARKS = "crossings"
 # seed -> examples -> score
 Curves = Mapping[int, Mapping[int, float]]
 
 
-def crossings(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+def crossings(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[tuple[float, bool]]:
     """Returns the sizes at which one curve gets ahead of another, or falls behind it.
 
     Args:
         ours: size -> score.
-        theirs: the same; sizes that only one of the two has are left out.
+        theirs: the same; sizes that only one of the two has, or at which they are equal, are left
+            out.
 
-    >>> [round(x) for x in crossings({100: 0.2, 10_000: 0.8}, {100: 0.4, 10_000: 0.6})]
-    [1000]
+    Returns:
+        (size, whether it gets ahead), in the order of the sizes.
+
+    >>> [(round(x), up) for x, up in crossings({100: 0.2, 10_000: 0.8}, {100: 0.4, 10_000: 0.6})]
+    [(1000, True)]
     >>> crossings({100: 0.2, 10_000: 0.5}, {100: 0.4, 10_000: 0.6})
     []
     """
-    sizes = sorted(ours.keys() & theirs.keys())
-    ahead = [ours[size] - theirs[size] for size in sizes]
+    ahead = {s: ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys())}
     found = []
-    for i in range(len(sizes) - 1):
-        if ahead[i] * ahead[i + 1] < 0:
-            share = ahead[i] / (ahead[i] - ahead[i + 1])
-            low, high = math.log(sizes[i]), math.log(sizes[i + 1])
-            found.append(math.exp(low + share * (high - low)))
+    for low, high in itertools.pairwise(size for size, by in ahead.items() if by):
+        if ahead[low] * ahead[high] < 0:
+            share = ahead[low] / (ahead[low] - ahead[high])
+            at = math.log(low) + share * (math.log(high) - math.log(low))
+            found.append((math.exp(at), ahead[high] > 0))
     return found
 
 
@@ -68,7 +70,8 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
         for size in ours[seed].keys() & theirs[seed].keys():
             ahead[size].append(100 * (ours[seed][size] - theirs[seed][size]))
         at = crossings(ours[seed], theirs[seed])
-        found.append(" and ".join(short_number(x) for x in at) or "none")
+        words = [short_number(x) + ("" if up else " (falls behind)") for x, up in at]
+        found.append(" and ".join(words) or "none")
     cells = {}
     for size, values in ahead.items():
         said = summarize(values)
@@ -76,23 +79,25 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
     return cells, "; ".join(found)
 
 
-def read_curves(folder: Path, metric: str, *, pretrained: bool) -> Mapping[str, Curves]:
-    """Returns the curves of all models of a sweep.
-
-    Args:
-        folder: of the sweep.
-        metric: of result.json.
-        pretrained: of the runs that were pretrained, or of those that start from these.
-    """
-    runs = find_runs([folder]).runs
+def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
+    """Returns score -> model -> curves of a sweep's runs that are to be reported."""
+    runs = [run for run in find_runs([folder]).runs if run.finished and run.stage == "final"]
     fields = Fields(runs, efforts(runs))
-    curves: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    curves: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
     for run in runs:
-        size, score = fields.of(run, "pretrain_examples"), (run.result or {}).get(metric)
-        fits = (run.config.get("init_from") is None) == pretrained and run.stage == "final"
-        if fits and size is not None and score is not None:
-            curves[str(fields.of(run, "model"))][run.seed][size] = score
-    return dict(curves)
+        size, dataset = fields.of(run, "pretrain_examples"), fields.of(run, "dataset")
+        started = run.config.get("init_from") is not None
+        for metric, score in run.figures.items():
+            if started and metric == _FINE_TUNED:
+                name = f"fine-tuned on {dataset}"
+            elif not started and _PRETRAINED.fullmatch(metric):
+                name = title_of(metric) if metric.startswith("fewshot/") else f"on {dataset} itself"
+            else:
+                continue
+            if size is not None:
+                by_seed = curves.setdefault(name, {}).setdefault(str(fields.of(run, "model")), {})
+                by_seed.setdefault(run.seed, {})[size] = score
+    return curves
 
 
 def rows(curves: Mapping[str, Curves], name: str) -> tuple[list[int], list[list[str]]]:
@@ -112,10 +117,10 @@ def table(folder: Path) -> str:
     """Returns the comparison of a sweep as a Markdown table."""
     lines: list[list[str]] = []
     sizes: list[int] = []
-    for name, (metric, pretrained) in SCORES.items():
-        found, more = rows(read_curves(folder, metric, pretrained=pretrained), name)
+    for name, curves in read_curves(folder).items():
+        found, more = rows(curves, name)
         sizes, lines = found or sizes, lines + more
-    names = ["points ahead of the ResNet", "model", *(f"{s:,}" for s in sizes), "crosses at"]
+    names = ["points ahead of the ResNet", "model", *(f"{s:,}" for s in sizes), "gets ahead at"]
     return grid(names, lines)
 
 

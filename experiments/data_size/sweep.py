@@ -12,7 +12,8 @@ REGULARISATION  same      (default) equal hyper-parameters for all sizes, as in 
                 tuned     weight decay, dropout and label smoothing chosen on held-out examples for
                           each size, as in Figure 3
 
-Every pretraining run keeps the weights that were best on held-out examples (early stopping).
+Every pretraining run, but those of Figure 3, keeps the weights that were best on held-out examples
+(early stopping).
 """
 
 import itertools
@@ -22,28 +23,6 @@ from typing import Any
 from vit_jax.config_file import parse_arg
 from vit_jax.sweep import Job, Selection, product, vary
 from vit_jax.transfer.protocols import search_space
-
-REPORT = {
-    "title": "How much data?",
-    "question": "Which of a ViT, a hybrid and a ResNet of equal cost is best, by the size of the"
-    " data it was pretrained on?",
-    "plots": [
-        {
-            "x": "train_examples", "y": "eval/test/accuracy_top1", "log_x": True,
-            "where": {"dataset": "cifar10"}, "title": "CIFAR-10, of a part of its training images",
-        },
-        {
-            "x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1",
-            "log_x": True, "panel": "shots", "where": {"dataset": "cifar10"},
-            "title": "Few-shot on frozen features, by the size of the pretraining data",
-        },
-        {
-            "x": "pretrain_examples", "y": "eval/test/accuracy_top1", "log_x": True,
-            "where": {"dataset": "sign_language_digits"},
-            "title": "Fine-tuned on sign_language_digits, by the size of the pretraining data",
-        },
-    ],
-}  # fmt: skip
 
 PERCENT = (1, 3, 10, 30, 100)
 JFT_SIZES = ("jft_9m", "jft_30m", "jft_90m", "jft_303m")
@@ -76,11 +55,53 @@ WEIGHT_DECAYS, DROPOUTS, SMOOTHINGS = (0.03, 0.1, 0.3), (0.0, 0.1), (0.0, 0.1)
 
 def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
     """Returns the jobs; ARG as above."""
-    chosen = parse_arg(arg, scale=("small", "imagenet", "paper"), regularisation=("same", "tuned"))
+    chosen = _parse(arg)
     tuned = chosen["regularisation"] == "tuned"
     if chosen["scale"] == "paper":
         return _figure_3() if tuned else _figure_4()
     return _imagenet(tuned) if chosen["scale"] == "imagenet" else _small(tuned)
+
+
+def get_report(arg: str = "") -> dict[str, Any]:
+    """Returns what `report` makes of the sweep; ARG as above."""
+    chosen = _parse(arg)
+    fewshot = {"x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1"}
+    fine_tuned = {"x": "pretrain_examples", "y": "eval/test/accuracy_top1"}
+    titled = {
+        "pretrained": "{} of a part of its training images",
+        "few-shot": "Few-shot on frozen features, by the size of the pretraining data",
+        "fine-tuned": "Fine-tuned on {}, by the size of the pretraining data",
+    }
+    if chosen == {"scale": "paper", "regularisation": "tuned"}:
+        # Three datasets, each all of it; those of their runs that are reported.
+        wanted = [(fine_tuned, {"dataset": "imagenet2012", "stage": "final"}, "fine-tuned")]
+    elif chosen["scale"] == "paper":
+        wanted = [(fewshot, {}, "few-shot")]
+    else:
+        own, other = {
+            "small": ("cifar10", "sign_language_digits"), "imagenet": ("imagenet2012", "pets"),
+        }[chosen["scale"]]  # fmt: skip
+        split = "test" if own == "cifar10" else "validation"
+        on_own = {"x": "train_examples", "y": f"eval/{split}/accuracy_top1"}
+        wanted = [
+            (on_own, {"dataset": own}, "pretrained"),
+            ({**fewshot, "panel": "evaluated+shots"}, {"dataset": own}, "few-shot"),
+            (fine_tuned, {"dataset": other}, "fine-tuned"),
+        ]
+    plots = [
+        {**plot, "log_x": True, "where": where, "title": titled[what].format(where.get("dataset"))}
+        for plot, where, what in wanted
+    ]
+    return {
+        "title": "How much data?",
+        "question": "Which of a ViT, a hybrid and a ResNet of equal cost is best, by the size of"
+        " the data it was pretrained on?",
+        "plots": plots,
+    }
+
+
+def _parse(arg: str) -> dict[str, Any]:
+    return parse_arg(arg, scale=("small", "imagenet", "paper"), regularisation=("same", "tuned"))
 
 
 def _folder(name: str) -> str:
@@ -250,6 +271,7 @@ def _figure_4() -> Iterator[Job | Selection]:
                          "test_split": "validation"},
         },
         "fewshot.shots": (5,),
+        "fewshot.l2": 1024.0,
         **_stopping(20),
     }  # fmt: skip
     for size in JFT_SIZES:

@@ -1,5 +1,6 @@
 """The sweep of experiments/data_size expands to the runs that the paper made."""
 
+import functools
 from pathlib import Path
 from runpy import run_path
 
@@ -9,17 +10,26 @@ from report.fake_runs import config, result, write
 from vit_jax.config_data import SUBSET_PRESETS
 from vit_jax.errors import ConfigError
 from vit_jax.models.flops import forward_macs
+from vit_jax.report.content import gather
+from vit_jax.report.requests import read_report
+from vit_jax.report.runs import find_runs
+from vit_jax.report.words import title_of
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Lays the sweep out, each scale once."""
+
+    @functools.cache
     def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/data_size/sweep.py:{arg}"), tmp_path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(ROOT)  # Jobs name their configs from there.
+            sweep = read_sweep(f"experiments/data_size/sweep.py:{arg}")
+            return Plan(sweep, tmp_path_factory.mktemp("sweep"))
 
     return make
 
@@ -125,9 +135,14 @@ def test_a_crossing_is_found_on_the_logarithm_of_the_size_for_each_seed():
     assert at == "1k; 1k"
     # -20 and -10 points, +20 and +10: mean 15, standard deviation sqrt(50).
     assert cells == {100: "-15.0 ± 7.1", 10_000: "+15.0 ± 7.1"}
-    assert crossing["crossings"]({1: 0.1, 2: 0.3, 4: 0.1}, {1: 0.2, 2: 0.2, 4: 0.2}) == (
-        pytest.approx([2**0.5, 2 * 2**0.5])
+    up, down = crossing["crossings"]({1: 0.1, 2: 0.3, 4: 0.1}, {1: 0.2, 2: 0.2, 4: 0.2})
+    assert (up[1], down[1]) == (True, False)
+    assert (up[0], down[0]) == pytest.approx((2**0.5, 2 * 2**0.5))
+    # Equal at 10: the crossing is between its neighbours.
+    ((at, ahead),) = crossing["crossings"](
+        {1: 0.1, 10: 0.2, 100: 0.3}, dict.fromkeys((1, 10, 100), 0.2)
     )
+    assert (round(at, 6), ahead) == (10.0, True)
 
 
 def test_curves_are_read_off_run_folders(tmp_path):
@@ -149,10 +164,33 @@ def test_curves_are_read_off_run_folders(tmp_path):
                 write(tmp_path / "transfer" / name, job=job, config=tuned,
                       result=result(score - 0.2, 40, examples=100))  # fmt: skip
     lines = crossing["table"](tmp_path).splitlines()
-    assert lines[0] == "| points ahead of the ResNet | model | 480 | 48,000 | crosses at |"
+    assert lines[0] == "| points ahead of the ResNet | model | 480 | 48,000 | gets ahead at |"
     # Linear from -10 (-8) points at 480 to +10 (+12): at half and at two fifths of the way.
     cells = "ViT-Micro/4 | -9.0 ± 1.4 | +11.0 ± 1.4 | 4.8k; 3.03k |"
-    assert lines[2].endswith(f"pretrained on | {cells}")
-    assert lines[3] == "| 5-shot | ViT-Micro/4 | +0.0 ± 0.0 | +0.0 ± 0.0 | none; none |"
-    assert lines[-1] == f"| fine-tuned | {cells}"
-    assert len(lines) == 2 + 3
+    few = "ViT-Micro/4 | +0.0 ± 0.0 | +0.0 ± 0.0 | none; none |"
+    wanted = {
+        f"| on cifar10 itself | {cells}",
+        f"| {title_of(fewshot)} | {few}",
+        f"| fine-tuned on signs | {cells}",
+    }
+    assert set(lines[2:]) == wanted
+
+
+@pytest.mark.parametrize("arg", ["small", "imagenet", "paper", "paper,tuned"])
+def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
+    """Runs are made up: two models on two sizes, and what is fine-tuned from them."""
+    laid = plan(arg)
+    for name, job in laid.jobs.items():
+        if job.stage == "final":
+            figures = result(0.5, 400, examples=len(name)) | {
+                f"eval/{split}/accuracy_top1": 0.5 for split in job.config.evaluation.all_splits
+            }
+            for dataset in job.config.fewshot.datasets:
+                figures |= {f"fewshot/{dataset}/{n}_shot/accuracy_top1": 0.4
+                            for n in job.config.fewshot.shots}  # fmt: skip
+            about = {"stage": "final", "labels": dict(job.job.labels), "command": "train"}
+            write(tmp_path / name, result=figures, config=job.config.to_mapping(), job=about)
+    found = find_runs([tmp_path])
+    request = read_report(laid.sweep.report, "get_report")
+    content = gather(found, request, tmp_path / "report")
+    assert len(content.plots) == {"small": 3, "imagenet": 3}.get(arg, 1)

@@ -1,14 +1,21 @@
 import json
 import random
+from pathlib import Path
 
 from PIL import Image
 from report.fake_runs import config, curve, result
 from report.fake_runs import write as put
 
-from vit_jax.report.curves import _eval_names, curve_sheets, draw_curves, main_score
+from vit_jax.report.curves import (
+    _drawn_score,
+    _eval_names,
+    curve_sheets,
+    draw_curves,
+    main_score,
+)
 from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
-from vit_jax.report.runs import find_runs
+from vit_jax.report.runs import Run, find_runs
 from vit_jax.report.style import Palette
 
 
@@ -91,3 +98,12 @@ def test_the_test_split_says_more_than_others():
     assert main_score(names) == "eval/test/accuracy_top1"
     assert main_score({"eval/train/accuracy_top1"}) == "eval/train/accuracy_top1"
     assert main_score({"eval/test/loss", "eval/test/accuracy_class/a/accuracy_top1"}) is None
+
+
+def test_the_score_that_is_drawn_is_one_that_runs_have_more_than_once():
+    rows = [{"step": s, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
+    rows.append({"step": 2, "eval/test/accuracy_top1": 0.3})
+    stopped = Run(Path("a"), "a", {}, {}, rows, None, {})
+    assert _drawn_score([stopped]) == "eval/dev/accuracy_top1"
+    once = Run(Path("b"), "b", {}, {}, rows[1:], None, {})
+    assert _drawn_score([once]) == "eval/test/accuracy_top1"

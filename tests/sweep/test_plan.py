@@ -111,6 +111,11 @@ def test_what_stops_a_final_run_early_is_not_what_it_is_reported_on():
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}
     laid = plan(Selection("x", [(TINY, both)], "eval/dev/loss", mode="min", seeds=[0]))
     assert laid.jobs["final/x/seed0"].needs == ("search/x/tiny",)
+    half = {"evaluation.splits": {"dev": "test[:50%]", "test": "test"},
+            "evaluation.interval_steps": 10}  # fmt: skip
+    with pytest.raises(SweepError, match="are reported on"):
+        plan(Selection("x", [(TINY, half)], "eval/dev/loss", final_overrides={
+            "early_stopping.metric": "eval/test/loss"}))  # fmt: skip
     with pytest.raises(SweepError, match="are reported on 'dev'"):
         plan(Selection("x", [(TINY, both)], "eval/dev/loss", final_overrides={
             "early_stopping.metric": None}))  # fmt: skip

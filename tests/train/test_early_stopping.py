@@ -162,6 +162,28 @@ def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_take
     assert jax.tree.leaves(params)[0].dtype == np.float32
 
 
+def test_a_stop_while_a_resumed_run_catches_up_loses_no_evaluation(
+    digits_dir, tmp_path, scripted, monkeypatch
+):
+    config = tiny(digits_dir)
+    want = train(config, tmp_path / "reference", StopSignals())
+    scripted["evaluations"] = 0
+    original = SplitEvaluator.__call__
+    for _ in range(2):  # Stopped in the evaluation of step 5; then again when it is made up for.
+        stop = StopSignals()
+
+        def evaluate(self, eval_step, params, stopping, stop=stop):
+            stop.requested = True
+            return original(self, eval_step, params, stopping)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SplitEvaluator, "__call__", evaluate)
+            with pytest.raises(Stopped, match="step 5"):
+                train(config, tmp_path / "run", stop)
+    got = train(config, tmp_path / "run", StopSignals())
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -169,6 +191,7 @@ def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_take
         (["evaluation.interval_steps=none"], "evaluations only at the end"),
         (["early_stopping.metric=none"], "'early_stopping.patience_evaluations' is 3 without"),
         (["data.train_split=train"], "of 'train[80%:]', and 'train' is trained on"),
+        (["evaluation.splits={'a/b': 'train[80%:]'}"], "has the name 'a/b'"),
         (["evaluation.final_splits={'dev': 'test'}"], "splits' and 'final_splits' both have 'dev'"),
     ],
 )

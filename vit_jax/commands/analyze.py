@@ -125,7 +125,7 @@ def _applicable(loaded: "Loaded", asked: list[str] | None, run_folder: Path | No
         if what in ("distance", "rollout"):
             with_attention(loaded.model, what)
         if what == "masked_patches":
-            _masked_run(run_folder)
+            _masked_run(run_folder, loaded.image_size)
 
     found = []
     for what in asked or WHAT:
@@ -150,21 +150,28 @@ def _run_folder(model: str) -> Path | None:
     return None
 
 
-def _masked_run(run_folder: Path | None) -> Path:
+def _masked_run(run_folder: Path | None, image_size: tuple[int, int]) -> Path:
     """Returns the run folder of a model of masked patch prediction.
 
     Raises:
-        ModelError: no run folder, or a run of another task.
+        ModelError: no run folder, a run of another task, or images of another size.
     """
     from vit_jax.run_folder import read_config
 
-    task = None if run_folder is None else read_config(run_folder).task
+    config = None if run_folder is None else read_config(run_folder)
+    task = None if config is None else config.task
     if run_folder is None or task != "masked_patches":
         raise ModelError(
             "masked_patches of " + ("no run folder" if task is None else f"a run of {task}"),
             "the run folder of a run with task masked_patches",
             "ask for something else, or train one with configs/masked_patches.py",
         )
+    side = config.data.image_size if config is not None else 0
+    if image_size != (side, side):
+        raise ModelError(
+            f"masked_patches at {image_size[0]}x{image_size[1]} pixels of a model for {side}",
+            "the size that it was trained at", "leave --image_size out",
+        )  # fmt: skip
     return run_folder
 
 
@@ -254,13 +261,8 @@ def _masked_patches(args: argparse.Namespace, images: "Images") -> tuple["Result
     from vit_jax.interop.masked_patches import load_masked_model
 
     path = Path(args.model).expanduser()
-    model, config = load_masked_model(_masked_run(_run_folder(args.model)), path)
-    side = images.pixels.shape[1:3]
-    if side != model.image_size:
-        raise ModelError(
-            f"masked_patches at {side[0]}x{side[1]} pixels of a model for {model.image_size[0]}",
-            "the size that it was trained at", "leave --image_size out",
-        )  # fmt: skip
+    size = images.pixels.shape[1:3]
+    model, config = load_masked_model(_masked_run(_run_folder(args.model), size), path)
     result = analysis.masked_prediction(
         model, images.normalized, config, batch_size=args.batch_size
     )  # fmt: skip

@@ -3,7 +3,8 @@
     python -m vit_jax checkpoint inspect runs/quickstart
     python -m vit_jax checkpoint inspect runs/quickstart/checkpoints/1000 --json
 
-The path is a run folder or its checkpoints folder (the latest step is shown), or one step.
+The path is a run folder or its checkpoints folder (its latest step is shown, of a run that early
+stopping has ended the best), or one step.
 """
 
 import argparse

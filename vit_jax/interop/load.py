@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -79,10 +79,10 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     # One at a time, so that an array that has to be copied is not there twice.
     arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
     arrays.update(_fresh(config, num_classes, size, seed, found.lacking))
-    filled = _fill(found.model, arrays)
+    model = filled(found.model, arrays.__getitem__)
     found.report.seconds = time.monotonic() - start
     return Loaded(
-        filled, config, num_classes, size, found.class_names, found.view, found.report
+        model, config, num_classes, size, found.class_names, found.view, found.report
     )  # fmt: skip
 
 
@@ -217,11 +217,16 @@ def _check_method(method: str) -> None:
         )  # fmt: skip
 
 
-def _fill(model: ViT | ResNet, arrays: Mapping[str, jax.Array]) -> ViT | ResNet:
-    """Returns a model without values with these parameters."""
+def filled(model: ViT | ResNet, read: Callable[[str], jax.Array]) -> ViT | ResNet:
+    """Returns a model without values with parameters.
+
+    Args:
+        model: its shapes.
+        read: name of a parameter -> its value.
+    """
     graphdef, state = nnx.split(model)
     pure = nnx.to_pure_dict(state)
-    leaves = [arrays[name] for name in parameter_names(pure)]
+    leaves = [read(name) for name in parameter_names(pure)]
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
 
 

@@ -11,7 +11,6 @@ from vit_jax.interop.native import open_native
 from vit_jax.interop.tensors import to_jax
 from vit_jax.models.registry import build_model
 from vit_jax.models.vit import ViT
-from vit_jax.parallel.sharding import parameter_names
 from vit_jax.run_folder import read_config
 
 
@@ -20,7 +19,7 @@ def load_masked_model(folder: Path, step: Path | None = None) -> tuple[ViT, Mask
 
     Args:
         folder: run folder.
-        step: folder of one checkpoint in it; None: the latest.
+        step: folder of one checkpoint in it; None: the run's result.
 
     Raises:
         ModelError: a run of another task.
@@ -41,9 +40,6 @@ def load_masked_model(folder: Path, step: Path | None = None) -> tuple[ViT, Mask
         )  # fmt: skip
 
     file, _ = open_native(step or folder)
-    graphdef, state = nnx.split(nnx.eval_shape(build))
-    pure = nnx.to_pure_dict(state)
-    leaves = [to_jax(file.read(name)) for name in parameter_names(pure)]
-    model = nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
+    model = filled(nnx.eval_shape(build), lambda name: to_jax(file.read(name)))
     assert isinstance(model, ViT)
     return model, section

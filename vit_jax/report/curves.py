@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,15 @@ def main_score(names: set[str]) -> str | None:
     return next((found[split] for split in order if split in found), None)
 
 
-def _drawn_score(names: set[str]) -> str | None:
-    """Returns the main score; of runs that have none the few-shot accuracy of the fewest shots."""
+def _drawn_score(runs: Sequence[Run]) -> str | None:
+    """Returns the main score, of those that a run has more than once if there are such.
+
+    Of runs that have none it is the few-shot accuracy of the fewest shots.
+    """
+    counts = [Counter(name for row in run.rows for name in row) for run in runs]
+    often = {name for count in counts for name, times in count.items() if times > 1}
+    names = {name for count in counts for name in count}
+    names = often if main_score(often) is not None else names
     on_features = [n for n in names if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
     return main_score(names) or min(on_features, key=natural, default=None)
 
@@ -123,7 +130,7 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
         figure, axes = new_figure(len(groups), 2, width=4.6, height=2.7)
         handles: dict[str, Any] = {}
         for (dataset, runs), (left, right) in zip(groups.items(), axes, strict=True):
-            score = _drawn_score({name for run in runs for row in run.rows for name in row})
+            score = _drawn_score(runs)
             hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
             for run in runs:
                 name = show(fields.of(run, series))

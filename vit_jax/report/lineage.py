@@ -111,6 +111,8 @@ def _flops_per_image(run: Run) -> int | None:
         return None
     try:
         mapping = json.loads((run.path / "config.json").read_text())
+        if mapping.get("task", "classification") != "classification":  # Another head.
+            return None
         model = ModelConfig.from_mapping(mapping["model"])
         return training_flops(forward_macs(model, num_classes=classes, image_size=(size, size)))
     except (UserError, KeyError, OSError):

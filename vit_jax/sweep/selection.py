@@ -58,7 +58,7 @@ def check_choice(selection: Selection, search: Sequence[Config], final: Sequence
     for one in search:
         chosen_on = one.evaluation.all_splits[name]
         for other in final:
-            _refuse_shared(where, name, chosen_on, _reported(other))
+            _refuse_shared(where, name, chosen_on, _reported(other, name))
 
 
 def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
@@ -74,10 +74,14 @@ def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
     )
 
 
-def _reported(config: Config) -> dict[str, str]:
-    """Returns the splits that a final run is reported on: all but the one that stops it early."""
+def _reported(config: Config, chosen_on: str) -> dict[str, str]:
+    """Returns the splits that a final run is reported on.
+
+    All but the one that the choice was made on, if it is there to stop the run early.
+    """
     stops = split_of(config.early_stopping.metric or "")
-    return {name: split for name, split in config.evaluation.all_splits.items() if name != stops}
+    left_out = chosen_on if stops == chosen_on else None
+    return {n: split for n, split in config.evaluation.all_splits.items() if n != left_out}
 
 
 def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str]) -> None:

@@ -206,6 +206,9 @@ class _Run:
             self.saved = step
             with self._aside():
                 self.measuring.pick_up(step, state.eval_params)
+            # A further step would leave behind what was not measured of this one.
+            if self.stop.reached() and not self.measuring.is_last(step):
+                raise Stopped(step)
         if not self.measuring.is_last(step):
             step_fn = self._compile()
             try:

@@ -114,6 +114,7 @@ class Measuring:
     def pick_up(self, step: int, params: Any) -> None:
         """Notes what the earlier session found at the step it saved, and finds what it did not."""
         self._read(step)
+        self._read_fewshot(step)
         self.at_interval(step, params)
 
     def at_interval(self, step: int, params: Any) -> None:
@@ -140,7 +141,9 @@ class Measuring:
             state: after it; it is saved already.
         """
         at, params = self._result(step, state)
-        self._read(at)
+        # Confusion matrices on disk are those of the latest evaluation: they are made again.
+        if at == step or not self._program.config.evaluation.by_class:
+            self._read(at)
         self.evaluate(at, params)
         names = tuple(f"eval/{name}/" for name in self._final.splits)
         final: dict[str, float] | None = self._written(at, names)
@@ -148,6 +151,7 @@ class Measuring:
             final = self._new_figures(self._final, at, params)
         if final is None or self.evaluated[0] != at:
             return None
+        self._read_fewshot(at)
         self._evaluate_fewshot(at, params)
         if self._fewshot.step != at:
             return None
@@ -171,10 +175,13 @@ class Measuring:
         return best, self._checkpoints.restore({item: shapes}, best).arrays[item]
 
     def _read(self, step: int) -> None:
-        """Takes what has been written of a step."""
+        """Takes what has been written of the splits at a step."""
         if self.evaluated[0] != step:
             figures = self._written(step, tuple(f"eval/{name}/" for name in self._splits.splits))
             self.evaluated = (step, figures) if figures else self.evaluated
+
+    def _read_fewshot(self, step: int) -> None:
+        """Does the same of frozen features."""
         if self._fewshot.step != step:
             self._fewshot.pick_up(step, self._writer)
 
