@@ -23,6 +23,9 @@ class ConvolutionConfig(Section):
     taps: int = option(5, at_least=1)
     span: int = option(2, at_least=0)
     heads: int = option(5, at_least=1)
+    # Of the matrix of a tap, and features of a head; None: as many as a token has. With fewer, no
+    # head can mix taps, and each has to find its own.
+    rank: int | None = option(None, at_least=1)
     # Whether queries and keys take part beside the bias.
     content: bool = option(False)
 
@@ -133,6 +136,11 @@ class SyntheticConfig(Section):
             raise ConfigError(
                 f"'convolution.taps' is {asked.taps}",
                 f"at most the {places} offsets of convolution.span {asked.span}", "change one",
+            )  # fmt: skip
+        if asked.rank is not None and asked.rank > asked.features:
+            raise ConfigError(
+                f"'convolution.rank' is {asked.rank}",
+                f"at most the {asked.features} features of a token", "change it",
             )  # fmt: skip
         if self.model == "constructed" and asked.heads < asked.taps:
             raise ConfigError(

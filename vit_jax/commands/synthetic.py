@@ -114,11 +114,12 @@ def _show(args: argparse.Namespace, config: SyntheticConfig, result: dict[str, A
     if args.json:
         print(json.dumps(result))
         return
-    where = f"{args.workdir}/report/attention.png"
     if config.task == "convolution":
         print(f"error {result['eval/test/relative_error']:.2e} of the variance of the output")
         print(f"attention on the kernel's taps {result['kernel/attention_on_taps']:.2%}")
-        print(f"taps that a head has found {result['kernel/taps_found']:.0%}; {where}")
+        print(f"taps among the offsets with the most attention {result['kernel/taps_found']:.0%}")
+        print(f"heads with more than half on one tap {result['kernel/heads_on_one_tap']:.0%}")
+        print(args.workdir / "report" / "attention.png")
         return
     from rich.console import Console
 

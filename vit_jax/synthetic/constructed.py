@@ -22,17 +22,17 @@ _SHARPNESS = 100.0
 
 def solve_convolution(task: Convolution, heads: int) -> OffsetAttention:
     """Returns attention with one head a tap, which looks at the tap's offset alone."""
-    features = task.kernel.shape[1]
-    model = OffsetAttention(task.grid, features, heads, content=False, rngs=nnx.Rngs(0))
+    features, rank = task.inner.shape[1:]
+    model = OffsetAttention(task.grid, features, heads, rank, content=False, rngs=nnx.Rngs(0))
     _clear(model)
     head = np.arange(len(task.taps))
     model.bias[...] = model.bias[...].at[head, task.taps].set(_SURE)
-    value = np.zeros(model.value.kernel.shape, np.float32)
-    value[:, head] = np.eye(features)[:, None]
-    model.value.kernel[...] = jnp.asarray(value)
-    out = np.zeros(model.out.kernel.shape, np.float32)
-    out[head] = task.kernel
-    model.out.kernel[...] = jnp.asarray(out)
+    value = np.zeros((features, heads, rank))
+    value[:, head] = task.inner.transpose(1, 0, 2)
+    _set(model.value.kernel, value)
+    out = np.zeros((heads, rank, features))
+    out[head] = task.outer
+    _set(model.out.kernel, out)
     return model
 
 

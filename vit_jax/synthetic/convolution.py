@@ -6,6 +6,7 @@ attention weights sums to 1, and could not fade out at a border as a convolution
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,14 @@ class Convolution:
     Attributes:
         grid: rows and columns of tokens; (1, N) is a ring.
         offsets: rows and columns from output to input, of each tap.
-        kernel: K.
+        inner: K = inner @ outer.
+        outer: its other factor.
     """
 
     grid: Grid
     offsets: Int[np.ndarray, "T 2"]
-    kernel: Float[np.ndarray, "T D D"]
+    inner: Float[np.ndarray, "T D R"]
+    outer: Float[np.ndarray, "T R D"]
 
     @classmethod
     def random(cls, config: ConvolutionConfig, length: int, seed: int) -> "Convolution":
@@ -46,9 +49,16 @@ class Convolution:
         axes = [np.arange(-config.span, config.span + 1) if n > 1 else np.zeros(1) for n in grid]
         places = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2).astype(np.int64)
         chosen = np.sort(rng.permutation(len(places))[: config.taps])
-        shape = (config.taps, config.features, config.features)
-        kernel = rng.standard_normal(shape) / math.sqrt(config.taps * config.features)
-        return cls(grid, places[chosen], kernel.astype(np.float32))
+        rank = config.rank or config.features
+        inner = rng.standard_normal((config.taps, config.features, rank))
+        outer = rng.standard_normal((config.taps, rank, config.features))
+        inner, outer = inner / math.sqrt(config.taps * config.features), outer / math.sqrt(rank)
+        return cls(grid, places[chosen], inner.astype(np.float32), outer.astype(np.float32))
+
+    @property
+    def kernel(self) -> Float[np.ndarray, "T D D"]:
+        """K, of each tap."""
+        return self.inner @ self.outer
 
     @property
     def length(self) -> int:
@@ -85,26 +95,30 @@ class OffsetAttention(nnx.Module):
 
     Args:
         grid: rows and columns of tokens on a torus.
-        features: of a token, in, out and in a head, so that a head may hold any tap's matrix.
+        features: of a token, in and out.
         heads: H.
+        head_dim: features of a head; with as many as a token's a head may hold any tap's matrix.
         content: adds query times key.
         rngs: source of the initial values.
     """
 
-    def __init__(self, grid: Grid, features: int, heads: int, *, content: bool, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        grid: Grid,
+        features: int,
+        heads: int,
+        head_dim: int,
+        *,
+        content: bool,
+        rngs: nnx.Rngs,
+    ):
         self.grid = grid
         shape = (heads, math.prod(grid))
         self.bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
-        self.query_key = (
-            LinearGeneral(features, (2, heads, features), kernel_init=_xavier_uniform, rngs=rngs)
-            if content else None
-        )  # fmt: skip
-        self.value = LinearGeneral(
-            features, (heads, features), kernel_init=_xavier_uniform, rngs=rngs
-        )
-        self.out = LinearGeneral(
-            (heads, features), features, axis=(-2, -1), kernel_init=_xavier_uniform, rngs=rngs
-        )
+        linear = partial(LinearGeneral, kernel_init=_xavier_uniform, rngs=rngs)
+        self.query_key = linear(features, (2, heads, head_dim)) if content else None
+        self.value = linear(features, (heads, head_dim))
+        self.out = linear((heads, head_dim), features, axis=(-2, -1))
 
     def __call__(self, x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
         value = self.value(x)
@@ -127,7 +141,7 @@ class OffsetAttention(nnx.Module):
         bias = self.bias[...][:, offset_table(self.grid)]
         bias = jnp.broadcast_to(bias[None], (x.shape[0], *bias.shape))
         if self.query_key is None:
-            nothing = jnp.zeros((*x.shape[:2], bias.shape[1], 1))
+            nothing = jnp.zeros((*x.shape[:2], *self.value.out_features))
             return nothing, nothing, bias
         query, key = jnp.moveaxis(self.query_key(x), 2, 0)
         return query, key, bias
@@ -146,7 +160,7 @@ def offset_table(grid: Grid) -> Int[np.ndarray, "N N"]:
     return offset @ np.array([grid[1], 1])
 
 
-def recovery(weights: Float[np.ndarray, "H R"], taps: Int[np.ndarray, " T"]) -> tuple[float, float]:
+def recovery(weights: Float[np.ndarray, "H R"], taps: Int[np.ndarray, " T"]) -> dict[str, float]:
     """Returns how well attention by offset has the shape of a kernel.
 
     Args:
@@ -154,8 +168,13 @@ def recovery(weights: Float[np.ndarray, "H R"], taps: Int[np.ndarray, " T"]) -> 
         taps: the kernel's places among the offsets.
 
     Returns:
-        Share of all attention that lies on the kernel's taps; share of the taps to which some head
-        gives more than half of its attention.
+        attention_on_taps, the share of all attention that lies on the kernel's taps; taps_found,
+        the share of the T offsets with the most attention that are taps; heads_on_one_tap, the
+        share of heads that give more than half of their attention to one tap.
     """
-    on_taps = weights[:, taps]
-    return float(on_taps.sum(1).mean()), float((on_taps.max(0) > 0.5).mean())
+    most = np.argsort(-weights.mean(0), kind="stable")[: len(taps)]
+    return {
+        "attention_on_taps": float(weights[:, taps].sum(1).mean()),
+        "taps_found": float(np.isin(most, taps).mean()),
+        "heads_on_one_tap": float((weights[:, taps].max(1) > 0.5).mean()),
+    }

@@ -62,9 +62,10 @@ class Experiment:
                 solve_convolution(self.task, asked.heads)
                 if config.model == "constructed"
                 else OffsetAttention(
-                    self.task.grid, asked.features, asked.heads, content=asked.content, rngs=rngs
+                    self.task.grid, asked.features, asked.heads, asked.rank or asked.features,
+                    content=asked.content, rngs=rngs,
                 )
-            )
+            )  # fmt: skip
             return
         if config.task == "association":
             key = stream(config.seed, "association")
@@ -101,8 +102,8 @@ class Experiment:
             figures["eval/test/relative_error"] = self._mean(
                 self.task.draw, _relative_error, "test"
             )
-            on_taps, found = recovery(self.offset_weights().weights, self.task.taps)
-            figures |= {"kernel/attention_on_taps": on_taps, "kernel/taps_found": found}
+            shape = recovery(self.offset_weights().weights, self.task.taps)
+            figures |= {f"kernel/{name}": value for name, value in shape.items()}
         else:
             figures["eval/test/accuracy_top1"] = self._mean(self.task.draw, _task_accuracy, "test")
             figures |= self._by_distance(self.task)

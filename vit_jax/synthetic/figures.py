@@ -47,12 +47,14 @@ def _draw_ring(found: OffsetWeights, title: str) -> Any:
         weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(*edges, heads - 0.5, -0.5)
     )
     taps = found.task.offsets[:, 1]
-    panel.plot(taps, np.full(len(taps), -0.85), "v", color=_MARK, clip_on=False, markersize=7)
+    panel.plot(
+        taps, np.full(len(taps), -0.5 - 0.06 * heads), "v", color=_MARK, clip_on=False, markersize=7
+    )
     panel.set(
         xlabel="offset, tokens (triangles: taps of the kernel)", ylabel="head",
         yticks=range(heads), ylim=(heads - 0.5, -0.5),
     )  # fmt: skip
-    panel.set_title(title, pad=14)
+    panel.set_title(title, pad=20)
     panel.grid(visible=False)
     figure.colorbar(image, ax=panel, label="attention", shrink=0.9)
     return figure
@@ -83,7 +85,7 @@ def _draw_torus(found: OffsetWeights, title: str) -> Any:
         panel.tick_params(labelcolor=MUTED, labelsize=7.5)
         panel.grid(visible=False)
     figure.suptitle(f"{title} (squares: taps of the kernel)", x=0.01, ha="left", fontweight="bold")
-    figure.colorbar(image, ax=axes, label="attention", shrink=0.8)
+    figure.colorbar(image, ax=list(axes.flat)[: len(shown)], label="attention", shrink=0.8)
     return figure
 
 
