@@ -19,10 +19,14 @@ from vit_jax.synthetic.tasks import (
 )
 
 
+def drawn(draw, seed, count):
+    return jax.jit(draw, static_argnums=1)(jax.random.key(seed), count)
+
+
 def test_association_marks_the_images_of_the_first_token():
     matrix = random_orthogonal(jax.random.key(0), 5)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)
-    batch = Association(matrix, 12).draw(jax.random.key(1), 200)
+    batch = drawn(Association(matrix, 12).draw, 1, 200)
     tokens, labels = np.asarray(batch.inputs), np.asarray(batch.labels)
     assert (tokens[:, 0, 5] == 1).all()
     assert (tokens[:, 1:, 5] == 0).all()
@@ -35,7 +39,7 @@ def test_association_marks_the_images_of_the_first_token():
 
 def test_double_if_counts_what_the_first_token_asks_for():
     task = DoubleIf(4, 12)
-    batch = task.draw(jax.random.key(0), 500)
+    batch = drawn(task.draw, 0, 500)
     kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
     wanted = np.where(kinds[:, 0] == 0, 1, 3)
     assert set(kinds[:, 0]) == {0, 2}
@@ -48,7 +52,7 @@ def test_double_if_counts_what_the_first_token_asks_for():
 
 
 def test_double_if_at_a_distance_has_nothing_to_count_beyond_it():
-    batch = DoubleIf(4, 12).draw_at(jax.random.key(0), 300, 5)
+    batch = drawn(lambda key, count: DoubleIf(4, 12).draw_at(key, count, 5), 0, 300)
     kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
     wanted = np.where(kinds[:, 0] == 0, 1, 3)
     assert (kinds[:, 5] == wanted).all()
@@ -81,7 +85,7 @@ def test_offsets_go_round_the_torus():
 def test_attention_by_offset_is_the_softmax_of_the_bias(content):
     model = OffsetAttention((1, 6), 4, 2, 4, content=content, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (3, 6, 4))
-    found = np.asarray(model.by_offset(x))
+    found = np.asarray(jax.jit(lambda x: model.by_offset(x))(x))
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-6)
     same = np.allclose(found, jax.nn.softmax(model.bias[...]), atol=1e-6)
     assert same is not content

@@ -4,6 +4,9 @@ That a convolution is among the functions of attention with relative positions i
 arXiv:1911.03584; the two others are ours.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,8 @@ from vit_jax.synthetic.convolution import Convolution, OffsetAttention
 from vit_jax.synthetic.networks import Attending, SequenceModel
 from vit_jax.synthetic.tasks import Association, DoubleIf
 
+M = TypeVar("M", bound=nnx.Module)
+
 # A logit so much above the others that these get no weight in float32: e^-120 is 0 there.
 _SURE = 120.0
 # Of differences before the MLP, so that those of 0.05 count as much as large ones.
@@ -23,10 +28,15 @@ _SHARPNESS = 100.0
 def solve_convolution(task: Convolution, heads: int) -> OffsetAttention:
     """Returns attention with one head a tap, which looks at the tap's offset alone."""
     features, rank = task.inner.shape[1:]
-    model = OffsetAttention(task.grid, features, heads, rank, content=False, rngs=nnx.Rngs(0))
-    _clear(model)
+    model = _zeros(
+        lambda: OffsetAttention(
+            task.grid, features, heads, rank, content=False, rngs=nnx.Rngs(0)
+        )
+    )  # fmt: skip
     head = np.arange(len(task.taps))
-    model.bias[...] = model.bias[...].at[head, task.taps].set(_SURE)
+    bias = np.zeros((heads, task.length))
+    bias[head, task.taps] = _SURE
+    _set(model.bias, bias)
     value = np.zeros((features, heads, rank))
     value[:, head] = task.inner.transpose(1, 0, 2)
     _set(model.value.kernel, value)
@@ -45,8 +55,7 @@ def solve_association(task: Association) -> SequenceModel:
     size = task.matrix.shape[0]
     width, content, flag, slot = size + 2, slice(0, size), size, size + 1
     shape = NetworkConfig(layers=1, width=width, heads=1, mlp_dim=2 * size)
-    model = SequenceModel("attention", task.inputs, 2, shape, rngs=nnx.Rngs(0))
-    _clear(model)
+    model = _zeros(lambda: SequenceModel("attention", task.inputs, 2, shape, rngs=nnx.Rngs(0)))
     _set(model.embed.kernel, np.eye(task.inputs, width))
     qkv, bias, out = _attention_arrays(width)
     bias[0, 0, 0] = _SURE * np.sqrt(width)
@@ -76,8 +85,9 @@ def solve_double_if(task: DoubleIf) -> SequenceModel:
     """
     a, b, c, d, flag, slot, width = 0, 1, 2, 3, 5, 6, 7
     shape = NetworkConfig(layers=1, width=width, heads=1, mlp_dim=1)
-    model = SequenceModel("attention", task.inputs, task.classes, shape, rngs=nnx.Rngs(0))
-    _clear(model)
+    model = _zeros(
+        lambda: SequenceModel("attention", task.inputs, task.classes, shape, rngs=nnx.Rngs(0))
+    )
     _set(model.embed.kernel, np.eye(task.inputs, width))
     qkv, bias, out = _attention_arrays(width)
     sure = _SURE * np.sqrt(width)
@@ -95,9 +105,12 @@ def solve_double_if(task: DoubleIf) -> SequenceModel:
     return model
 
 
-def _clear(model: nnx.Module) -> None:
-    """Sets all parameters to 0."""
-    nnx.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param)))
+def _zeros(make: Callable[[], M]) -> M:
+    """Returns a model whose parameters are 0, without making its initial values first."""
+    model = nnx.eval_shape(make)
+    state = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda x: jnp.asarray(np.zeros(x.shape, x.dtype)), state))
+    return model
 
 
 def _set(param: nnx.Variable | None, value: np.ndarray) -> None:
