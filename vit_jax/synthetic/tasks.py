@@ -163,7 +163,7 @@ def distances(length: int) -> tuple[int, ...]:
 def cross_entropy(logits: Float[Array, "B N C"], batch: Batch) -> Float[Array, ""]:
     """Returns the mean over the labels that count."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-    return jnp.where(batch.asked, losses, 0).sum() / batch.asked.sum()
+    return jnp.where(batch.asked, losses, 0.0).sum() / batch.asked.sum().astype(losses.dtype)
 
 
 def accuracy(logits: Float[Array, "B N C"], batch: Batch) -> Float[Array, ""]:
