@@ -5,8 +5,8 @@ attention weights sums to 1, and could not fade out at a border as a convolution
 """
 
 import dataclasses
+import functools
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Convolution:
         inner, outer = inner / math.sqrt(config.taps * config.features), outer / math.sqrt(rank)
         return cls(grid, places[chosen], inner.astype(np.float32), outer.astype(np.float32))
 
-    @property
+    @functools.cached_property
     def kernel(self) -> Float[np.ndarray, "T D D"]:
         """K, of each tap."""
         return self.inner @ self.outer
@@ -115,7 +115,7 @@ class OffsetAttention(nnx.Module):
         self.grid = grid
         shape = (heads, math.prod(grid))
         self.bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
-        linear = partial(LinearGeneral, kernel_init=_xavier_uniform, rngs=rngs)
+        linear = functools.partial(LinearGeneral, kernel_init=_xavier_uniform, rngs=rngs)
         self.query_key = linear(features, (2, heads, head_dim)) if content else None
         self.value = linear(features, (heads, head_dim))
         self.out = linear((heads, head_dim), features, axis=(-2, -1))

@@ -1,6 +1,7 @@
 """One run: task and model of a config, training, and figures on examples not trained on."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.config_synthetic import SyntheticConfig
+from vit_jax.errors import DivergenceError
 from vit_jax.rng import stream
 from vit_jax.synthetic.constructed import solve_association, solve_convolution, solve_double_if
 from vit_jax.synthetic.convolution import Convolution, OffsetAttention, recovery
@@ -96,7 +98,11 @@ class Experiment:
             )
 
     def measure(self) -> dict[str, float]:
-        """Returns the figures on test examples, and facts of the model."""
+        """Returns the figures on test examples, and facts of the model.
+
+        Raises:
+            DivergenceError: a figure that is not finite, so that no run is finished with one.
+        """
         figures: dict[str, float] = {}
         if isinstance(self.task, Convolution):
             figures["eval/test/relative_error"] = self._mean(
@@ -108,6 +114,12 @@ class Experiment:
             figures["eval/test/accuracy_top1"] = self._mean(self.task.draw, _task_accuracy, "test")
             figures |= self._by_distance(self.task)
             figures["reach"] = reach(self.config.model, self.config.network, self.config.length)
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise DivergenceError(
+                    f"{name} is {value}", "a finite figure",
+                    "run the same command again; if it stays, lower training.learning_rate",
+                )  # fmt: skip
         return figures | {"parameters": count_parameters(self.model)}
 
     def offset_weights(self) -> OffsetWeights:
