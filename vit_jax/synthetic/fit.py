@@ -67,8 +67,12 @@ def fit(
 
 def build_optimizer(config: SyntheticTrainingConfig) -> optax.GradientTransformation:
     """Returns Adam behind clipping, with warmup from 0 and a cosine to 0."""
-    rate = optax.warmup_cosine_decay_schedule(
+    schedule = optax.warmup_cosine_decay_schedule(
         0.0 if config.warmup_steps else config.learning_rate, config.learning_rate,
         config.warmup_steps, config.steps,
     )  # fmt: skip
+
+    def rate(step: Any) -> Any:
+        return schedule(jnp.asarray(step, jnp.float32))
+
     return optax.chain(optax.clip_by_global_norm(config.clip_global_norm), optax.adam(rate))

@@ -6,7 +6,6 @@ that no model has to learn where it is.
 """
 
 import dataclasses
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,28 +34,6 @@ class Batch:
 jax.tree_util.register_dataclass(Batch)
 
 
-class Task(Protocol):
-    """What the fit and the measurements need of a task.
-
-    Attributes:
-        inputs: F, features of a token.
-        classes: of a label.
-        length: N, tokens.
-    """
-
-    inputs: int
-    classes: int
-    length: int
-
-    def draw(self, key: Array, count: int) -> Batch:
-        """Returns examples as they are learned from."""
-        ...
-
-    def draw_at(self, key: Array, count: int, distance: int | Array) -> Batch:
-        """Returns examples in which what is asked for lies at a distance from the first token."""
-        ...
-
-
 class Association:
     """Mark every token that equals U x_1, U a random orthogonal matrix.
 
@@ -76,6 +53,7 @@ class Association:
         self.inputs = matrix.shape[0] + 1
 
     def draw(self, key: Array, count: int) -> Batch:
+        """Returns examples as they are learned from."""
         vectors_key, labels_key = jax.random.split(key)
         vectors = jax.random.normal(vectors_key, (count, 2, self.matrix.shape[0]))
         vectors = vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -87,6 +65,7 @@ class Association:
         return Batch(flag_first(tokens), labels.astype(jnp.int32), asked)
 
     def draw_at(self, key: Array, count: int, distance: int | Array) -> Batch:
+        """Returns examples of which only the token at a distance from the first is asked for."""
         batch = self.draw(key, count)
         there = jnp.arange(self.length)[None] == distance
         return dataclasses.replace(batch, asked=jnp.broadcast_to(there, batch.asked.shape))
@@ -110,6 +89,7 @@ class DoubleIf:
         self.classes = most + 1
 
     def draw(self, key: Array, count: int) -> Batch:
+        """Returns examples as they are learned from."""
         return self._draw(key, count, self.length - 1, forced=False)
 
     def draw_at(self, key: Array, count: int, distance: int | Array) -> Batch:
@@ -138,6 +118,9 @@ class DoubleIf:
         labels = jnp.broadcast_to(counts.sum(1, keepdims=True), tokens.shape)
         first = jnp.broadcast_to(place == 0, tokens.shape)
         return Batch(flag_first(jax.nn.one_hot(tokens, 5)), labels, first)
+
+
+Task = Association | DoubleIf
 
 
 def flag_first(tokens: Float[Array, "B N F"]) -> Float[Array, "B N F+1"]:
