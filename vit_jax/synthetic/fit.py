@@ -43,7 +43,8 @@ def fit(
         params, state = carry
         batch = draw(stream(seed, "examples", step), config.batch_size)
         loss, gradient = jax.value_and_grad(lambda p: loss_fn(nnx.merge(graph, p), batch))(params)
-        updates, state = optimizer.update(gradient, state, params)
+        with jax.numpy_dtype_promotion("standard"):  # Adam of optax mixes types.
+            updates, state = optimizer.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state), loss
 
     @jax.jit
@@ -67,12 +68,8 @@ def fit(
 
 def build_optimizer(config: SyntheticTrainingConfig) -> optax.GradientTransformation:
     """Returns Adam behind clipping, with warmup from 0 and a cosine to 0."""
-    schedule = optax.warmup_cosine_decay_schedule(
+    rate = optax.warmup_cosine_decay_schedule(
         0.0 if config.warmup_steps else config.learning_rate, config.learning_rate,
         config.warmup_steps, config.steps,
     )  # fmt: skip
-
-    def rate(step: Any) -> Any:
-        return schedule(jnp.asarray(step, jnp.float32))
-
     return optax.chain(optax.clip_by_global_norm(config.clip_global_norm), optax.adam(rate))
