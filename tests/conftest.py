@@ -21,6 +21,7 @@ _CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {
     "config_mesh",
     "config_optimizer",
     "config_task",
+    "config_synthetic",
     "__main__",
 }
 install_import_hook([f"vit_jax.{name}" for name in sorted(_CHECKED)], _CHECKER)
