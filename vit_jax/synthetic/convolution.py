@@ -15,7 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config_synthetic import ConvolutionConfig
-from vit_jax.models.attention import attend, attention_weights
+from vit_jax.models.attention import attention_weights
+from vit_jax.models.layers import softmax
 from vit_jax.models.products import LinearGeneral
 from vit_jax.rng import generator
 
@@ -122,29 +123,29 @@ class OffsetAttention(nnx.Module):
 
     def __call__(self, x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
         value = self.value(x)
-        query, key, bias = self._logit_parts(x)
-        return self.out(attend(query, key, value, bias=bias, implementation="einsum"))
+        if self.query_key is None:
+            return self.out(jnp.einsum("hnm,bmhk->bnhk", softmax(self._bias()), value))
+        return self.out(jnp.einsum("bhnm,bmhk->bnhk", self._weights(x), value))
 
     def by_offset(self, x: Float[Array, "B N D"]) -> Float[Array, "H R"]:
         """Returns the attention of each head to each offset, mean over examples and queries.
 
         Without `content` it is softmax(bias), whatever x is.
         """
-        weights = attention_weights(*self._logit_parts(x)).mean(0)
+        if self.query_key is None:
+            return softmax(self.bias[...])
         # [q, r] -> the key that lies r from q.
         keys = np.argsort(offset_table(self.grid), axis=1)
-        return jnp.take_along_axis(weights, jnp.asarray(keys)[None], axis=2).mean(1)
+        return jnp.take_along_axis(self._weights(x).mean(0), jnp.asarray(keys)[None], 2).mean(1)
 
-    def _logit_parts(
-        self, x: Float[Array, "B N D"]
-    ) -> tuple[Float[Array, "B N H K"], Float[Array, "B N H K"], Float[Array, "B H N N"]]:
-        bias = self.bias[...][:, offset_table(self.grid)]
-        bias = jnp.broadcast_to(bias[None], (x.shape[0], *bias.shape))
-        if self.query_key is None:
-            nothing = jnp.zeros((*x.shape[:2], *self.value.out_features))
-            return nothing, nothing, bias
+    def _bias(self) -> Float[Array, "H N N"]:
+        return self.bias[...][:, offset_table(self.grid)]
+
+    def _weights(self, x: Float[Array, "B N D"]) -> Float[Array, "B H N N"]:
+        assert self.query_key is not None
         query, key = jnp.moveaxis(self.query_key(x), 2, 0)
-        return query, key, bias
+        bias = self._bias()
+        return attention_weights(query, key, jnp.broadcast_to(bias[None], (len(x), *bias.shape)))
 
 
 def offset_table(grid: Grid) -> Int[np.ndarray, "N N"]:
