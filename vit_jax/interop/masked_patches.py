@@ -7,6 +7,7 @@ from flax import nnx
 
 from vit_jax.config_task import MaskedPatchesConfig
 from vit_jax.errors import ModelError
+from vit_jax.interop.load import filled
 from vit_jax.interop.native import open_native
 from vit_jax.interop.tensors import to_jax
 from vit_jax.models.registry import build_model

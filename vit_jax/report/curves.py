@@ -107,16 +107,14 @@ def main_score(names: set[str]) -> str | None:
 
 
 def _drawn_score(runs: Sequence[Run]) -> str | None:
-    """Returns the main score, of those that a run has more than once if there are such.
+    """Returns the main score, or the few-shot accuracy of the fewest shots.
 
-    Of runs that have none it is the few-shot accuracy of the fewest shots.
+    Only of what a run has more than once: the rest makes no curve.
     """
     counts = [Counter(name for row in run.rows for name in row) for run in runs]
     often = {name for count in counts for name, times in count.items() if times > 1}
-    names = {name for count in counts for name in count}
-    names = often if main_score(often) is not None else names
-    on_features = [n for n in names if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
-    return main_score(names) or min(on_features, key=natural, default=None)
+    on_features = [n for n in often if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
+    return main_score(often) or min(on_features, key=natural, default=None)
 
 
 def _is_score(name: str) -> bool:
