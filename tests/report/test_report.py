@@ -270,3 +270,12 @@ def test_a_damaged_file_is_told_and_stops_nothing(tmp_path):
     (tmp_path / "1" / "result.json").write_text("{")
     assert main(["report", str(tmp_path)]) == 0
     assert "result.json: Expecting" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_report_does_not_tell_where_on_the_machine_its_runs_lay(tmp_path):
+    write_sweep(tmp_path / "secret" / "sweep")
+    assert main(["report", str(tmp_path / "secret" / "sweep"), f"--output={tmp_path / 'r'}"]) == 0
+    for name in ("runs.csv", "tables.csv", "report.md", "report.html"):
+        assert "secret" not in (tmp_path / "r" / name).read_text(), name
+    rows = csv.DictReader((tmp_path / "r" / "runs.csv").read_text().splitlines())
+    assert all(row["folder"].startswith(("sweep/jobs/", "jobs/")) for row in rows)

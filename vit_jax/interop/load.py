@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -26,6 +26,8 @@ from vit_jax.models.registry import build_model, resolve
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT, ViTShape
 from vit_jax.parallel.sharding import parameter_names
+
+M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +219,7 @@ def _check_method(method: str) -> None:
         )  # fmt: skip
 
 
-def filled(model: ViT | ResNet, read: Callable[[str], jax.Array]) -> ViT | ResNet:
+def filled(model: M, read: Callable[[str], jax.Array]) -> M:
     """Returns a model without values with parameters.
 
     Args:

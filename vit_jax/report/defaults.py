@@ -19,6 +19,8 @@ _NOT_ROWS = ("dataset", "seed", "shots", "stage")
 _MOST_SETTINGS = 3
 # Runs beside the final ones, where both have the same figure.
 _OTHERS = ", other runs"
+# Data or compute that differ by less are meant to be equal, and make no axis.
+_SPREAD = 1.5
 
 
 def reported(runs: Sequence[Run]) -> list[Run]:
@@ -111,7 +113,7 @@ def _against_effort(pattern: str, runs: Sequence[Run], fields: Fields) -> list[P
     found = []
     for x in ("pretrain_examples", "pretrain_exaflops"):
         places = {fields.value(o, x) for o in observed} - {None, 0}
-        if len(places) > 1:
+        if places and max(places) > _SPREAD * min(places):
             of_families = x == "pretrain_exaflops" and len(models) > len(families)
             names = ["family" if of_families else "model"]
             names += [name for name in rows if name != "model"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from vit_jax.report.fields import Fields, differing_settings
 from vit_jax.report.lineage import effort_fields, started_from
-from vit_jax.report.runs import Found, Run, natural
+from vit_jax.report.runs import Found, Run, natural, shown_path
 from vit_jax.report.words import show
 
 
@@ -139,14 +139,16 @@ def missing(found: Found) -> list[Missing]:
         errors = [line for line in log if line.startswith("error: ")]
         reasons += errors[-1:] or log[-1:]
         why = "; ".join(reasons)
-        gone.append(Missing(run.name, run.state, progress, why, log, str(run.path)))
+        gone.append(
+            Missing(run.name, run.state, progress, why, log, shown_path(run.path, found.runs))
+        )
     for folder, sweep in found.sweeps.items():
         known = {run.path.resolve() for run in found.runs}
         for name in _job_names(sweep.get("jobs")):
             path = folder / "jobs" / name
             asked = any(root in (path, *path.parents) for root in found.roots)
             if asked and path.resolve() not in known and not path.exists():
-                gone.append(Missing(name, "not started", "", "", [], str(path)))
+                gone.append(Missing(name, "not started", "", "", [], shown_path(path, found.runs)))
     return gone
 
 
@@ -177,7 +179,7 @@ def run_rows(fields: Fields) -> list[dict[str, Any]]:
                 "model": fields.of(run, "model"),
                 "dataset": fields.of(run, "dataset"),
                 "seed": run.seed,
-                "init_from": started_from(run),
+                "init_from": shown_path(origin, runs) if (origin := started_from(run)) else None,
                 **{key: run.config.get(key) for key in settings},
                 **{name: run.figures.get(name) for name in figures if name not in taken},
                 "step": run.step,
@@ -186,7 +188,7 @@ def run_rows(fields: Fields) -> list[dict[str, Any]]:
                 **effort_fields(effort),
                 "device": run.device,
                 "git_revision": run.environment.get("git_revision"),
-                "folder": str(run.path),
+                "folder": shown_path(run.path, runs),
                 "notes": "; ".join([*run.problems, *filter(None, [effort.note])]),
             }
         )

@@ -9,7 +9,7 @@ from vit_jax.report.content import Content
 from vit_jax.report.curves import main_score
 from vit_jax.report.facts import short_revision, words_of
 from vit_jax.report.fields import differing_settings
-from vit_jax.report.runs import STATES, Run
+from vit_jax.report.runs import STATES, Run, shown_path
 from vit_jax.report.style import css_variables, inline_svg
 from vit_jax.report.tables import Cell, ReportTable
 from vit_jax.report.words import number_text, show, title_of
@@ -78,7 +78,7 @@ def _runs_table(content: Content) -> tuple[list[str], list[list[dict[str, Any]]]
     rows = []
     for run in runs:
         minutes = None if run.wall_time_s is None else run.wall_time_s / 60
-        row = [_cell(run.name, title=str(run.path)), _cell(run.state, kind="state")]
+        row = [_cell(run.name, title=shown_path(run.path, runs)), _cell(run.state, kind="state")]
         row += [_cell(run.stage) for _ in stage]
         row += [_cell(fields.of(run, name)) for name in labels]
         row += [_cell(run.seed)]

@@ -209,6 +209,17 @@ def read_run(path: Path, root: Path | None = None) -> Run:
     )
 
 
+def shown_path(path: str | Path, runs: Sequence[Run]) -> str:
+    """Returns a path as a report shows it: from above the folder that holds all its runs.
+
+    So a report can be handed on: it does not tell where on a machine the runs lay. A path elsewhere
+    stays as it is.
+    """
+    above = Path(os.path.commonpath([run.path for run in runs])).parent if runs else Path("/")
+    inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
+    return Path(path).relative_to(above).as_posix() if inside else str(path)
+
+
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested dicts with dotted keys; empty ones are values.
 
