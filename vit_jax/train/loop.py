@@ -260,7 +260,7 @@ class _Run:
         last, is_best = measuring.is_last(step), measuring.early.best_step == step
         if last or stopping or is_best or is_due(step, self.save_every):
             self._save(step, state, evaluate=not stopping)
-        if stopping and not (last and measuring.evaluated[0] == step):
+        if stopping and not (last and measuring.is_measured(step)):
             self.checkpoints.wait()
             raise Stopped(step)
 

@@ -111,6 +111,11 @@ class Measuring:
         """Whether there is something to measure after a step."""
         return self._evaluates(step) or self._fewshot.due(step)
 
+    def is_measured(self, step: int) -> bool:
+        """Whether all that is due after a step has been found."""
+        evaluated = not self._evaluates(step) or self.evaluated[0] == step
+        return evaluated and (not self._fewshot.due(step) or self._fewshot.step == step)
+
     def pick_up(self, step: int, params: Any) -> None:
         """Notes what the earlier session found at the step it saved, and finds what it did not."""
         self._read(step)
