@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.config_file import parse_arg
-from vit_jax.sweep import Job, Selection
+from vit_jax.sweep import Job, Selection, folder_name
 from vit_jax.transfer.protocols import TASKS, search_space
 
 _ON_FEATURES = "fewshot/{dataset}/25_shot/accuracy_top1"
@@ -87,10 +87,6 @@ def get_report(arg: str = "") -> dict[str, Any]:
     }
 
 
-def _folder(model: str) -> str:
-    return model.replace("+", "-").replace("/", "-")
-
-
 def _small() -> Iterator[Job]:
     for size, models in SMALL_MODELS.items():
         for model in models:
@@ -99,14 +95,14 @@ def _small() -> Iterator[Job]:
                     yield Job(
                         f"configs/cifar10_small.py:{model},fewshot",
                         {"train_examples": examples, "seed": seed},
-                        name=f"{_folder(model)}/{examples}/seed{seed}",
+                        name=f"{folder_name(model)}/{examples}/seed{seed}",
                         labels={"model": model, "size": size, "images": f"{examples:,}"},
                     )
 
 
 def _paper() -> Iterator[Job | Selection]:
     for model, epochs in PAPER_ROWS:
-        name = f"{_folder(model)}-{epochs}"
+        name = f"{folder_name(model)}-{epochs}"
         labels = {"model": _registered(model), "epochs": str(epochs)}
         yield pretraining(model, epochs)
         for dataset in PAPER_DATASETS:
@@ -137,7 +133,7 @@ def pretraining(model: str, epochs: int) -> Job:
     return Job(
         f"configs/pretrain.py:jft,{row}",
         settings,
-        name=f"pretrain/{_folder(model)}-{epochs}",
+        name=f"pretrain/{folder_name(model)}-{epochs}",
         labels={"model": _registered(model), "epochs": str(epochs), "dataset": "jft"},
     )
 

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.dispersion import summarize
 from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
@@ -114,12 +115,21 @@ def rows(curves: Mapping[str, Curves], name: str) -> tuple[list[int], list[list[
 
 
 def table(folder: Path) -> str:
-    """Returns the comparison of a sweep as a Markdown table."""
+    """Returns the comparison of a sweep as a Markdown table.
+
+    Raises:
+        UserError: no such runs there.
+    """
     lines: list[list[str]] = []
     sizes: list[int] = []
     for name, curves in read_curves(folder).items():
         found, more = rows(curves, name)
         sizes, lines = found or sizes, lines + more
+    if not lines:
+        raise ConfigError(
+            f"{folder} has no finished runs of a ResNet and another model on known amounts of data",
+            "the --workdir of the sweep data_size", "check the path, or let more jobs finish",
+        )  # fmt: skip
     names = ["points ahead of the ResNet", "model", *(f"{s:,}" for s in sizes), "gets ahead at"]
     return grid(names, lines)
 
@@ -130,10 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of the sweep")
     parser.add_argument("--into", type=Path, help="page with the two marks, to put the table in")
     args = parser.parse_args(arguments)
-    text = table(args.folder)
+    try:
+        if args.into is not None:
+            check_marks(args.into, _MARKS)
+        text = table(args.folder)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
     print(text)
     if args.into is not None:
-        check_marks(args.into, _MARKS)
         replace_between_marks(args.into, text + "\n", _MARKS)
 
 

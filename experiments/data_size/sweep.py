@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.config_file import parse_arg
-from vit_jax.sweep import Job, Selection, product, vary
+from vit_jax.sweep import Job, Selection, folder_name, product, vary
 from vit_jax.transfer.protocols import search_space
 
 PERCENT = (1, 3, 10, 30, 100)
@@ -104,10 +104,6 @@ def _parse(arg: str) -> dict[str, Any]:
     return parse_arg(arg, scale=("small", "imagenet", "paper"), regularisation=("same", "tuned"))
 
 
-def _folder(name: str) -> str:
-    return name.replace("+", "-").replace("/", "-")
-
-
 def _stopping(patience: int) -> dict[str, Any]:
     return {
         "early_stopping.metric": "eval/dev/accuracy_top1",
@@ -173,7 +169,7 @@ def _small(tuned: bool) -> Iterator[Job | Selection]:
     # Seed after seed, so that a sweep that is cut short has all sizes.
     groups = [SMALL_SEEDS] if tuned else [(seed,) for seed in SMALL_SEEDS]
     for seeds, percent, model in itertools.product(groups, PERCENT, SMALL_MODELS):
-        name = f"{percent}_percent/{_folder(model)}"
+        name = f"{percent}_percent/{folder_name(model)}"
         jobs, names = _pretraining(
             f"configs/cifar10_small.py:{model}",
             name,
@@ -225,7 +221,7 @@ def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
         **_stopping(20),
     }
     for percent, model in ((p, m) for p in PERCENT for m in IMAGENET_MODELS):
-        name = f"{percent}_percent/{_folder(model)}"
+        name = f"{percent}_percent/{folder_name(model)}"
         own: dict[str, Any] = {"model.name": model, "data.subset.preset": f"{percent}_percent"}
         if "ViT" not in model:
             own["model.dropout"] = 0.0
@@ -248,7 +244,7 @@ def _transfer(dataset: str, size: str, model: str, pretrained: str) -> Selection
         for setting in search_space(dataset, recipe)
     ]
     return Selection(
-        f"{dataset}/{size}/{_folder(model)}", candidates, "eval/dev/accuracy_top1",
+        f"{dataset}/{size}/{folder_name(model)}", candidates, "eval/dev/accuracy_top1",
         final_overrides=_on_test(dataset), labels={"model": model, "dataset": dataset},
     )  # fmt: skip
 
@@ -279,7 +275,7 @@ def _figure_4() -> Iterator[Job | Selection]:
             yield Job(
                 f"configs/pretrain.py:jft,{row}",
                 {**settings, **own, "data.subset.preset": size},
-                name=f"pretrain/{size}/{_folder(model)}",
+                name=f"pretrain/{size}/{folder_name(model)}",
                 labels={"model": model, "dataset": "jft"},
                 stage="final",
             )
@@ -292,7 +288,7 @@ def _figure_3() -> Iterator[Job | Selection]:
             model = f"BiT-{row}" if "/" not in row else f"ViT-{row}"
             config = f"configs/pretrain.py:{dataset},{row}"
             labels = {"model": model, "dataset": dataset}
-            name, tuned = f"{dataset}/{_folder(model)}", dataset != "jft"
+            name, tuned = f"{dataset}/{folder_name(model)}", dataset != "jft"
             split = {"imagenet2012": "train[99%:]"}.get(dataset, "validation")
             settings = {
                 "evaluation.splits": {"dev": split},

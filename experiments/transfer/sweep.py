@@ -13,7 +13,7 @@ paper   arXiv:2010.11929, Table 5: ViTs pretrained on ImageNet-21k, fine-tuned o
 from collections.abc import Iterator
 
 from vit_jax.config_file import parse_arg
-from vit_jax.sweep import Job, Selection, product, vary
+from vit_jax.sweep import Job, Selection, folder_name, product, vary
 from vit_jax.transfer.protocols import search_space
 
 REPORT = {
@@ -34,13 +34,9 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
     return _small() if scale == "small" else _paper()
 
 
-def _folder(model: str) -> str:
-    return model.replace("+", "-").replace("/", "-")
-
-
 def _small() -> Iterator[Job | Selection]:
     for model in SMALL_MODELS:
-        pretrained = f"pretrain/{_folder(model)}"
+        pretrained = f"pretrain/{folder_name(model)}"
         yield Job(
             f"experiments/transfer/pretrain.py:{model}",
             name=pretrained,
@@ -48,7 +44,7 @@ def _small() -> Iterator[Job | Selection]:
         )
         for dataset in SMALL_DATASETS:
             labels = {"model": model, "dataset": dataset}
-            yield _few_shot(pretrained, dataset, f"fewshot/{dataset}/{_folder(model)}", labels)
+            yield _few_shot(pretrained, dataset, f"fewshot/{dataset}/{folder_name(model)}", labels)
             settings = {
                 "init_from": f"job:{pretrained}",
                 "data.name": dataset,
@@ -63,7 +59,7 @@ def _small() -> Iterator[Job | Selection]:
             }
             rates = vary("optimizer.learning_rate", SMALL_RATES)
             yield Selection(
-                f"{dataset}/{_folder(model)}",
+                f"{dataset}/{folder_name(model)}",
                 [("configs/transfer.py:tfds", s) for s in product([settings], rates)],
                 "eval/dev/accuracy_top1",
                 seeds=(0, 1, 2),
@@ -82,12 +78,12 @@ def _few_shot(pretrained: str, dataset: str, name: str, labels: dict[str, str]) 
 
 def _paper() -> Iterator[Job | Selection]:
     for model in PAPER_MODELS:
-        pretrained = f"pretrain/{_folder(model)}"
+        pretrained = f"pretrain/{folder_name(model)}"
         labels = {"model": f"ViT-{model}", "dataset": "imagenet21k"}
         yield Job(f"configs/pretrain.py:imagenet21k,{model}", name=pretrained, labels=labels)
         for dataset in PAPER_DATASETS:
             yield Selection(
-                f"{dataset}/{_folder(model)}",
+                f"{dataset}/{folder_name(model)}",
                 [
                     (f"configs/transfer.py:{dataset}", {"init_from": f"job:{pretrained}", **s})
                     for s in search_space(dataset, "paper")

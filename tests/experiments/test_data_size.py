@@ -194,3 +194,11 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
     request = read_report(laid.sweep.report, "get_report")
     content = gather(found, request, tmp_path / "report")
     assert len(content.plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
+
+
+def test_a_folder_without_such_runs_is_told_in_one_line(tmp_path, capsys):
+    crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
+    with pytest.raises(SystemExit) as ended:
+        crossing["main"]([str(tmp_path / "nothing")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: no folder ")

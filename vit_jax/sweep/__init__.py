@@ -12,5 +12,6 @@ A sweep file imports what it is made of from here:
 
 from vit_jax.sweep.expand import chain, product, together, vary
 from vit_jax.sweep.jobs import Job, Selection
+from vit_jax.sweep.names import folder_name
 
-__all__ = ["Job", "Selection", "chain", "product", "together", "vary"]
+__all__ = ["Job", "Selection", "chain", "folder_name", "product", "together", "vary"]

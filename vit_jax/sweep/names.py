@@ -13,6 +13,15 @@ from vit_jax.sweep.jobs import REFERENCE, Job
 _LONGEST_PART = 48
 
 
+def folder_name(text: str) -> str:
+    """Returns a name, such as a model's, as one folder of a job's name.
+
+    >>> folder_name("R50+ViT-B/16")
+    'R50-ViT-B-16'
+    """
+    return text.replace("+", "-").replace("/", "-")
+
+
 def derive_names(jobs: Sequence[Job]) -> list[str]:
     """Returns the name of every job: its own, or one made from what differs among the unnamed.
 

@@ -19,7 +19,13 @@ from vit_jax.data.balance import build_balance
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
 from vit_jax.data.order import BalancedOrder
-from vit_jax.data.sources import Source, class_count, open_training_data, with_subset_hash
+from vit_jax.data.sources import (
+    Source,
+    TrainingData,
+    class_count,
+    open_training_data,
+    with_subset_hash,
+)
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.durations import duration_in_steps, is_due
 from vit_jax.errors import DivergenceError
@@ -120,14 +126,7 @@ def _train(
             start = restore_or_init(program, checkpoints, source)
             if left_out is not None:
                 start = dataclasses.replace(start, left_out=left_out)
-            folder.write_config()
-            folder.write_json("classes.json", {"names": source.class_names})
-            if start.report is not None:
-                folder.write_json("init.json", start.report.to_mapping())
-                if folder.is_writer:
-                    start.report.print()
-            if training.manifest is not None:
-                folder.write_json("subset.json", training.manifest)
+            _write_facts(folder, training, start)
             with (
                 MetricsWriter(
                     folder.path,
@@ -157,6 +156,18 @@ def _train(
                 result = run.run(start, report if explain else None)
         folder.write_json("result.json", result)
     return result
+
+
+def _write_facts(folder: RunFolder, training: TrainingData, start: Start) -> None:
+    """Writes what is known before the first step: config, classes, subset, other weights."""
+    folder.write_config()
+    folder.write_json("classes.json", {"names": training.source.class_names})
+    if start.report is not None:
+        folder.write_json("init.json", start.report.to_mapping())
+        if folder.is_writer:
+            start.report.print()
+    if training.manifest is not None:
+        folder.write_json("subset.json", training.manifest)
 
 
 class _Run:
