@@ -88,14 +88,17 @@ def get_report(arg: str = "") -> dict[str, Any]:
             ({**fewshot, "panel": "evaluated+shots"}, {"dataset": own}, "few-shot"),
             (fine_tuned, {"dataset": other}, "fine-tuned"),
         ]
-    plots = [
-        {**plot, "log_x": True, "where": where, "title": titled[what].format(where.get("dataset"))}
-        for plot, where, what in wanted
-    ]
+    plots, tables = [], []
+    for plot, where, what in wanted:
+        shared = {"where": where, "title": titled[what].format(where.get("dataset"))}
+        columns = "+".join(filter(None, (plot.get("panel"), plot["x"])))
+        plots.append({**plot, **shared, "log_x": True})
+        tables.append({"metric": plot["y"], "rows": "model", "columns": columns, **shared})
     return {
         "title": "How much data?",
         "question": "Which of a ViT, a hybrid and a ResNet of equal cost is best, by the size of"
         " the data it was pretrained on?",
+        "tables": tables,
         "plots": plots,
     }
 

@@ -194,6 +194,7 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
     request = read_report(laid.sweep.report, "get_report")
     content = gather(found, request, tmp_path / "report")
     assert len(content.plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
+    assert [table.title for table in content.tables] == [plot.title for plot in content.plots]
 
 
 def test_a_folder_without_such_runs_is_told_in_one_line(tmp_path, capsys):
