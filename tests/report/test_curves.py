@@ -13,6 +13,7 @@ from vit_jax.report.curves import (
     draw_curves,
     main_score,
 )
+from vit_jax.report.defaults import row_field
 from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
 from vit_jax.report.runs import Run, find_runs
@@ -107,3 +108,24 @@ def test_the_score_that_is_drawn_is_one_that_runs_have_more_than_once():
     assert _drawn_score([stopped]) == "eval/dev/accuracy_top1"
     once = Run(Path("b"), "b", {}, {}, rows[1:], None, {})
     assert _drawn_score([once]) is None  # No curve.
+
+
+def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
+    put(tmp_path / "a", config=config(), metrics=ROWS[:2])
+    runs = find_runs([tmp_path]).runs
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    (panel,) = sheet.figure.axes
+    assert panel.get_title(loc="left").endswith("training loss")
+    assert panel.get_xlabel() == "step"
+
+
+def test_what_differs_has_the_colours_not_the_model_that_all_share(tmp_path):
+    for name, placement in (("a", "stem"), ("b", "shared")):
+        job = {"name": name, "labels": {"model": "ViT-Micro/4", "placement": placement}}
+        put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
+    runs = find_runs([tmp_path]).runs
+    fields = Fields(runs, efforts(runs))
+    series = row_field(runs, fields)
+    assert series == "placement"
+    (sheet,) = curve_sheets(runs, fields, Palette(), series)
+    assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2

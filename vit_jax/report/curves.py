@@ -125,25 +125,27 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
     everyone = [run for runs in groups.values() for run in runs]
     palette.add(series, [show(fields.of(run, series)) for run in everyone])
     with house_style():
-        figure, axes = new_figure(len(groups), 2, width=4.6, height=2.7)
+        scores = [_drawn_score(runs) for runs in groups.values()]
+        columns = 2 if any(scores) else 1
+        figure, axes = new_figure(len(groups), columns, width=9.2 / columns, height=2.7)
         handles: dict[str, Any] = {}
-        for (dataset, runs), (left, right) in zip(groups.items(), axes, strict=True):
-            score = _drawn_score(runs)
+        for (dataset, runs), score, (left, *rest) in zip(groups.items(), scores, axes, strict=True):
             hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
             for run in runs:
                 name = show(fields.of(run, series))
                 style = {**palette.style(series, name), "label": name}
                 handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
                 handles.setdefault(name, handle)
-                if score is not None:
+                for right in rest if score is not None else ():
                     _line(right, run, score, {**style, "markersize": 3.5, **hide}, 100)
             left.set_title(", ".join(filter(None, [dataset, "training loss"])))
-            right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
             _from_zero(left)
-            for panel in (left, right):
+            for panel in (left, *rest):
                 panel.xaxis.set_major_formatter(short_number)
-            if score is None:
-                right.remove()
+            for right in rest:
+                right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
+                if score is None:
+                    right.remove()
         for panel in axes[-1]:
             if panel.figure is not None:
                 panel.set_xlabel("step")

@@ -33,10 +33,8 @@ def row_field(runs: Sequence[Run], fields: Fields) -> str:
     labels = sorted({name for run in runs for name in run.labels} - set(_NOT_ROWS))
     varying = [n for n in labels if len({show(r.labels.get(n)) for r in runs}) > 1]
     if labels:
-        names = [n for n in varying if n != "model"]
-        if "model" in labels:
-            names.insert(0, "model")
-        return "+".join(names or labels[:1])
+        names = sorted(varying, key=lambda n: n != "model")
+        return "+".join(names) or ("model" if "model" in labels else labels[0])
     settings = [key for key in differing_settings(runs) if not key.startswith("data.name")]
     settings = [key for key in settings if key != "model.name"]
     if len(settings) > _MOST_SETTINGS:
