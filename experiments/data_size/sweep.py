@@ -68,7 +68,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
     fewshot = {"x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1"}
     fine_tuned = {"x": "pretrain_examples", "y": "eval/test/accuracy_top1"}
     titled = {
-        "pretrained": "{} of a part of its training images",
+        "pretrained": "Accuracy on {}, by the number of its images in pretraining",
         "few-shot": "Few-shot on frozen features, by the size of the pretraining data",
         "fine-tuned": "Fine-tuned on {}, by the size of the pretraining data",
     }
@@ -91,9 +91,9 @@ def get_report(arg: str = "") -> dict[str, Any]:
     plots, tables = [], []
     for plot, where, what in wanted:
         shared = {"where": where, "title": titled[what].format(where.get("dataset"))}
-        columns = "+".join(filter(None, (plot.get("panel"), plot["x"])))
+        rows = "+".join(filter(None, ("model", plot.get("panel"))))
         plots.append({**plot, **shared, "log_x": True})
-        tables.append({"metric": plot["y"], "rows": "model", "columns": columns, **shared})
+        tables.append({"metric": plot["y"], "rows": rows, "columns": plot["x"], **shared})
     return {
         "title": "How much data?",
         "question": "Which of a ViT, a hybrid and a ResNet of equal cost is best, by the size of"
