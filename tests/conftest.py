@@ -1,5 +1,7 @@
 """Shared by all tests: shapes and types are checked at every call, sloppy promotion is an error."""
 
+import fcntl
+import json
 import os
 import pkgutil
 from pathlib import Path
@@ -50,3 +52,24 @@ def digits_dir(tmp_path_factory, worker_id):
     folder = tmp_path_factory.mktemp("datasets")
     TfdsSource("digits", "train", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory, worker_id):
+    """A function of a name and a function: what the latter returns, called in one process alone.
+
+    What is expensive and read by several tests is so made once, whichever of pytest's processes
+    get these tests. It has to be JSON; folders are passed on by their path.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder if worker_id == "master" else folder.parent
+
+    def get(name, make):
+        path = folder / f"once-{name.replace('/', '-')}.json"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(json.dumps(make()))
+        return json.loads(path.read_text())
+
+    return get

@@ -117,9 +117,12 @@ def losses(workdir: Path) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, digits_dir) -> Path:
+def runs(once, tmp_path_factory, digits_dir) -> Path:
     """Run folders: of one device all through ("one"); of a run that moves; and copies."""
-    folder = tmp_path_factory.mktemp("runs")
+    return Path(once("elastic", lambda: make_runs(tmp_path_factory.mktemp("runs"), digits_dir)))
+
+
+def make_runs(folder: Path, digits_dir: Path) -> str:
     data_dir = str(digits_dir)
     # Optax divides a whole number by a float, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
@@ -128,7 +131,7 @@ def runs(tmp_path_factory, digits_dir) -> Path:
         unrolled = config(data_dir, scan=False, remat="full")
         go_on(folder / "tensor", THIRD, unrolled, folder / "unrolled")
         write_again(folder / "copy_tensor", unrolled, folder / "copy_unrolled")
-    return folder
+    return str(folder)
 
 
 def test_values_are_bit_for_bit_the_same_on_every_mesh_and_unrolled(runs):

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.multidevice
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return run_on_eight(__file__, str(tmp_path_factory.mktemp("weights") / "ours"))
+def found(once, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights") / "ours"
+    return once("init-from", lambda: run_on_eight(__file__, str(folder)))
 
 
 def test_every_parameter_is_that_of_the_file_and_the_head_is_zero(found):

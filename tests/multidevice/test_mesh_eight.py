@@ -18,8 +18,8 @@ KERNELS = [(3, 4, 8, 32), (4, 8, 32), (32, 64), (32, 64), (32, 48), (10, 32)]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return run_on_eight(__file__)
+def found(once) -> dict[str, Any]:
+    return once("mesh", lambda: run_on_eight(__file__))
 
 
 def test_meshes_have_the_shapes_asked_for(found):

@@ -41,15 +41,8 @@ GOLDEN = {
 
 
 @pytest.fixture(scope="module")
-def found_of():
-    cache: dict[str, Any] = {}
-
-    def get(name: str) -> Any:
-        if name not in cache:
-            cache[name] = run_on_eight(__file__, name)
-        return cache[name]
-
-    return get
+def found_of(once):
+    return lambda name: once(f"steps-{name}", lambda: run_on_eight(__file__, name))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -19,11 +19,16 @@ NAMES = {"pretrain", "search/digits/learning_rate=0.001", "search/digits/learnin
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory, digits_dir):
+def reference(once, tmp_path_factory, digits_dir):
     """The sweep that nobody disturbed."""
-    workdir = tmp_path_factory.mktemp("reference") / "sweep"
-    code, out = finish(start(workdir, f"{SMALL}:{digits_dir}"))
-    assert code == 0, out
+
+    def make():
+        workdir = tmp_path_factory.mktemp("reference") / "sweep"
+        code, out = finish(start(workdir, f"{SMALL}:{digits_dir}"))
+        assert code == 0, out
+        return str(workdir)
+
+    workdir = Path(once("sweep", make))
     assert set(table(workdir)) == NAMES
     return workdir
 
