@@ -113,8 +113,8 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
 
 if __name__ == "__main__":
     if "--debug" not in sys.argv:
-        # After a failed save Orbax's threads complain of a closed loop and of coroutines that nobody
-        # waits for; the error itself is told.
+        # After a failed save Orbax's threads complain of a closed loop, and of coroutines that
+        # nobody waits for; the error itself is told.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     sys.exit(main())

@@ -57,7 +57,7 @@ def test_few_shot_accuracy_is_drawn_where_nothing_else_is_measured(tmp_path):
             result=result(0, 2),
         )
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
     _, right = sheet.figure.axes
     drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
     assert drawn == [[10, 20], [20, 30]]
@@ -79,7 +79,7 @@ def test_every_run_with_steps_is_a_line_and_a_cross_ends_those_without_a_result(
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
     loss, score = sheet.figure.axes
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
@@ -113,7 +113,7 @@ def test_the_score_that_is_drawn_is_one_that_runs_have_more_than_once():
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), "model")
+    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
     (panel,) = sheet.figure.axes
     assert panel.get_title(loc="left").endswith("training loss")
     assert panel.get_xlabel() == "step"
@@ -125,7 +125,23 @@ def test_what_differs_has_the_colours_not_the_model_that_all_share(tmp_path):
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
     runs = find_runs([tmp_path]).runs
     fields = Fields(runs, efforts(runs))
-    series = row_field(runs, fields)
-    assert series == "placement"
-    (sheet,) = curve_sheets(runs, fields, Palette(), series)
+    assert row_field(runs, fields) == "placement"
+    (sheet,) = curve_sheets(runs, fields, Palette(), lambda runs: row_field(runs, fields))
     assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
+
+
+def test_a_figure_grows_with_its_legend(tmp_path):
+    """Forty names take ten lines, which would lie on the panel of a figure of one height."""
+    heights = {}
+    for count in (3, 40):
+        for i in range(count):
+            job = {"name": f"{i}", "labels": {"model": f"a model with a long name, number {i}"}}
+            put(tmp_path / f"{count}" / f"{i}", job=job, config=config(), metrics=ROWS)
+        runs = find_runs([tmp_path / f"{count}"]).runs
+        (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
+        sheet.figure.draw_without_rendering()
+        (legend,) = sheet.figure.legends
+        lowest = legend.get_window_extent().y0
+        assert all(panel.get_window_extent().y1 < lowest for panel in sheet.figure.axes)
+        heights[count] = sheet.figure.get_figheight()
+    assert heights[40] > heights[3] + 1

@@ -102,7 +102,7 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
         if d.points():
             name = f"plot-{i + 1}"
             pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
-    sheets = curve_sheets(runs, fields, palette, row_field(runs, fields))
+    sheets = curve_sheets(runs, fields, palette, lambda drawn: row_field(drawn, fields))
     curves = [
         Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
         for i, s in enumerate(sheets)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ class CurveSheet:
 
 
 def curve_sheets(
-    runs: Sequence[Run], fields: Fields, palette: Palette, series: str
+    runs: Sequence[Run],
+    fields: Fields,
+    palette: Palette,
+    series_of: Callable[[Sequence[Run]], str],
 ) -> list[CurveSheet]:
     """Draws training loss and main score of all runs that have steps on file.
 
@@ -80,7 +83,7 @@ def curve_sheets(
         runs: to be drawn; a picture for each stage, a row of panels for each dataset.
         fields: of all runs.
         palette: gives the colours.
-        series: field that has a colour each.
+        series_of: gives the field whose members have a colour each, of the runs of a picture.
     """
     stages: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -95,6 +98,7 @@ def curve_sheets(
             chosen = {name: stages[stage][name] for name in part}
             title = {"": "Other runs" if len(stages) > 1 else "Runs"}.get(stage, f"Stage “{stage}”")
             title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
+            series = series_of([run for members in chosen.values() for run in members])
             sheets.append(CurveSheet(title, _sheet(chosen, fields, palette, series), _note(chosen)))
     return sheets
 
@@ -136,8 +140,8 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
                 style = {**palette.style(series, name), "label": name}
                 handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
                 handles.setdefault(name, handle)
-                for right in rest if score is not None else ():
-                    _line(right, run, score, {**style, "markersize": 3.5, **hide}, 100)
+                if score is not None:
+                    _line(rest[0], run, score, {**style, "markersize": 3.5, **hide}, 100)
             left.set_title(", ".join(filter(None, [dataset, "training loss"])))
             _from_zero(left)
             for panel in (left, *rest):

@@ -101,7 +101,7 @@ class Palette:
         style = {"color": COLOURS[i][0], "marker": MARKERS[i], "linestyle": _DASHES[turn % 4]}
         if plus:
             j = self._members[rest.partition("+")[0]].index(tail.partition(JOIN)[0])
-            style |= {"marker": MARKERS[j % len(MARKERS)], "linestyle": _DASHES[j % 4]}
+            style |= {"marker": MARKERS[j % len(MARKERS)], "linestyle": _DASHES[(turn + j) % 4]}
         return style
 
 
@@ -125,7 +125,7 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 def add_legend(
     figure: Any, handles: Sequence[Any], labels: Sequence[str], title: str = "", side: str = "left"
 ) -> None:
-    """Puts a legend above all panels, where it covers nothing.
+    """Puts a legend above all panels, where it covers nothing; the figure grows with it.
 
     Args:
         figure: of matplotlib.
@@ -138,7 +138,10 @@ def add_legend(
         width = figure.get_figwidth()
         longest = max(map(len, labels))
         most = max(1, min(len(labels), int(width * 10.5 / (longest + 5))))
-        columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
+        rows = math.ceil(len(labels) / most)
+        columns = math.ceil(len(labels) / rows)
+        # Two lines have room in any figure.
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
         figure.legend(
             handles, labels, loc=f"outside upper {side}", ncols=columns, title=title or None,
             alignment="left", handlelength=1.6, columnspacing=1.4, borderaxespad=0.2,
