@@ -149,3 +149,27 @@ def test_a_launcher_that_is_asked_to_stop_lets_jobs_save_and_goes_on(folders):
     assert code == 0, out
     assert (workdir / "jobs/tiny/log.txt").read_text() == log + "begins at step 3\n"
     assert {name: count for name, count in runs(stub).items() if count} == {**TWO, "tiny": 2}
+
+
+def test_the_folder_of_another_sweep_is_left_as_it_is(tmp_path):
+    workdir, other = tmp_path / "sweep", tmp_path / "other.py"
+    code, out = finish(start(workdir, f"{SWEEP}:two", "--executor=commands"))
+    assert code == 0, out
+    before = (workdir / "sweep.json").read_bytes()
+    jobs = sorted(path.name for path in (workdir / "jobs").iterdir())
+    other.write_text(
+        "from vit_jax.sweep import Job\n\n\ndef get_sweep():\n"
+        f"    yield Job({str(SWEEP.parents[1] / 'e2e/tiny.py')!r}, name='other')\n"
+    )
+    code, out = finish(start(workdir, other, "--executor=commands"))
+    assert code == 2
+    told = (
+        f"error: sweep folder {workdir} is of {SWEEP}:two, which has no job of {other}; expected"
+        " a folder for each sweep; choose another --workdir"
+    )
+    assert out.splitlines() == [told]
+    assert (workdir / "sweep.json").read_bytes() == before
+    assert sorted(path.name for path in (workdir / "jobs").iterdir()) == jobs
+    # More jobs and the old ones are the same sweep.
+    code, out = finish(start(workdir, SWEEP, "--executor=commands"))
+    assert code == 0, out

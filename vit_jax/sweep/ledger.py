@@ -24,7 +24,8 @@ class Ledger:
         made: selection -> its choice, as job.json tells it.
 
     Raises:
-        SweepError: a job in the folder has run with other settings than are asked for now.
+        SweepError: the folder is of another sweep, or a job in it has run with other settings than
+            are asked for now.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Ledger:
     ):
         self.plan, self._asked, self._say = plan, asked, say
         self.made: dict[str, dict[str, Any]] = {}
+        _check_same_sweep(plan)
         self.board = Board(plan, retry_failed=retry_failed)
         self.update({})
         for job in plan.jobs.values():
@@ -90,6 +92,18 @@ class Ledger:
         score = f"{made['metric']} {made['score']:.4f}"
         self._say(f"{group}: chose {made['chosen']} of {len(rows)} by {score}")
         return True
+
+
+def _check_same_sweep(plan: Plan) -> None:
+    """A sweep file may gain and lose jobs; one that shares none with the folder's is another."""
+    known = read_json(plan.folder / "sweep.json") or {}
+    names = {job["name"] for job in known.get("jobs", ())}
+    if names and names.isdisjoint(plan.jobs):
+        raise SweepError(
+            f"sweep folder {plan.folder} is of {known.get('sweep')}, which has no job of"
+            f" {plan.sweep.spec}",
+            "a folder for each sweep", "choose another --workdir",
+        )  # fmt: skip
 
 
 def _check_unchanged(job: PlannedJob) -> None:
