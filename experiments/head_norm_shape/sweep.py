@@ -92,8 +92,10 @@ def get_report(arg: str = "") -> dict[str, Any]:
     metric = _TEST if scale == "small" else _SHOTS
     heads, shapes = {"study": "head and norm"}, {"study": "shape"}
     head = {"rows": "head+norm", "columns": "dataset"}
+    series, reported = "head+norm", {"stage": "final"}
     if scale == "paper":
         head["columns"] = "learning_rate"
+        series, reported = "head+norm+learning_rate", {}
     return {
         "title": "Head, normalisation, shape",
         "question": "What of a ViT's design matters, once each has a learning rate of its own?",
@@ -109,6 +111,10 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 "x": "train_exaflops", "y": metric, "series": "scaled", "through": "base",
                 "log_x": True, "title": "What is scaled", "where": shapes,
             },
+        ],
+        "curves": [
+            {"series": series, "title": "Head and norm", "where": {**heads, **reported}},
+            {"series": "scaled+shape", "title": "Shape", "where": {**shapes, **reported}},
         ],
     }  # fmt: skip
 

@@ -30,7 +30,30 @@ REPORT = {
             "title": "Accuracy on the test split after fine-tuning",
         }
     ],
-    "plots": [],
+    "plots": [
+        {
+            "x": "pretraining",
+            "y": "eval/test/accuracy_top1",
+            "series": "pretraining",
+            "panel": "dataset",
+            "where": {"kind": "fine-tuned"},
+            "title": "Accuracy on the test split after fine-tuning",
+        }
+    ],
+    # A share of 512 colours and one of 10 classes are not to be read off one axis.
+    "curves": [
+        {
+            "series": "pretraining",
+            "where": {"kind": "fine-tuned", "stage": "final"},
+            "title": "Fine-tuning",
+        },
+        {
+            "series": "pretraining",
+            "panels": "dataset+task",
+            "where": {"kind": "pretraining"},
+            "title": "Pretraining",
+        },
+    ],
 }
 
 SEEDS = (0, 1, 2)

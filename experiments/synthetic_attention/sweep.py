@@ -1,7 +1,7 @@
 """What attention can learn that convolution cannot: three tasks whose data are made.
 
 small   (default) rings of 32 tokens and an 8 x 8 torus, sequences of 8, 24 and 48 tokens, three
-        layers, three seeds; about 25 minutes on one CPU core
+        layers, three seeds; about 20 minutes on one CPU core
 full    rings of 128 tokens, a 16 x 16 torus, sequences of 8 to 512 tokens, five seeds, more heads,
         steps and examples; for a GPU
 
@@ -51,6 +51,12 @@ REPORT = {
         {"x": "convolution.heads", "y": "eval/test/relative_error", "series": "kernel",
          "where": {"dataset": "convolution"},
          "title": "Convolution of five taps: error against heads"},
+    ],
+    "curves": [
+        *({"panels": "tokens", "where": {"dataset": task}, "title": task.capitalize()}
+          for task in _TASKS.values()),
+        {"series": "convolution.heads", "panels": "kernel", "where": {"tokens": ""},
+         "title": "Convolution"},
     ],
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from vit_jax.analysis.images import Images, make_view, read_files, spread
 from vit_jax.analysis.output import FORMATS, write_result
 from vit_jax.interop.load import load
 from vit_jax.interop.published import EvalView
+from vit_jax.models.registry import create_model
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,22 @@ def test_everything_of_a_model_at_once(weights, photos, tmp_path, capsys):
     assert len(about["images"]["rollout"]) == about["images"]["receptive_field"] == 2
 
 
+def test_untrained_is_the_same_model_at_the_initial_values_of_the_seed(weights, photos, tmp_path):
+    arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize", "--untrained"]
+    what, output = "--what=filters,distance", f"--output={tmp_path}"
+    assert main([*arguments, what, output, "--seed=3", "--batch_size=5"]) == 0
+    loaded = load(weights)
+    options = dict(loaded.options.to_mapping())
+    model = create_model(num_classes=loaded.num_classes, image_size=32, seed=3, **options)
+    pixels = read_files([photos], 128, make_view((32, 32), EvalView(crop="resize"))).normalized
+    want = attention_distance(model, pixels, batch_size=5).mean
+    got = [float(row["distance_px"]) for row in table(tmp_path / "distance.csv")]
+    np.testing.assert_allclose(got, want.ravel(), rtol=1e-4)
+    trained = attention_distance(loaded.model, pixels, batch_size=5).mean
+    assert np.abs(trained - want).max() > 1e-3
+    assert json.loads((tmp_path / "analysis.json").read_text())["untrained"] is True
+
+
 def test_the_same_arrays_make_the_same_files(tmp_path):
     from vit_jax.analysis import EmbeddingFilters
     from vit_jax.analysis.figures import draw_filters
@@ -117,6 +134,7 @@ def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
         (["--images=EMPTY", "--dataset=cifar10"], "--images and --dataset; expected one of them"),
         (["--dataset=no_such_set", "--data_dir=EMPTY"], "no_such_set"),
         (["--what=filters", "--output=EMPTY/../text.png"], "where a file is in the way"),
+        (["--untrained", "--what=masked_patches"], "--untrained with masked_patches"),
         (["--num_images=0"], "'0' is not a positive whole number"),
     ],
 )

@@ -64,7 +64,7 @@ def test_the_small_one_has_the_same_cells_twice(plan):
     }
     assert kinds == tables | {("none", "stem"), ("relative", "stem")}
     one = jobs["1-D/every-layer/seed1"].config
-    assert (one.seed, one.train_examples, one.evaluation.splits) == (1, 40_000, {"test": "test"})
+    assert (one.seed, one.train_examples, one.evaluation.splits) == (1, 160_000, {"test": "test"})
     assert set(one.fewshot.datasets) == {"clothing_small", "sign_language_digits"}
 
 

@@ -2,10 +2,12 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from report.fake_runs import config, curve, result
 from report.fake_runs import write as put
 
+from vit_jax.errors import ConfigError
 from vit_jax.report.curves import (
     _drawn_score,
     _eval_names,
@@ -13,9 +15,10 @@ from vit_jax.report.curves import (
     draw_curves,
     main_score,
 )
-from vit_jax.report.defaults import row_field
+from vit_jax.report.defaults import row_field, suggested_curves
 from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
+from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run, find_runs
 from vit_jax.report.style import Palette
 
@@ -30,6 +33,11 @@ ROWS = [
     {"step": 2, "time": 1, "train/loss": 1.0, "train/learning_rate": 0.2},
     {"step": 2, "time": 2, "eval/test/loss": 1.5, "eval/test/accuracy_top1": 0.5},
 ]
+
+
+def sheets(runs, **request):
+    fields = Fields(runs, efforts(runs))
+    return curve_sheets(CurvesRequest(**request), runs, fields, Palette())
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
@@ -57,7 +65,7 @@ def test_few_shot_accuracy_is_drawn_where_nothing_else_is_measured(tmp_path):
             result=result(0, 2),
         )
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
+    (sheet,) = sheets(runs)
     _, right = sheet.figure.axes
     drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
     assert drawn == [[10, 20], [20, 30]]
@@ -79,7 +87,7 @@ def test_every_run_with_steps_is_a_line_and_a_cross_ends_those_without_a_result(
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
+    (sheet,) = sheets(runs)
     loss, score = sheet.figure.axes
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
@@ -113,7 +121,7 @@ def test_the_score_that_is_drawn_is_one_that_runs_have_more_than_once():
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
     runs = find_runs([tmp_path]).runs
-    (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
+    (sheet,) = sheets(runs)
     (panel,) = sheet.figure.axes
     assert panel.get_title(loc="left").endswith("training loss")
     assert panel.get_xlabel() == "step"
@@ -126,7 +134,8 @@ def test_what_differs_has_the_colours_not_the_model_that_all_share(tmp_path):
     runs = find_runs([tmp_path]).runs
     fields = Fields(runs, efforts(runs))
     assert row_field(runs, fields) == "placement"
-    (sheet,) = curve_sheets(runs, fields, Palette(), lambda runs: row_field(runs, fields))
+    (request,) = suggested_curves(runs, fields)
+    (sheet,) = curve_sheets(request, runs, fields, Palette())
     assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
 
 
@@ -138,10 +147,47 @@ def test_a_figure_grows_with_its_legend(tmp_path):
             job = {"name": f"{i}", "labels": {"model": f"a model with a long name, number {i}"}}
             put(tmp_path / f"{count}" / f"{i}", job=job, config=config(), metrics=ROWS)
         runs = find_runs([tmp_path / f"{count}"]).runs
-        (sheet,) = curve_sheets(runs, Fields(runs, efforts(runs)), Palette(), lambda runs: "model")
+        (sheet,) = sheets(runs)
         sheet.figure.draw_without_rendering()
         (legend,) = sheet.figure.legends
         lowest = legend.get_window_extent().y0
         assert all(panel.get_window_extent().y1 < lowest for panel in sheet.figure.axes)
         heights[count] = sheet.figure.get_figheight()
     assert heights[40] > heights[3] + 1
+
+
+def test_rows_of_panels_colours_and_runs_are_those_asked_for(tmp_path):
+    for task in ("classification", "masked"):
+        for size in (10, 100):
+            labels = {"model": f"ViT-{size}", "task": task, "size": size}
+            job = {"name": f"{task}{size}", "labels": labels}
+            put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
+    runs = find_runs([tmp_path]).runs
+    (sheet,) = sheets(runs, panels="size+task", series="task", title="Both")
+    titles = [panel.get_title(loc="left").partition(", ")[0] for panel in sheet.figure.axes]
+    assert titles == [
+        "10 · classification", "10 · masked", "100 · classification", "100 · masked",
+    ]  # fmt: skip
+    assert sheet.title == "Both"
+    first, second, *_ = [panel.lines[0].get_color() for panel in sheet.figure.axes]
+    assert first != second
+    (sheet,) = sheets(runs, where=(("task", "masked"),))
+    assert sheet.note.startswith("A line for each of 2 runs.")
+    assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
+    with pytest.raises(ConfigError, match="panels=sise: no run has such a label"):
+        sheets(runs, panels="sise")
+    with pytest.raises(ConfigError, match=r"where\.task=maskd: no run that is left has it"):
+        sheets(runs, where=(("task", "maskd"),))
+
+
+def test_searched_runs_have_a_picture_of_their_own_after_the_final_ones(tmp_path):
+    for stage in ("search", "final", None):
+        job = {"name": f"{stage}", "labels": {"model": "ViT"}, "stage": stage}
+        put(tmp_path / f"{stage}", job=job, config=config(), metrics=ROWS)
+    runs = find_runs([tmp_path]).runs
+    asked = suggested_curves(runs, Fields(runs, efforts(runs)))
+    assert [(r.title, r.where) for r in asked] == [
+        ("Stage “final”", (("stage", "final"),)),
+        ("Other runs", (("stage", ""),)),
+        ("Stage “search”", (("stage", "search"),)),
+    ]

@@ -4,6 +4,7 @@
     python -m vit_jax analyze B_16.npz --what=filters,positions
     python -m vit_jax analyze B_16.npz --images PHOTOS --what=distance,rollout --output=inside
     python -m vit_jax analyze B_16.npz --dataset=imagenet_v2 --split=test --data_dir=DATA
+    python -m vit_jax analyze runs/quickstart --untrained --output=untrained
 
   filters          first principal components of the first layer's RGB filters
   positions        cosine similarity of the position embeddings
@@ -13,7 +14,8 @@
   masked_patches   what a run with task masked_patches takes hidden patches to be
 
 Pictures, a CSV file of the numbers and an npz file of the arrays are written for each. Without
---images and --dataset, a run folder is looked at with the images that it was evaluated on.
+--images and --dataset, a run folder is looked at with the images that it was evaluated on. What of
+it all is there before training, --untrained says: the same model at its initial values.
 """
 
 import argparse
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from vit_jax.analysis.images import Images
     from vit_jax.analysis.output import Result
     from vit_jax.interop.load import Loaded
+    from vit_jax.models.resnet import ResNet
+    from vit_jax.models.vit import ViT
 
 OVERRIDES = "--model."
 WHAT = ("filters", "positions", "distance", "rollout", "receptive_field", "masked_patches")
@@ -71,7 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the central square, or squash; default: as the weights were evaluated",
     )  # fmt: skip
     parser.add_argument("--batch_size", type=positive, default=16, help="images at once (16)")
-    parser.add_argument("--seed", type=int, default=0, help="of receptive_field's directions (0)")
+    parser.add_argument(
+        "--untrained", action="store_true", help="the model at initial values, to compare with"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of receptive_field's directions, --untrained (0)"
+    )
     add_load_arguments(parser)
 
 
@@ -81,25 +90,44 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     formats = _chosen("--formats", args.formats, ("png", "svg", "pdf"))
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
+    if args.untrained and "masked_patches" in (asked or ()):
+        raise ConfigError(
+            "--untrained with masked_patches, colours that a run has learned",
+            ",".join(name for name in WHAT if name != "masked_patches"), "leave one out",
+        )  # fmt: skip
 
     from vit_jax.interop.load import load
 
     loaded = load(args.model, **load_arguments(args, overrides))
-    loaded.report.print()
+    if args.untrained:
+        loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
+    else:
+        loaded.report.print()
     run_folder = _run_folder(args.model)
-    chosen = _applicable(loaded, asked, run_folder)
+    chosen = _applicable(loaded, asked, None if args.untrained else run_folder)
     images = None
     if any(what in _WITH_IMAGES for what in chosen):
         images = _images(args, loaded, run_folder)
     output = args.output
     if output is None:
-        output = Path("analysis") if run_folder is None else run_folder / "report" / "analysis"
+        name = "analysis-untrained" if args.untrained else "analysis"
+        output = Path(name) if run_folder is None else run_folder / "report" / name
     output = _made(output.expanduser())
     for what in chosen:
         _analyze(what, args, loaded, images, output, formats)
     _describe(args, loaded, images, chosen, output)
     print(f"written to {output}")
     return 0
+
+
+def _initial(loaded: "Loaded", seed: int) -> "ViT | ResNet":
+    """Returns a model like the loaded one, at initial values."""
+    from vit_jax.models.registry import create_model
+
+    return create_model(
+        num_classes=loaded.num_classes, image_size=loaded.image_size, seed=seed,
+        **loaded.options.to_mapping(),
+    )  # fmt: skip
 
 
 def _chosen(option: str, text: str, known: tuple[str, ...]) -> list[str]:
@@ -289,6 +317,7 @@ def _describe(
     """Writes analysis.json: of which model and images the files beside it are."""
     about = {
         "checkpoint": args.model,
+        "untrained": args.untrained,
         "model": dict(loaded.options.to_mapping()),
         "image_size": list(loaded.image_size),
         "what": chosen,

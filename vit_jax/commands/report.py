@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="x=, y=, series=, panel=, through=, log_x, where.FIELD=, title=; likewise",
     )  # fmt: skip
     parser.add_argument(
+        "--curves", action="append", metavar="KEY=VALUE,...",
+        help="of learning: series=, panels=, where.FIELD=, title=; likewise",
+    )  # fmt: skip
+    parser.add_argument(
         "--into",
         type=Path,
         metavar="PAGE.md",
@@ -60,16 +64,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    from vit_jax.report.requests import PlotRequest, ReportRequest, TableRequest, parse_request
+    from vit_jax.report.requests import (
+        CurvesRequest,
+        PlotRequest,
+        ReportRequest,
+        TableRequest,
+        parse_request,
+    )
 
     if overrides:
         raise ConfigError(
             f"--config.{overrides[0]}", "no config: a report reads those of its runs",
             "leave it out",
         )  # fmt: skip
-    tables = [parse_request(text, TableRequest, "--table") for text in args.table or []]
-    plots = [parse_request(text, PlotRequest, "--plot") for text in args.plot or []]
-    request = ReportRequest(args.title, None, tuple(tables) or None, tuple(plots) or None)
+    tables, plots, curves = (
+        tuple(parse_request(text, kind, option) for text in given or []) or None
+        for given, kind, option in (
+            (args.table, TableRequest, "--table"),
+            (args.plot, PlotRequest, "--plot"),
+            (args.curves, CurvesRequest, "--curves"),
+        )
+    )
+    request = ReportRequest(args.title, None, tables, plots, curves)
     _make(args, request)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report.curves import curve_sheets
-from vit_jax.report.defaults import reported, row_field, suggested_plots, suggested_tables
+from vit_jax.report.defaults import reported, suggested_curves, suggested_plots, suggested_tables
 from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
 from vit_jax.report.fields import Fields
 from vit_jax.report.lineage import efforts
@@ -83,11 +83,13 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
     runs, gone = found.runs, missing(found)
     fields, palette = Fields(runs, efforts(runs)), Palette()
     kept = reported(runs)
-    tables, plots = request.tables, request.plots
+    tables, plots, asked = request.tables, request.plots, request.curves
     if tables is None:
         tables = suggested_tables(runs, fields)
     if plots is None:
         plots = suggested_plots(runs, fields)
+    if asked is None:
+        asked = suggested_curves(runs, fields)
     # All at once, so that a wrong name costs nothing. What a sweep file asks for may not be there
     # before all jobs are finished.
     built = _possible(
@@ -96,13 +98,17 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
     data = _possible(
         lambda p: plot_data(p, kept, fields), plots, early=bool(gone) and given.plots is None
     )
+    drawn = _possible(
+        lambda c: curve_sheets(c, runs, fields, palette), asked,
+        early=bool(gone) and given.curves is None,
+    )  # fmt: skip
+    sheets = [sheet for some in drawn for sheet in some]
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for i, d in enumerate(data):
         if d.points():
             name = f"plot-{i + 1}"
             pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
-    sheets = curve_sheets(runs, fields, palette, lambda drawn: row_field(drawn, fields))
     curves = [
         Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
         for i, s in enumerate(sheets)

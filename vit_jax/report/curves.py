@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vit_jax.metrics import read_metrics
-from vit_jax.report.fields import Fields
+from vit_jax.report.fields import Fields, select
+from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
 from vit_jax.report.words import legend_title, show, title_of
@@ -16,7 +17,7 @@ from vit_jax.report.words import legend_title, show, title_of
 # With more lines than these in a panel, markers hide them.
 _MOST_MARKED = 9
 # Rows of panels in one picture.
-_MOST_ROWS = 4
+_MOST_ROWS = 5
 # Splits by how much they say of a model: the first that a run has is drawn.
 _SPLITS = ("test", "validation", "val", "minival", "dev")
 
@@ -72,34 +73,36 @@ class CurveSheet:
 
 
 def curve_sheets(
-    runs: Sequence[Run],
-    fields: Fields,
-    palette: Palette,
-    series_of: Callable[[Sequence[Run]], str],
+    request: CurvesRequest, runs: Sequence[Run], fields: Fields, palette: Palette
 ) -> list[CurveSheet]:
     """Draws training loss and main score of all runs that have steps on file.
 
     Args:
-        runs: to be drawn; a picture for each stage, a row of panels for each dataset.
-        fields: of all runs.
+        request: what to draw; a picture for every five rows of panels.
+        runs: all there are.
+        fields: of these.
         palette: gives the colours.
-        series_of: gives the field whose members have a colour each, of the runs of a picture.
+
+    Raises:
+        ConfigError: a field that no run has, or a value that none of the runs has.
     """
-    stages: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
+    for what in ("series", "panels"):
+        name = getattr(request, what)
+        if name not in ("model", "dataset"):  # Runs may have none: then all are alike.
+            fields.check(name, what)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in select(fields, runs, request.where):
         if any("train/loss" in row for row in run.rows):
-            stages[run.stage or ""][show(fields.of(run, "dataset"))].append(run)
+            groups[show(fields.of(run, request.panels))].append(run)
+    names = sorted(groups, key=natural)
+    parts = [names[i : i + _MOST_ROWS] for i in range(0, len(names), _MOST_ROWS)]
     sheets = []
-    for stage in sorted(stages, key=lambda s: ["final", "", "search"].index(s)
-                        if s in ("final", "", "search") else 3):  # fmt: skip
-        names = sorted(stages[stage], key=natural)
-        parts = [names[i : i + _MOST_ROWS] for i in range(0, len(names), _MOST_ROWS)]
-        for i, part in enumerate(parts):
-            chosen = {name: stages[stage][name] for name in part}
-            title = {"": "Other runs" if len(stages) > 1 else "Runs"}.get(stage, f"Stage “{stage}”")
-            title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
-            series = series_of([run for members in chosen.values() for run in members])
-            sheets.append(CurveSheet(title, _sheet(chosen, fields, palette, series), _note(chosen)))
+    for i, part in enumerate(parts):
+        chosen = {name: groups[name] for name in part}
+        title = request.title or "Runs"
+        title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
+        figure = _sheet(chosen, fields, palette, request.series)
+        sheets.append(CurveSheet(title, figure, _note(chosen)))
     return sheets
 
 
@@ -148,8 +151,9 @@ def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, serie
                 panel.xaxis.set_major_formatter(short_number)
             for right in rest:
                 right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
-                if score is None:
-                    right.remove()
+            if rest and score is None:
+                rest[0].remove()
+                left.set_subplotspec(left.get_gridspec()[list(groups).index(dataset), :])
         for panel in axes[-1]:
             if panel.figure is not None:
                 panel.set_xlabel("step")

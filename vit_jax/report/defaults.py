@@ -1,4 +1,4 @@
-"""The tables and plots that suit some runs, where nobody says which."""
+"""The tables, plots and curves that suit some runs, where nobody says which."""
 
 import dataclasses
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vit_jax.report.curves import main_score
 from vit_jax.report.fields import Fields, Observation, differing_settings, metric_regex
-from vit_jax.report.requests import PlotRequest, TableRequest, plot_title
+from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest, plot_title
 from vit_jax.report.runs import Run
 from vit_jax.report.words import show, title_of
 
@@ -17,6 +17,8 @@ _EXTRA = ("accuracy_per_class_mean", "roc_auc")
 _NOT_ROWS = ("dataset", "seed", "shots", "stage")
 # More differing settings than this do not make a readable name of a row.
 _MOST_SETTINGS = 3
+# The order of the pictures of learning curves; other stages come last.
+_STAGES = {"final": 0, "": 1, "search": 2}
 # Runs beside the final ones, where both have the same figure.
 _OTHERS = ", other runs"
 # Data or compute that differ by less are meant to be equal, and make no axis.
@@ -87,6 +89,17 @@ def suggested_plots(runs: Sequence[Run], fields: Fields) -> list[PlotRequest]:
             title = request.title or plot_title(request)
             title += _OTHERS if (request.x, request.y) in known else ""
             found.append(dataclasses.replace(request, where=where, title=title))
+    return found
+
+
+def suggested_curves(runs: Sequence[Run], fields: Fields) -> list[CurvesRequest]:
+    """Returns curves of final runs, of others, and of those of a search."""
+    stages = {run.stage or "" for run in runs}
+    found = []
+    for stage in sorted(stages, key=lambda s: (_STAGES.get(s, len(_STAGES)), s)):
+        series = row_field([run for run in runs if (run.stage or "") == stage], fields)
+        title = f"Stage “{stage}”" if stage else "Other runs" if len(stages) > 1 else "Runs"
+        found.append(CurvesRequest(series, "dataset", (("stage", stage),), title))
     return found
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report.lineage import Effort, effort_fields
@@ -147,26 +147,31 @@ class Observation:
     bound: dict[str, Any]
 
 
-def select(
-    fields: Fields, observations: Sequence[Observation], where: Sequence[tuple[str, str]]
-) -> list[Observation]:
-    """Returns the observations whose fields have the values asked for.
+T = TypeVar("T", Run, Observation)
+
+
+def select(fields: Fields, observations: Sequence[T], where: Sequence[tuple[str, str]]) -> list[T]:
+    """Returns the observations, or runs, whose fields have the values asked for.
 
     Raises:
         ConfigError: a field that no run has, or a value that none of its runs has.
     """
     kept = list(observations)
-    bound = {name for o in kept for name in o.bound}
+    bound = {name for o in kept if isinstance(o, Observation) for name in o.bound}
+
+    def value(o: T, name: str) -> str:
+        return show(fields.value(o, name) if isinstance(o, Observation) else fields.of(o, name))
+
     for name, wanted in where:
         fields.check(name, "where", bound)
-        values = {show(fields.value(o, name)) for o in kept}
+        values = {value(o, name) for o in kept}
         if kept and wanted not in values:
             raise ConfigError(
                 f"where.{name}={wanted}: no run that is left has it",
                 f"one of {first_few(sorted(values, key=natural), 8)}",
                 f"did you mean {nearest(wanted, values)!r}?",
             )
-        kept = [o for o in kept if show(fields.value(o, name)) == wanted]
+        kept = [o for o in kept if value(o, name) == wanted]
     return kept
 
 

@@ -1,4 +1,4 @@
-"""What tables and plots are asked for: on the command line, in a sweep file, or by nobody."""
+"""What is asked for, tables, plots, curves: on the command line, in a sweep file, or by nobody."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -53,6 +53,23 @@ class PlotRequest:
     title: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class CurvesRequest:
+    """Learning curves: a line a run, training loss beside the score that says most.
+
+    Attributes:
+        series: field, or several joined by "+"; a colour each.
+        panels: the same; a row of panels each.
+        where: field -> the value it must have.
+        title: heading; None: "Runs".
+    """
+
+    series: str = "model"
+    panels: str = "dataset"
+    where: tuple[tuple[str, str], ...] = ()
+    title: str | None = None
+
+
 def plot_title(request: PlotRequest) -> str:
     """Returns the heading of a plot that was given none."""
     x = lower_first(title_of(request.x).partition(",")[0])
@@ -68,12 +85,14 @@ class ReportRequest:
         question: what the runs are to answer.
         tables: None: whatever the runs suggest.
         plots: None: whatever the runs suggest.
+        curves: None: all runs, the reported ones, the others and the searched ones apart.
     """
 
     title: str | None = None
     question: str | None = None
     tables: tuple[TableRequest, ...] | None = None
     plots: tuple[PlotRequest, ...] | None = None
+    curves: tuple[CurvesRequest, ...] | None = None
 
 
 def parse_request(text: str, kind: type, option: str) -> Any:
@@ -81,7 +100,7 @@ def parse_request(text: str, kind: type, option: str) -> Any:
 
     Args:
         text: comma-separated KEY=VALUE; a KEY alone is true.
-        kind: TableRequest or PlotRequest.
+        kind: TableRequest, PlotRequest or CurvesRequest.
         option: its name, for errors.
 
     Raises:
@@ -99,7 +118,7 @@ def read_request(given: Any, kind: type, what: str) -> Any:
 
     Args:
         given: as in a sweep file's REPORT: the attributes of `kind`, `where` a dict.
-        kind: TableRequest or PlotRequest.
+        kind: TableRequest, PlotRequest or CurvesRequest.
         what: where it stands, for errors.
 
     Raises:
@@ -161,6 +180,6 @@ def read_report(given: Any, what: str) -> ReportRequest:
         return tuple(read_request(r, kind, f"{what}, {key}[{i}]") for i, r in enumerate(items))
 
     return ReportRequest(
-        given.get("title"), given.get("question"),
-        requests("tables", TableRequest), requests("plots", PlotRequest),
+        given.get("title"), given.get("question"), requests("tables", TableRequest),
+        requests("plots", PlotRequest), requests("curves", CurvesRequest),
     )  # fmt: skip

@@ -71,6 +71,7 @@ _WORDS = {
     "examples_seen": "examples seen",
     "wall_time_s": "wall time, s",
     "model.name": "model",
+    "convolution.heads": "heads",
     "data.name": "dataset",
     "shots": "examples of each class",
 }

@@ -2,8 +2,8 @@
 
 It returns a list, or is a generator, of `Job`s, `Selection`s and plain (config, overrides) pairs.
 A file may also have SLURM, a dict of options for --executor=slurm, and REPORT, what `report` is to
-make of the sweep: title, question, tables, plots. Where that depends on ARG, as the metrics of a
-small and of a full scale may, it is what `get_report(arg)` returns instead.
+make of the sweep: title, question, tables, plots, curves. Where that depends on ARG, as the metrics
+of a small and of a full scale may, it is what `get_report(arg)` returns instead.
 """
 
 import dataclasses
