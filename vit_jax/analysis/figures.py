@@ -195,9 +195,12 @@ def draw_receptive_field(found: ReceptiveField, pixels_across: int, name: str) -
     own = not any(name.startswith("block") for name in found.layers)
     axes.plot(found.depth, found.side, "o-", color=_BLUE, label=f"{name}, effective (95 %)")
     label = "its convolutions, theoretical" if own else "3x3 CNN of that depth, theoretical"
-    axes.plot(found.depth, found.convolutional_side, "s--", color=_ORANGE, label=label, mfc="w")
-    axes.axhline(pixels_across, color=_GRAY, linewidth=1, linestyle=":")
     top = 1.6 * pixels_across
+    # Deep CNNs reach far beyond the image: there the line leaves the panel, without a cut marker.
+    inside = np.flatnonzero(found.convolutional_side < 0.97 * top).tolist()
+    style = {"color": _ORANGE, "label": label, "mfc": "w", "markevery": inside}
+    axes.plot(found.depth, found.convolutional_side, "s--", **style)
+    axes.axhline(pixels_across, color=_GRAY, linewidth=1, linestyle=":")
     axes.set_ylim(0, top)
     axes.text(
         0.99, pixels_across / top + 0.025, "image", color=_GRAY, fontsize=8, ha="right",
