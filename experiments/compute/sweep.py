@@ -84,7 +84,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 "title": "25-shot accuracy",
             },
         ],
-        "curves": [{"panels": "images", "title": "Images of CIFAR-10"}],
+        "curves": [{"panel": "images", "title": "Images of CIFAR-10"}],
     }
 
 

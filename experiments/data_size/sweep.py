@@ -95,7 +95,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
         plots.append({**plot, **shared, "log_x": True})
         tables.append({"metric": plot["y"], "rows": rows, "columns": plot["x"], **shared})
         kind = "Fine-tuning" if what == "fine-tuned" else "Pretraining"
-        asked = {"panels": f"dataset+{plot['x']}", "where": where, "title": kind}
+        asked = {"panel": f"dataset+{plot['x']}", "where": where, "title": kind}
         curves.setdefault(kind, asked)
     return {
         "title": "How much data?",

@@ -49,7 +49,7 @@ REPORT = {
         },
         {
             "series": "pretraining",
-            "panels": "dataset+task",
+            "panel": "dataset+task",
             "where": {"kind": "pretraining"},
             "title": "Pretraining",
         },

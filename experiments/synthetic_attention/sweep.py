@@ -53,9 +53,9 @@ REPORT = {
          "title": "Convolution of five taps: error against heads"},
     ],
     "curves": [
-        *({"panels": "tokens", "where": {"dataset": task}, "title": task.capitalize()}
+        *({"panel": "tokens", "where": {"dataset": task}, "title": task.capitalize()}
           for task in _TASKS.values()),
-        {"series": "convolution.heads", "panels": "kernel", "where": {"tokens": ""},
+        {"series": "convolution.heads", "panel": "kernel", "where": {"tokens": ""},
          "title": "Convolution"},
     ],
 }  # fmt: skip

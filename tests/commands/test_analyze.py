@@ -113,7 +113,7 @@ def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
     assert "no images to look at" in capsys.readouterr().err
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert [text.split()[2] for text in left_out] == ["positions", "distance", "rollout"]
-    only = ["--what=filters", "--formats=pdf"]
+    only = ["--what=filters", "--formats=pdf", "--untrained"]
     assert main(["analyze", str(tmp_path / "resnet"), output, *only]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "analysis.json", "filters.csv", "filters.npz", "filters.pdf",

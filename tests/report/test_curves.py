@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ from PIL import Image
 from report.fake_runs import config, curve, result
 from report.fake_runs import write as put
 
+from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
 from vit_jax.report.curves import (
     _drawn_score,
     _eval_names,
+    curve_rows,
     curve_sheets,
     draw_curves,
     main_score,
@@ -36,8 +39,8 @@ ROWS = [
 
 
 def sheets(runs, **request):
-    fields = Fields(runs, efforts(runs))
-    return curve_sheets(CurvesRequest(**request), runs, fields, Palette())
+    fields, asked = Fields(runs, efforts(runs)), CurvesRequest(**request)
+    return curve_sheets(asked, curve_rows(asked, runs, fields), fields, Palette())
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
@@ -135,7 +138,7 @@ def test_what_differs_has_the_colours_not_the_model_that_all_share(tmp_path):
     fields = Fields(runs, efforts(runs))
     assert row_field(runs, fields) == "placement"
     (request,) = suggested_curves(runs, fields)
-    (sheet,) = curve_sheets(request, runs, fields, Palette())
+    (sheet,) = sheets(runs, series=request.series)
     assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
 
 
@@ -163,7 +166,7 @@ def test_rows_of_panels_colours_and_runs_are_those_asked_for(tmp_path):
             job = {"name": f"{task}{size}", "labels": labels}
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
     runs = find_runs([tmp_path]).runs
-    (sheet,) = sheets(runs, panels="size+task", series="task", title="Both")
+    (sheet,) = sheets(runs, panel="size+task", series="task", title="Both")
     titles = [panel.get_title(loc="left").partition(", ")[0] for panel in sheet.figure.axes]
     assert titles == [
         "10 · classification", "10 · masked", "100 · classification", "100 · masked",
@@ -174,8 +177,8 @@ def test_rows_of_panels_colours_and_runs_are_those_asked_for(tmp_path):
     (sheet,) = sheets(runs, where=(("task", "masked"),))
     assert sheet.note.startswith("A line for each of 2 runs.")
     assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
-    with pytest.raises(ConfigError, match="panels=sise: no run has such a label"):
-        sheets(runs, panels="sise")
+    with pytest.raises(ConfigError, match="panel=sise: no run has such a label"):
+        sheets(runs, panel="sise")
     with pytest.raises(ConfigError, match=r"where\.task=maskd: no run that is left has it"):
         sheets(runs, where=(("task", "maskd"),))
 
@@ -191,3 +194,45 @@ def test_searched_runs_have_a_picture_of_their_own_after_the_final_ones(tmp_path
         ("Other runs", (("stage", ""),)),
         ("Stage “search”", (("stage", "search"),)),
     ]
+
+
+def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
+    for name in ("a", "b"):
+        job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
+        put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
+    runs = find_runs([tmp_path]).runs
+    (request,) = suggested_curves(runs, Fields(runs, efforts(runs)))
+    (sheet,) = sheets(runs, series=request.series, where=request.where)
+    assert sheet.note == "A line for each of 2 runs."
+
+
+def test_a_row_without_scores_is_as_wide_as_one_with_them(tmp_path):
+    scored = [ROWS[0], *({"step": s, "eval/test/accuracy_top1": 0.1 * s} for s in (1, 2))]
+    for name, rows in (("a", scored), ("b", ROWS[:2])):
+        job = {"name": name, "labels": {"model": "ViT", "dataset": name}}
+        put(tmp_path / name, job=job, config=config(), metrics=rows)
+    (sheet,) = sheets(find_runs([tmp_path]).runs)
+    sheet.figure.draw_without_rendering()
+    first, second, whole = [panel.get_window_extent() for panel in sheet.figure.axes]
+    assert whole.x0 == pytest.approx(first.x0)
+    assert whole.x1 == pytest.approx(second.x1)
+
+
+def test_the_command_draws_the_curves_that_are_asked_for_and_no_others(tmp_path, capsys):
+    for name in ("a", "b"):
+        job = {"name": name, "labels": {"model": "ViT", "size": name}}
+        put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
+    arguments = ["report", str(tmp_path), f"--output={tmp_path / 'out'}"]
+    asked = ["--curves=panel=size,title=By size", "--curves=series=size,where.size=a"]
+    assert main([*arguments, *asked]) == 0
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert re.findall("## Learning curves: (.*)", page) == ["By size", "Runs"]
+    for wrong, message in (
+        ("panel=sise", "panel=sise: no run has such a label"),
+        ("where.size=c", "where.size=c: no run that is left has it"),
+        ("panels=size", "did you mean 'panel'?"),
+        ("where", "where is True; expected fields and values"),
+    ):
+        capsys.readouterr()
+        assert main([*arguments, f"--curves={wrong}"]) == 2
+        assert message in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_the_folder_of_another_sweep_is_left_as_it_is(tmp_path):
     assert code == 2
     told = (
         f"error: sweep folder {workdir} is of {SWEEP}:two, which has no job of {other}; expected"
-        " a folder for each sweep; choose another --workdir"
+        " a folder for each sweep; choose another --workdir, or remove this one"
     )
     assert out.splitlines() == [told]
     assert (workdir / "sweep.json").read_bytes() == before

@@ -15,7 +15,7 @@
 
 Pictures, a CSV file of the numbers and an npz file of the arrays are written for each. Without
 --images and --dataset, a run folder is looked at with the images that it was evaluated on. What of
-it all is there before training, --untrained says: the same model at its initial values.
+it all an untrained model has, --untrained says: one like it at initial values, drawn by --seed.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what", help=f"some of {','.join(WHAT)}; default: all that apply")
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER",
-        help="default: report/analysis in a run folder, else ./analysis",
+        help="default: report/analysis in a run folder, else ./analysis (analysis-untrained)",
     )  # fmt: skip
     parser.add_argument("--formats", default="png,svg", help="of pictures: png, svg, pdf")
     group = parser.add_argument_group("images")
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batch_size", type=positive, default=16, help="images at once (16)")
     parser.add_argument(
-        "--untrained", action="store_true", help="the model at initial values, to compare with"
+        "--untrained", action="store_true", help="one like it at initial values, to compare"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of receptive_field's directions, --untrained (0)"
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _initial(loaded: "Loaded", seed: int) -> "ViT | ResNet":
-    """Returns a model like the loaded one, at initial values."""
+    """Returns a model like the loaded one at initial values: not those it was trained from."""
     from vit_jax.models.registry import create_model
 
     return create_model(

@@ -4,6 +4,7 @@
     python -m vit_jax report runs/sweep --output=runs/sweep/report
     python -m vit_jax report RUNS --table rows=model,columns=dataset,metric=eval/test/accuracy_top1
     python -m vit_jax report RUNS --plot x=pretrain_examples,y=eval/test/accuracy_top1,log_x
+    python -m vit_jax report RUNS --curves panel=dataset,series=model
 
 Folders are searched for runs. Nothing else is read: config.json, env.json, metrics.jsonl,
 result.json and, in sweeps, job.json. Runs without a result are named, and count in no mean.
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--curves", action="append", metavar="KEY=VALUE,...",
-        help="of learning: series=, panels=, where.FIELD=, title=; likewise",
+        help="of learning: series=, panel=, where.FIELD=, title=; likewise",
     )  # fmt: skip
     parser.add_argument(
         "--into",

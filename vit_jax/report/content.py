@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.report.curves import curve_sheets
+from vit_jax.report.curves import curve_rows, curve_sheets
 from vit_jax.report.defaults import reported, suggested_curves, suggested_plots, suggested_tables
 from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
 from vit_jax.report.fields import Fields
@@ -98,17 +98,17 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
     data = _possible(
         lambda p: plot_data(p, kept, fields), plots, early=bool(gone) and given.plots is None
     )
-    drawn = _possible(
-        lambda c: curve_sheets(c, runs, fields, palette), asked,
+    rows = _possible(
+        lambda c: (c, curve_rows(c, runs, fields)), asked,
         early=bool(gone) and given.curves is None,
     )  # fmt: skip
-    sheets = [sheet for some in drawn for sheet in some]
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for i, d in enumerate(data):
         if d.points():
             name = f"plot-{i + 1}"
             pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
+    sheets = [s for asked, of in rows for s in curve_sheets(asked, of, fields, palette)]
     curves = [
         Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
         for i, s in enumerate(sheets)

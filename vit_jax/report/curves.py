@@ -72,33 +72,44 @@ class CurveSheet:
     note: str
 
 
-def curve_sheets(
-    request: CurvesRequest, runs: Sequence[Run], fields: Fields, palette: Palette
-) -> list[CurveSheet]:
-    """Draws training loss and main score of all runs that have steps on file.
+def curve_rows(request: CurvesRequest, runs: Sequence[Run], fields: Fields) -> dict[str, list[Run]]:
+    """Returns the runs of each row of panels: those asked for that have steps on file.
 
     Args:
-        request: what to draw; a picture for every five rows of panels.
+        request: what to draw.
         runs: all there are.
         fields: of these.
-        palette: gives the colours.
 
     Raises:
         ConfigError: a field that no run has, or a value that none of the runs has.
     """
-    for what in ("series", "panels"):
-        name = getattr(request, what)
-        if name not in ("model", "dataset"):  # Runs may have none: then all are alike.
-            fields.check(name, what)
-    groups: dict[str, list[Run]] = defaultdict(list)
+    for what, name in (("series", request.series), ("panel", request.panel)):
+        for part in name.split("+"):
+            if part not in ("model", "dataset"):  # Runs may have none: then all are alike.
+                fields.check(part, what)
+    rows: dict[str, list[Run]] = defaultdict(list)
     for run in select(fields, runs, request.where):
         if any("train/loss" in row for row in run.rows):
-            groups[show(fields.of(run, request.panels))].append(run)
-    names = sorted(groups, key=natural)
+            rows[show(fields.of(run, request.panel))].append(run)
+    return rows
+
+
+def curve_sheets(
+    request: CurvesRequest, rows: dict[str, list[Run]], fields: Fields, palette: Palette
+) -> list[CurveSheet]:
+    """Draws training loss and main score against steps.
+
+    Args:
+        request: what to draw; a picture for every five rows of panels.
+        rows: name of a row of panels -> its runs.
+        fields: of the runs.
+        palette: gives the colours.
+    """
+    names = sorted(rows, key=natural)
     parts = [names[i : i + _MOST_ROWS] for i in range(0, len(names), _MOST_ROWS)]
     sheets = []
     for i, part in enumerate(parts):
-        chosen = {name: groups[name] for name in part}
+        chosen = {name: rows[name] for name in part}
         title = request.title or "Runs"
         title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
         figure = _sheet(chosen, fields, palette, request.series)
@@ -128,32 +139,33 @@ def _is_score(name: str) -> bool:
     return name.startswith("eval/") and name.count("/") == 2 and name.endswith("/accuracy_top1")
 
 
-def _sheet(groups: dict[str, list[Run]], fields: Fields, palette: Palette, series: str) -> Any:
-    everyone = [run for runs in groups.values() for run in runs]
+def _sheet(rows: dict[str, list[Run]], fields: Fields, palette: Palette, series: str) -> Any:
+    everyone = [run for runs in rows.values() for run in runs]
     palette.add(series, [show(fields.of(run, series)) for run in everyone])
     with house_style():
-        scores = [_drawn_score(runs) for runs in groups.values()]
+        scores = [_drawn_score(runs) for runs in rows.values()]
         columns = 2 if any(scores) else 1
-        figure, axes = new_figure(len(groups), columns, width=9.2 / columns, height=2.7)
+        figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
         handles: dict[str, Any] = {}
-        for (dataset, runs), score, (left, *rest) in zip(groups.items(), scores, axes, strict=True):
+        for i, (name, runs) in enumerate(rows.items()):
+            score, (left, *rest) = scores[i], axes[i]
             hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
             for run in runs:
-                name = show(fields.of(run, series))
-                style = {**palette.style(series, name), "label": name}
+                member = show(fields.of(run, series))
+                style = {**palette.style(series, member), "label": member}
                 handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
-                handles.setdefault(name, handle)
+                handles.setdefault(member, handle)
                 if score is not None:
                     _line(rest[0], run, score, {**style, "markersize": 3.5, **hide}, 100)
-            left.set_title(", ".join(filter(None, [dataset, "training loss"])))
+            left.set_title(", ".join(filter(None, [name, "training loss"])))
             _from_zero(left)
             for panel in (left, *rest):
                 panel.xaxis.set_major_formatter(short_number)
             for right in rest:
-                right.set_title(", ".join(filter(None, [dataset, _score_title(score)])))
+                right.set_title(", ".join(filter(None, [name, _score_title(score)])))
             if rest and score is None:
                 rest[0].remove()
-                left.set_subplotspec(left.get_gridspec()[list(groups).index(dataset), :])
+                left.set_subplotspec(left.get_gridspec()[i, :])
         for panel in axes[-1]:
             if panel.figure is not None:
                 panel.set_xlabel("step")

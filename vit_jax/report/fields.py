@@ -1,4 +1,4 @@
-"""What a table or a plot can be made of: fields of runs, and metrics whose names hold fields."""
+"""What tables and pictures can be made of: fields of runs, metrics whose names hold fields."""
 
 import dataclasses
 import re
@@ -27,9 +27,9 @@ BOOKKEEPING = re.compile(
 class Fields:
     """Looks up fields of runs by name.
 
-    A name means, in this order: a label of the sweep; name, stage, state, seed, step, wall_time_s,
-    device, revision, family (ViT, hybrid, ResNet); a measure of data or compute; a setting of the
-    config by its dotted key; a final figure. "a+b" joins several.
+    A name means, in this order: a label of the sweep (but for "stage"); name, stage, state, seed,
+    step, wall_time_s, device, revision, family (ViT, hybrid, ResNet); a measure of data or compute;
+    a setting of the config by its dotted key; a final figure. "a+b" joins several.
 
     Args:
         runs: all runs of the report.
@@ -44,7 +44,7 @@ class Fields:
         if "+" in name:
             names = name.split("+")
             return join(names, [self.of(run, part) for part in names])
-        if name in run.labels:
+        if name in run.labels and name != "stage":
             return run.labels[name]
         if name == "family":
             return family(self.of(run, "model"))
@@ -65,7 +65,8 @@ class Fields:
         found = {*_OWN, *_MEASURES}
         for run in self.runs:
             found |= {*run.labels, *run.config, *run.figures}
-            found |= {name for name, key in _SAME_AS.items() if key in run.config}
+            known = {*run.config, *(run.result or {})}
+            found |= {name for name, key in _SAME_AS.items() if known & {key, name}}
         return found
 
     def metrics(self) -> set[str]:
@@ -150,13 +151,13 @@ class Observation:
 T = TypeVar("T", Run, Observation)
 
 
-def select(fields: Fields, observations: Sequence[T], where: Sequence[tuple[str, str]]) -> list[T]:
+def select(fields: Fields, items: Sequence[T], where: Sequence[tuple[str, str]]) -> list[T]:
     """Returns the observations, or runs, whose fields have the values asked for.
 
     Raises:
         ConfigError: a field that no run has, or a value that none of its runs has.
     """
-    kept = list(observations)
+    kept = list(items)
     bound = {name for o in kept if isinstance(o, Observation) for name in o.bound}
 
     def value(o: T, name: str) -> str:

@@ -59,13 +59,13 @@ class CurvesRequest:
 
     Attributes:
         series: field, or several joined by "+"; a colour each.
-        panels: the same; a row of panels each.
+        panel: the same; a row of two panels each.
         where: field -> the value it must have.
         title: heading; None: "Runs".
     """
 
     series: str = "model"
-    panels: str = "dataset"
+    panel: str = "dataset"
     where: tuple[tuple[str, str], ...] = ()
     title: str | None = None
 
@@ -85,7 +85,7 @@ class ReportRequest:
         question: what the runs are to answer.
         tables: None: whatever the runs suggest.
         plots: None: whatever the runs suggest.
-        curves: None: all runs, the reported ones, the others and the searched ones apart.
+        curves: None: whatever the runs suggest.
     """
 
     title: str | None = None
@@ -128,7 +128,12 @@ def read_request(given: Any, kind: type, what: str) -> Any:
         raise ConfigError(f"{what} is {given!r}", "keys and values", "write e.g. {'metric': ...}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    where = dict(given.get("where") or {})
+    where = given.get("where") or {}
+    if not isinstance(where, Mapping):
+        raise ConfigError(
+            f"{what}: where is {where!r}", "fields and values", "write where.FIELD=..."
+        )
+    where = dict(where)
     for key, value in given.items():
         if key.startswith("where."):
             where[key.removeprefix("where.")] = value
@@ -140,7 +145,9 @@ def read_request(given: Any, kind: type, what: str) -> Any:
         elif key == "log_x":
             values[key] = value in (True, "true", "True", "1", 1)
         elif key != "where":
-            if not isinstance(value, str) and value is not None:
+            if not isinstance(value, str) and (
+                value is not None or fields[key].default is not None
+            ):
                 raise ConfigError(f"{what}: {key!r} is {value!r}", "a name", f"write {key}=NAME")
             values[key] = value
     values["where"] = tuple((k, str(v)) for k, v in where.items())

@@ -95,14 +95,14 @@ class Ledger:
 
 
 def _check_same_sweep(plan: Plan) -> None:
-    """A sweep file may gain and lose jobs; one that shares none with the folder's is another."""
+    """A sweep file may gain and lose jobs; another that shares none with it has another folder."""
     known = read_json(plan.folder / "sweep.json") or {}
     names = {job["name"] for job in known.get("jobs", ())}
-    if names and names.isdisjoint(plan.jobs):
+    if names and known.get("sweep") != plan.sweep.spec and names.isdisjoint(plan.jobs):
         raise SweepError(
             f"sweep folder {plan.folder} is of {known.get('sweep')}, which has no job of"
             f" {plan.sweep.spec}",
-            "a folder for each sweep", "choose another --workdir",
+            "a folder for each sweep", "choose another --workdir, or remove this one",
         )  # fmt: skip
 
 
