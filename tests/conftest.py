@@ -8,6 +8,10 @@ from pathlib import Path
 
 # Children started by tests run in the same way.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of their time went into optimizing small programs that run once.
+os.environ["XLA_FLAGS"] = " ".join(
+    ["--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", "")]
+)
 
 from jaxtyping import install_import_hook
 

@@ -14,8 +14,6 @@ TIMEOUT_S = 900
 
 def run_on_eight(program: str, *arguments: str) -> Any:
     """Runs a file as a program on eight devices and returns what it prints."""
-    # Without optimization of the code inside a kernel the program compiles in half the time.
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, program, *arguments],
         capture_output=True,
@@ -23,7 +21,7 @@ def run_on_eight(program: str, *arguments: str) -> Any:
         timeout=TIMEOUT_S,
         env={
             **os.environ,
-            "XLA_FLAGS": flags,
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
             "JAX_PLATFORMS": "cpu",
             # A program taken from the cache is not dumped, and may not know its memory.
             "JAX_ENABLE_COMPILATION_CACHE": "false",

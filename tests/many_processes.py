@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "multihost" / "recorded.py"
+FLAGS = os.environ["XLA_FLAGS"]
 # Of a whole run, start to end, on the slowest of machines.
 TIMEOUT_S = 600
 
@@ -44,7 +45,7 @@ class Run:
         port = free_port()
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
             "TF_CPP_MIN_LOG_LEVEL": "3", **(extra or {}),
         }  # fmt: skip
         for process in range(count):

@@ -109,6 +109,7 @@ def test_a_newcomer_gets_a_result_and_everything_after_it_works(fresh_clone):
     # Commands with a placeholder in capitals need data that are not here.
     rest = [c for c in commands()[1:] if not re.search(r"\b[A-Z]{4,}\b", c)]
     assert rest
+    environment["XLA_FLAGS"] = os.environ["XLA_FLAGS"]
     for command in rest:
         done = run(command, fresh_clone, env=environment)
         assert done.returncode == 0, (command, done.stderr)
