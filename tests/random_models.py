@@ -8,9 +8,6 @@ from flax import nnx
 from vit_jax.config import ModelConfig
 from vit_jax.models.registry import build_model
 
-# What runs once is not worth optimising: it would be compiled for longer than it runs.
-UNOPTIMISED = {"xla_backend_optimization_level": 0}
-
 
 def randomize(build, seed=0):
     """Returns the module that `build()` makes, every parameter drawn anew from N(0, 0.5^2)."""
@@ -47,7 +44,7 @@ def run(module, x, **options):
     def call(params):
         return nnx.merge(graphdef, params)(x, **options)
 
-    return jax.jit(call, compiler_options=UNOPTIMISED)(nnx.to_pure_dict(params))
+    return jax.jit(call)(nnx.to_pure_dict(params))
 
 
 def value_and_grad(model, images, key=None):
@@ -58,7 +55,7 @@ def value_and_grad(model, images, key=None):
         logits = nnx.merge(graphdef, params)(images, key=key)
         return jnp.sum(jnp.square(logits) * jnp.arange(1.0, 1 + logits.shape[1])[None])
 
-    step = jax.jit(jax.value_and_grad(total), compiler_options=UNOPTIMISED)
+    step = jax.jit(jax.value_and_grad(total))
     return step(nnx.to_pure_dict(params))
 
 

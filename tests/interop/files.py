@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 from golden import recipe
-from random_models import UNOPTIMISED
 
 from vit_jax.parallel.sharding import parameter_names
 
@@ -276,7 +275,7 @@ def _call(model, images, names):
         return nnx.merge(graphdef, state)(images, return_intermediates=names)
 
     with jax.default_matmul_precision("highest"):
-        return jax.jit(call, compiler_options=UNOPTIMISED)(state, images)
+        return jax.jit(call)(state, images)
 
 
 def assert_close_to_golden(found, name):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_models import UNOPTIMISED, random_images, randomize
+from random_models import random_images, randomize
 
 from vit_jax.config import ModelConfig
 from vit_jax.errors import ModelError
@@ -20,7 +20,7 @@ TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 def draw(images, patches, **shares):
     keys = jax.random.split(jax.random.key(1), images)
     one = partial(draw_corruption, num_patches=patches, **shares)
-    chosen, (source, hidden) = jax.jit(jax.vmap(one), compiler_options=UNOPTIMISED)(keys)
+    chosen, (source, hidden) = jax.jit(jax.vmap(one))(keys)
     return np.asarray(chosen), np.asarray(source), np.asarray(hidden)
 
 
@@ -87,7 +87,7 @@ def test_positions_are_those_of_the_place_not_of_what_stands_there(model):
     plain = Corruption(jnp.arange(4)[None], jnp.zeros((1, 4), bool))
     moved = Corruption(jnp.array([[0, 3, 2, 3]]), jnp.array([[True, False, False, False]]))
 
-    @partial(jax.jit, compiler_options=UNOPTIMISED)
+    @jax.jit
     def embed(corruption):
         return model.embed(images, None, corruption)
 

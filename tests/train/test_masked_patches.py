@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from processes import one_line
-from random_models import UNOPTIMISED, randomize
+from random_models import randomize
 
 from vit_jax.__main__ import main
 from vit_jax.config import Config
@@ -48,7 +47,6 @@ def mapping(**changes):
             "augment": {"crop": "resize"},
         },
         "optimizer": {"learning_rate": 1e-2},
-        "compiler_options": UNOPTIMISED,
         "train_steps": 6,
         "evaluation": {"splits": {"test": "test"}},
         "checkpoint": {"interval_steps": 3},
@@ -80,7 +78,7 @@ def finished(config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepare(program):
-    return jax.jit(program.task.prepare, compiler_options=UNOPTIMISED)
+    return jax.jit(program.task.prepare)
 
 
 def pixels(count, side=16):
@@ -109,7 +107,7 @@ def test_a_new_model_finds_all_colours_alike(program, prepare):
     assert params["mask_token"].shape == (1, 1, 16)
     assert np.abs(params["mask_token"]).max() > 0
     ready = prepare(batch, jnp.int32(3))
-    batch_loss = jax.jit(program.task.batch_loss, compiler_options=UNOPTIMISED)
+    batch_loss = jax.jit(program.task.batch_loss)
     loss = batch_loss(params, ready, jax.random.key(0))
     assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
     assert (ready["corrupted"].sum(1) == 8).all()
@@ -171,7 +169,7 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
     section = program.config.masked_patches
 
-    @partial(jax.jit, compiler_options=UNOPTIMISED)
+    @jax.jit
     def look(params, images):
         ready = evaluation_batch(images, section, 4)
         return ready, program.task.forward(params, ready)

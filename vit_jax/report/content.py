@@ -108,7 +108,7 @@ def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
         if d.points():
             name = f"plot-{i + 1}"
             pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
-    sheets = [s for asked, of in rows for s in curve_sheets(asked, of, fields, palette)]
+    sheets = [s for c, shown in rows for s in curve_sheets(c, shown, fields, palette)]
     curves = [
         Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
         for i, s in enumerate(sheets)
