@@ -22,7 +22,7 @@ Data:      `imagenet2012` prepared by TFDS; name your own prepared ImageNet-21k 
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 MODELS = ("B/16", "B/32", "Ti/16", "S/16", "S/32", "L/16", "R+Ti/16", "R26+S/32", "R50+L/32")
 

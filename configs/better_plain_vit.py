@@ -13,7 +13,7 @@ Data:      `imagenet2012` prepared by TFDS.
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

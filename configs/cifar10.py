@@ -16,7 +16,7 @@ Data:      TFDS `cifar10` prepared as ArrayRecord.
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -15,7 +15,7 @@ Data:      TFDS `cifar10`, for `fewshot` also `clothing_small` and `sign_languag
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.models.registry import list_models
 
 FEWSHOT_DATASETS = ("clothing_small", "sign_language_digits")

@@ -14,7 +14,7 @@ Data:      whole: PHOTOS/CLASS/IMAGE; a tenth of every class is kept for evaluat
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -21,7 +21,7 @@ Data:      `jft` and `imagenet21k` are not in TFDS: name your own prepared datas
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -25,7 +25,7 @@ Data:      `imagenet2012` prepared by TFDS. ImageNet-21k and JFT-300M are not in
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.errors import ConfigError
 
 # dataset -> model -> (epochs that the paper ran, the usual first; learning rate). Source: Table 3.

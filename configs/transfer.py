@@ -4,8 +4,9 @@ Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=r
            --config.init_from=WEIGHTS --config.data.data_dir=DATA
            (ARG: DATASET,RECIPE,STAGE and options, in any order:
            DATASET  imagenet2012 cifar10 cifar100 pets flowers; vtab_NAME, the 19 of VTAB-1k
-                    (`vit_jax/transfer/protocols.py` lists them); tfds: any other of TFDS, with
-                    --config.data.name=NAME; folder: your images, as configs/folder.py takes them
+                    (listed in `vit_jax/config/transfer_protocols.py`); tfds: any other TFDS
+                    dataset, with --config.data.name=NAME; folder: your images,
+                    as configs/folder.py takes them
            RECIPE   paper (default), augreg, bit (for ResNets)
            STAGE    dev (default): trained on "train" without its dev part, scored on that; test:
                     trained on all of "train", scored on "test" (ImageNet: "validation"; a
@@ -18,7 +19,7 @@ Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine, no w
            1.0, batch 512, 384 px, a new head at zero; images as in the authors' code (inception
            crops, mirrored), of VTAB resized only. bit: arXiv:1912.11370, section 3.3. augreg:
            arXiv:2106.10270, section 3.3. Of each grid one setting is taken here; the whole grid,
-           for a sweep: `vit_jax.transfer.protocols.search_space`.
+           for a sweep: `vit_jax.config.transfer_protocols.search_space`.
 Expected:  of the recipe, ImageNet-21k ViT-B/16 by its authors: CIFAR-10 99.0, CIFAR-100 92.1,
            ImageNet 84.5 % (vision_transformer's README); Table 5 of the paper for others. Not yet
            repeated with this code.
@@ -30,9 +31,9 @@ Data:      as TFDS prepares them, ArrayRecord; or a folder. The model is that of
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
-from vit_jax.transfer import protocols
-from vit_jax.transfer.protocols import Task
+from vit_jax.config import transfer_protocols as protocols
+from vit_jax.config.file import parse_arg
+from vit_jax.config.transfer_protocols import Task
 
 # Datasets of your own: the last tenth of "train" is for choosing.
 OWN = ("folder", "tfds")

@@ -9,7 +9,7 @@ from vit_jax.errors import ConfigError, DataError, UserError, nearest
 def test_message_is_got_expected_mend():
     error = UserError("a tap", "a tub", "turn the handle")
     assert str(error) == "a tap; expected a tub; turn the handle"
-    assert (error.got, error.expected, error.mend) == ("a tap", "a tub", "turn the handle")
+    assert (error.got, error.expected, error.fix) == ("a tap", "a tub", "turn the handle")
 
 
 def test_message_is_one_line_whatever_the_parts_hold():
@@ -31,9 +31,9 @@ def test_every_kind_is_a_user_error_and_a_value_error(name):
 
 
 def test_pickle_keeps_the_kind_and_the_parts():
-    error = pickle.loads(pickle.dumps(DataError("got", "expected", "mend")))
+    error = pickle.loads(pickle.dumps(DataError("got", "expected", "fix")))
     assert type(error) is DataError
-    assert (error.got, error.expected, error.mend) == ("got", "expected", "mend")
+    assert (error.got, error.expected, error.fix) == ("got", "expected", "fix")
 
 
 @pytest.mark.parametrize(

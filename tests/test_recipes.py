@@ -7,12 +7,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from vit_jax.config import MeshConfig
-from vit_jax.config_file import load_config
+from vit_jax.config import transfer_protocols as protocols
+from vit_jax.config.file import load_config
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.program import build_program
-from vit_jax.transfer import protocols
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")

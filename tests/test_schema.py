@@ -3,7 +3,7 @@ from typing import Any, Literal
 
 import pytest
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, differences, option, parse_override, section
 
@@ -71,7 +71,7 @@ def test_unknown_key_is_named_in_full_with_the_nearest(mapping, key, hint):
     with pytest.raises(ConfigError) as caught:
         make(**mapping)
     assert caught.value.got == f"unknown config key '{key}'"
-    assert caught.value.mend == f"did you mean '{hint}'?"
+    assert caught.value.fix == f"did you mean '{hint}'?"
 
 
 def test_unknown_key_lists_the_valid_ones():
@@ -85,7 +85,7 @@ def test_missing_key_says_its_type_and_how_to_set_it():
         Bicycle.from_mapping({})
     assert caught.value.got == "no 'name' in the config"
     assert caught.value.expected == "a value of type a string"
-    assert "--config.name=VALUE" in caught.value.mend
+    assert "--config.name=VALUE" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_override_text_is_read_by_the_type_of_its_field(key, text, value):
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "got", "mend"),
+    ("key", "text", "got", "fix"),
     [
         ("nam", "x", "unknown config key 'nam'", "did you mean 'name'?"),
         ("wheel.spoks", "3", "unknown config key 'wheel.spoks'", "did you mean 'wheel.spokes'?"),
@@ -265,12 +265,12 @@ def test_override_text_is_read_by_the_type_of_its_field(key, text, value):
         ("", "3", "unknown config key ''", None),
     ],
 )  # fmt: skip
-def test_override_that_does_not_fit_names_the_whole_key(key, text, got, mend):
+def test_override_that_does_not_fit_names_the_whole_key(key, text, got, fix):
     with pytest.raises(ConfigError) as caught:
         parse_override(Bicycle, key, text)
     assert caught.value.got == got
-    if mend is not None:
-        assert caught.value.mend == mend
+    if fix is not None:
+        assert caught.value.fix == fix
 
 
 @pytest.mark.parametrize(
@@ -324,4 +324,4 @@ def test_an_override_may_name_a_field_of_a_section_of_a_dict():
     with pytest.raises(ConfigError) as caught:
         parse_override(Bicycle, "others.a.spoke", "40")
     assert caught.value.got == "unknown config key 'others.a.spoke'"
-    assert caught.value.mend == "did you mean 'others.a.spokes'?"
+    assert caught.value.fix == "did you mean 'others.a.spokes'?"

@@ -1,6 +1,6 @@
 """`python -m vit_jax COMMAND`; COMMANDS lists them.
 
-Exit codes: 0 done; 2 an error that the user can mend, told in one line on stderr; 75 stopped by
+Exit codes: 0 done; 2 an error that the user can fix, told in one line on stderr; 75 stopped by
 SIGTERM or SIGINT after saving, to be run again; 76 another process of the run is gone, to be run
 again, too; 1 some jobs of a sweep failed; anything else is a bug.
 """

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, in one line: what was got, what was expected, how to mend it."""
+"""Errors that a user can fix, in one line: what was got, what was expected, how to fix it."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -10,18 +10,18 @@ class UserError(ValueError):
     Args:
         got: what was found, e.g. "unknown key 'modle.name'".
         expected: what would have been right, e.g. "one of data, model".
-        mend: what to do about it, e.g. "did you mean 'model.name'?".
+        fix: what to do about it, e.g. "did you mean 'model.name'?".
     """
 
     exit_code = 2
 
-    def __init__(self, got: str, expected: str, mend: str):
-        self.got, self.expected, self.mend = got, expected, mend
-        super().__init__(" ".join(f"{got}; expected {expected}; {mend}".split()))
+    def __init__(self, got: str, expected: str, fix: str):
+        self.got, self.expected, self.fix = got, expected, fix
+        super().__init__(" ".join(f"{got}; expected {expected}; {fix}".split()))
 
     def __reduce__(self):
         """Pickles by the three parts, so that an error raised in a worker process survives."""
-        return type(self), (self.got, self.expected, self.mend)
+        return type(self), (self.got, self.expected, self.fix)
 
 
 class ConfigError(UserError):

@@ -79,6 +79,10 @@ class Section:
     def check(self) -> None:
         """Checks what no single field can know; sections override it."""
 
+    def replace(self: S, **changes: Any) -> S:
+        """Returns a checked copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
     @classmethod
     def from_mapping(cls: type[S], mapping: Mapping[str, Any], path: str = "") -> S:
         """Builds the section from nested mappings (a ConfigDict, parsed JSON).
@@ -113,9 +117,9 @@ class Section:
         except ConfigError as error:
             if not path or path in error.got:
                 raise
-            mend = error.mend.replace("--config.", f"--config.{path}", 1)
-            mend = mend.replace("did you mean '", f"did you mean '{path}", 1)
-            raise ConfigError(error.got.replace("'", f"'{path}", 1), error.expected, mend) from None
+            fix = error.fix.replace("--config.", f"--config.{path}", 1)
+            fix = fix.replace("did you mean '", f"did you mean '{path}", 1)
+            raise ConfigError(error.got.replace("'", f"'{path}", 1), error.expected, fix) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns nested plain dicts and lists, ready for JSON."""
@@ -173,8 +177,8 @@ def _override_below(sub: type[Section], path: str, rest: str, text: str) -> Any:
     except ConfigError as error:
         first = rest.split(".")[0]
         got = error.got.replace(f"'{first}", f"'{path}.{first}", 1)
-        mend = error.mend.replace("did you mean '", f"did you mean '{path}.", 1)
-        raise ConfigError(got, error.expected, mend) from None
+        fix = error.fix.replace("did you mean '", f"did you mean '{path}.", 1)
+        raise ConfigError(got, error.expected, fix) from None
 
 
 def differences(
@@ -214,7 +218,7 @@ def check_patterns(patterns: Iterable[str], where: str) -> None:
             raise ConfigError(
                 f"{pattern!r} in {where} is not a regular expression",
                 "one, matched against whole parameter names",
-                f"mend it ({error})",
+                f"fix it ({error})",
             ) from None
 
 

@@ -15,9 +15,9 @@ plan.py prints the exaFLOPs that the paper's scale takes, beside those of Table 
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
+from vit_jax.config.transfer_protocols import TASKS, search_space
 from vit_jax.sweep import Job, Selection, folder_name
-from vit_jax.transfer.protocols import TASKS, search_space
 
 _ON_FEATURES = "fewshot/{dataset}/25_shot/accuracy_top1"
 _TEST = "eval/test/accuracy_top1"

@@ -20,9 +20,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
+from vit_jax.config.transfer_protocols import search_space
 from vit_jax.sweep import Job, Selection, folder_name, product, vary
-from vit_jax.transfer.protocols import search_space
 
 PERCENT = (1, 3, 10, 30, 100)
 JFT_SIZES = ("jft_9m", "jft_30m", "jft_90m", "jft_303m")

@@ -15,7 +15,7 @@ paper   arXiv:2010.11929, D.3 and Figure 9 (ViT-B/16) and D.2 and Figure 8 (8 la
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.sweep import Job, Selection, vary
 
 # (head, norm) -> settings. The paper's own are the first two; pooling by attention is that of

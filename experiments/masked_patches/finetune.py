@@ -13,7 +13,7 @@ Data:      TFDS `cifar10` or `clothing_small` prepared as ArrayRecord.
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 
 # dataset -> split that is trained on, and its augmentation.
 _DATASETS = {

@@ -13,9 +13,9 @@ paper   arXiv:2010.11929, section 4.6: ViT-B/16 pretrained on JFT by masked patc
 
 from collections.abc import Iterator
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
+from vit_jax.config.transfer_protocols import search_space
 from vit_jax.sweep import Job, Selection
-from vit_jax.transfer.protocols import search_space
 
 _FOLDER = "experiments/masked_patches"
 REPORT = {

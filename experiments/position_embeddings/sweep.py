@@ -13,7 +13,7 @@ paper   arXiv:2010.11929, D.4, Table 8: ViT-B/16 on JFT, linear 5-shot on ImageN
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.sweep import Job
 
 # What the paper and `model.position_embedding` call it. Rows of Table 8; without a table there is

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.sweep import Job
 
 _ACCURACY = "eval/test/accuracy_top1"

@@ -11,7 +11,7 @@ Data:      TFDS `cifar10` prepared as ArrayRecord.
 
 import ml_collections
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
 from vit_jax.models.registry import list_models
 
 

@@ -12,9 +12,9 @@ paper   arXiv:2010.11929, Table 5: ViTs pretrained on ImageNet-21k, fine-tuned o
 
 from collections.abc import Iterator
 
-from vit_jax.config_file import parse_arg
+from vit_jax.config.file import parse_arg
+from vit_jax.config.transfer_protocols import search_space
 from vit_jax.sweep import Job, Selection, folder_name, product, vary
-from vit_jax.transfer.protocols import search_space
 
 REPORT = {
     "title": "Pretrain, then transfer",

@@ -7,7 +7,8 @@ from PIL import Image
 from vit_jax.__main__ import main
 from vit_jax.bench import feed
 from vit_jax.commands import bench_feed
-from vit_jax.config import AugmentConfig, Config, DataConfig
+from vit_jax.config.data import AugmentConfig, DataConfig
+from vit_jax.config.run import Config
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images

@@ -9,9 +9,9 @@ import pytest
 from processes import ROOT
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.config import CheckpointConfig
-from vit_jax.run_folder import git_revision
+from vit_jax.config.run import CheckpointConfig
+from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.folder import git_revision
 from vit_jax.train.state import TrainState
 
 CONFIG = {"seed": 3, "model": {"name": "ViT-Ti/16", "depth": None}, "mesh": {"rules": []}}

@@ -9,7 +9,7 @@ from images import encode
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.balance import build_balance, class_weights
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import TfdsSource

@@ -5,7 +5,7 @@ import pytest
 from images import photo
 from PIL import Image
 
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.cache import DecodedSource, cached
 from vit_jax.data.decode import decode
 from vit_jax.data.jpeg import library

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.decode import decode
 from vit_jax.data.sources import TfdsSource, open_source
 from vit_jax.data.sources.derived import RULES

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import MixingConfig
+from vit_jax.config.classification import MixingConfig
 from vit_jax.data.device import (
     cutmix,
     cutmix_box,

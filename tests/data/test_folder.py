@@ -144,8 +144,8 @@ def test_empty_files_are_refused_unless_they_are_to_be_skipped(photos):
     with pytest.raises(DataError) as caught:
         open_folder(photos)
     assert caught.value.got == f"2 empty files in {photos}, such as bee/011.png"
-    assert "data check" in caught.value.mend
-    assert "data.on_bad_example=skip" in caught.value.mend
+    assert "data check" in caught.value.fix
+    assert "data.on_bad_example=skip" in caught.value.fix
     assert len(open_folder(photos, empty_files="keep")) == 20
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from image_files import encoded, number_of
 
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.sources import LabelledSource, open_source
 from vit_jax.data.sources.huggingface import HuggingFaceSource, open_splits
 from vit_jax.errors import DataError
@@ -79,7 +79,7 @@ class TestReal:
         with pytest.raises(DataError) as caught:
             HuggingFaceSource("tiny", "train", folder)
         assert caught.value.expected == "one of coarse, fine"
-        assert caught.value.mend == "set data.label_key"
+        assert caught.value.fix == "set data.label_key"
         source = HuggingFaceSource("tiny", "train", folder, label_key="coarse")
         np.testing.assert_array_equal(source.labels(), np.arange(30) % 3)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.known import known_size
 from vit_jax.errors import DataError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.data import order as order_module
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import (

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from processes import TINY
 
-from vit_jax.config import Config, DataConfig
-from vit_jax.config_data import MemberConfig
-from vit_jax.config_file import load_config
+from vit_jax.config.data import DataConfig, MemberConfig
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.data.loader import BatchSpec, train_batches
 from vit_jax.data.sources import Example, open_source, open_training_data
 from vit_jax.data.sources.mixture import MixtureSource, slots_by_weight
@@ -176,14 +176,14 @@ def test_the_command_line_may_name_members(digits_dir):
 
 
 @pytest.mark.parametrize(
-    ("member", "mend"),
+    ("member", "fix"),
     [
         ({"weight": 2.0}, "--config.data.mixture.a.name=VALUE"),
         ({"name": "x", "wieght": 2.0}, "did you mean 'data.mixture.a.weight'?"),
     ],
 )
-def test_a_mistake_in_a_member_is_mended_by_its_whole_key(member, mend):
-    with pytest.raises(ConfigError, match=re.escape(mend)):
+def test_a_mistake_in_a_member_is_mended_by_its_whole_key(member, fix):
+    with pytest.raises(ConfigError, match=re.escape(fix)):
         Config.from_mapping(
             {"data": {"name": "m", "global_batch_size": 1, "mixture": {"a": member}}}
         )

@@ -221,7 +221,7 @@ def test_an_unreadable_image_is_named_or_left_out(photos, tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(photos, tmp_path / "data")
     assert "unreadable image" in caught.value.got
-    assert "--on_bad_example=skip" in caught.value.mend
+    assert "--on_bad_example=skip" in caught.value.fix
     packed = prepare(photos, tmp_path / "other", on_bad_example="skip")
     assert sorted(packed.skipped) == ["bee/012.png", "cat/017.png"]
     assert packed.splits == {"train": 18}

@@ -14,8 +14,7 @@ from image_files import encoded, write_folder
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vit_jax.config import DataConfig
-from vit_jax.config_data import MemberConfig, SubsetConfig
+from vit_jax.config.data import DataConfig, MemberConfig, SubsetConfig
 from vit_jax.data.sources import (
     Example,
     TfdsSource,
@@ -145,7 +144,7 @@ def test_without_a_data_dir_the_environment_names_the_folder(digits_dir, train, 
 
 
 @pytest.mark.parametrize(
-    ("name", "got", "mend"),
+    ("name", "got", "fix"),
     [
         ("digit", "no dataset 'digit' in", "did you mean 'digits'?"),
         ("pixel", "no dataset 'pixel' in", "did you mean 'pixels'?"),
@@ -158,11 +157,11 @@ def test_without_a_data_dir_the_environment_names_the_folder(digits_dir, train, 
         ("/home/photos", "no dataset '/home/photos', which is a path", "correct the path"),
     ],
 )
-def test_a_dataset_that_is_not_there_is_named(other_dataset, name, got, mend):
+def test_a_dataset_that_is_not_there_is_named(other_dataset, name, got, fix):
     with pytest.raises(DataError) as caught:
         TfdsSource(name, "train", str(other_dataset()))
     assert caught.value.got.startswith(got)
-    assert mend in caught.value.mend
+    assert fix in caught.value.fix
 
 
 def test_a_dataset_whose_builder_needs_a_missing_package_is_named(other_dataset, monkeypatch):
@@ -174,7 +173,7 @@ def test_a_dataset_whose_builder_needs_a_missing_package_is_named(other_dataset,
     with pytest.raises(DataError) as caught:
         TfdsSource("robonet", "train", str(other_dataset()))
     assert caught.value.got == "dataset 'robonet' cannot be opened: No module named 'tensorflow'"
-    assert "vit_jax[prepare]" in caught.value.mend
+    assert "vit_jax[prepare]" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["", '{"name":'])
@@ -234,7 +233,7 @@ def test_a_dataset_of_tfrecords_is_refused_with_the_command_that_converts_it(oth
     with pytest.raises(DataError) as caught:
         TfdsSource("pixels", "train", str(folder))
     assert caught.value.got == "dataset pixels/1.0.0 is stored as tfrecord"
-    assert caught.value.mend == (
+    assert caught.value.fix == (
         f"run: python -m vit_jax data convert pixels:1.0.0 --data_dir={folder}"
     )
 
@@ -267,7 +266,7 @@ def test_of_several_classes_one_is_named_and_changes_the_fingerprint(other_datas
     with pytest.raises(DataError) as caught:
         TfdsSource("pixels", "train", str(folder))
     assert caught.value.expected == "one of second, third"
-    assert caught.value.mend == "set data.label_key"
+    assert caught.value.fix == "set data.label_key"
 
 
 def test_the_only_class_is_taken_whatever_its_name(digits_dir, tmp_path):
@@ -299,7 +298,7 @@ class _Named(tfds.core.GeneratorBasedBuilder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "got", "mend"),
+    ("changes", "got", "fix"),
     [
         ({"source": "folder"}, "data.source is folder and data.data_dir is not set", "--config"),
         ({"source": "csv"}, "data.source is csv and data.data_dir is not set", "--config"),
@@ -311,14 +310,14 @@ class _Named(tfds.core.GeneratorBasedBuilder):
         ({"source": "tfds", "data_dir": "{here}/gone"}, "no folder {here}/gone", "data_dir"),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_right_is_named(tmp_path, changes, got, mend):
+def test_a_place_that_cannot_be_right_is_named(tmp_path, changes, got, fix):
     (tmp_path / "list.csv").write_text("path,label\n")
     changes = {key: value.format(here=tmp_path) for key, value in changes.items()}
     data = DataConfig.from_mapping({"name": "photos", "global_batch_size": 1, **changes})
     with pytest.raises(DataError) as caught:
         open_source(data, "train")
     assert caught.value.got == got.format(here=tmp_path)
-    assert mend in caught.value.mend
+    assert fix in caught.value.fix
 
 
 def test_a_config_opens_a_folder_and_a_csv_file(tmp_path):

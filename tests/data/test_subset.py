@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from vit_jax.config_data import SUBSET_PRESETS, SubsetConfig
+from vit_jax.config.data import SUBSET_PRESETS, SubsetConfig
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources import labels as labels_module
 from vit_jax.data.sources.labels import cache_dir, cached_labels

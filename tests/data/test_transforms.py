@@ -3,7 +3,7 @@ import pytest
 from images import encode, exif, noise, photo, smooth
 from PIL import Image
 
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.data import decode as decode_module
 from vit_jax.data.crops import central_box, paper_box, torchvision_box
 from vit_jax.data.jpeg import UnsupportedJpegError

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _FEED = """
 import sys, time
 import numpy as np
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.data.loader import BatchSpec, train_batches
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.transforms import make_train_transform

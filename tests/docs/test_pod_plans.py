@@ -5,7 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
 from vit_jax.plan.topology import parse_topology
 
 ROOT = Path(__file__).resolve().parents[2]

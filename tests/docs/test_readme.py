@@ -14,7 +14,7 @@ from golden import recipe as golden
 from PIL import Image
 from weight_files import random_weights
 
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
 from vit_jax.interop.export import export_stablehlo
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ import json
 import pytest
 from processes import finish, start
 
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 
 @pytest.mark.slow

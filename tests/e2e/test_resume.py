@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from processes import TIMEOUT_S, finish, start
 
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 # What a clock or the machine decides differs between runs; everything else must not.
 CLOCKED = ("time", "train/images_per_second", "train/images_per_second_per_device", "host/rss_mb",

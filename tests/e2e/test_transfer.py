@@ -11,7 +11,7 @@ from processes import ROOT, one_line
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 RECIPE = ROOT / "configs" / "transfer.py"
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.

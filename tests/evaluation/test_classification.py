@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config import LossConfig, MeshConfig
+from vit_jax.config.classification import LossConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.evaluation.classification import evaluate, jit_eval_step, make_eval_step
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings

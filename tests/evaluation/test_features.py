@@ -7,7 +7,7 @@ from images import encode
 from random_models import random_images, run
 from weight_files import random_weights
 
-from vit_jax.config import MeshConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.data.sources import Example
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import WeightsError

@@ -7,7 +7,7 @@ from runpy import run_path
 import pytest
 from report.fake_runs import config, result, write
 
-from vit_jax.config_data import SUBSET_PRESETS
+from vit_jax.config.data import SUBSET_PRESETS
 from vit_jax.errors import ConfigError
 from vit_jax.models.flops import forward_macs
 from vit_jax.report.content import gather

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from golden import recipe
 
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Sizes of the tiny ViT: 4x4 patches of 4 pixels, a class token, 3 classes.
@@ -241,7 +241,7 @@ def params(model):
     """Returns a model's parameters by name."""
     state = nnx.to_pure_dict(nnx.state(model))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-    return dict(zip(parameter_names(state), leaves, strict=True))
+    return dict(zip(leaf_names(state), leaves, strict=True))
 
 
 def assert_same(got, want):

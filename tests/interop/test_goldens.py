@@ -4,7 +4,7 @@ import pytest
 from golden.recipe import images
 from interop.files import GOLDEN, assert_close_to_golden, golden, logits, write_golden
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
 

@@ -34,7 +34,7 @@ from interop.files import (
     write_transformers,
 )
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load, load_pretrained
 from vit_jax.interop.report import Status

@@ -11,13 +11,13 @@ from flax import nnx
 from interop.files import assert_same_params, logits, params
 from processes import TINY
 
-from vit_jax.config import ModelConfig
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
 from vit_jax.models.registry import build_model
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import named_leaves
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -46,7 +46,7 @@ def saved(step_folder, item):
     options = ModelConfig.from_mapping(config)
     key = jax.random.key(0)
     abstract = nnx.eval_shape(lambda: build_model(options, num_classes=10, image_size=8, key=key))
-    arrays = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
+    arrays = named_leaves(tree)
     return arrays, nnx.merge(nnx.graphdef(abstract), tree), options
 
 

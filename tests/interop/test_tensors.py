@@ -28,13 +28,13 @@ from vit_jax.interop.tensors import empty_aligned, open_tensors, to_jax
 
 
 def refusal(path, **arguments):
-    """Returns what loading says: one line of what was got, what expected, and how to mend it."""
+    """Returns what loading says: one line of what was got, what expected, and how to fix it."""
     with pytest.raises(WeightsError) as caught:
         load(path, **arguments)
     error = caught.value
     assert "\n" not in str(error)
-    assert str(error) == f"{error.got}; expected {error.expected}; {error.mend}"
-    assert min(len(part) for part in (error.got, error.expected, error.mend)) > 5
+    assert str(error) == f"{error.got}; expected {error.expected}; {error.fix}"
+    assert min(len(part) for part in (error.got, error.expected, error.fix)) > 5
     return str(error)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.models.mlp import SwiGlu, swiglu_hidden
 from vit_jax.models.registry import build_model
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models import complexity
 from vit_jax.models.complexity import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_models import random_images, randomize
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.corruption import Corruption, corrupt, draw_corruption, num_corrupted
 from vit_jax.models.flops import forward_macs

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
 

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.registry import build_model, list_models, resolve
 
@@ -257,8 +257,8 @@ def test_an_unknown_name_gets_the_nearest_one(name, hint):
     with pytest.raises(ModelError) as caught:
         vit_jax.create_model(name)
     assert caught.value.got == f"unknown model {name!r}"
-    assert "did you mean '" in caught.value.mend
-    assert hint in caught.value.mend
+    assert "did you mean '" in caught.value.fix
+    assert hint in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from random_models import (
     run,
 )
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.registry import create_model
 from vit_jax.models.resnet import (

@@ -15,11 +15,11 @@ import orbax.checkpoint as ocp
 import pytest
 from eight_devices import run_on_eight
 
-from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.checkpoint_about import read_about
-from vit_jax.config import Config
-from vit_jax.metrics import read_metrics
+from vit_jax.config.run import Config
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run.about import read_about
+from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import StopSignals

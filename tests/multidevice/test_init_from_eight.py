@@ -43,10 +43,10 @@ def main(path: str) -> None:
     from flax import nnx
     from weight_files import random_weights
 
-    from vit_jax.config import Config
+    from vit_jax.config.run import Config
     from vit_jax.interop.load import load
+    from vit_jax.named_tree import named_leaves
     from vit_jax.parallel.mesh import make_mesh, to_devices
-    from vit_jax.parallel.sharding import parameter_names
     from vit_jax.train.init_from import model_of_weights, start_from_weights
     from vit_jax.train.program import build_program
 
@@ -67,7 +67,7 @@ def main(path: str) -> None:
     state, _ = start_from_weights(program)
 
     def named(params: Any) -> dict[str, Any]:
-        return dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+        return named_leaves(params)
 
     wanted = named(nnx.to_pure_dict(nnx.state(load(path, image_size=48, num_classes=7).model)))
     got, ema = named(state.params), named(state.ema)

@@ -36,7 +36,7 @@ def test_the_same_patches_are_scored_in_evaluation(found):
 def main() -> None:
     import jax
 
-    from vit_jax.config import MeshConfig
+    from vit_jax.config.mesh import MeshConfig
     from vit_jax.parallel.mesh import make_mesh
 
     section = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -47,7 +47,7 @@ def main() -> None:
 def train_on(mesh_section: dict[str, Any], mesh: Any, eval_batch: int) -> dict[str, Any]:
     import numpy as np
 
-    from vit_jax.config import Config
+    from vit_jax.config.run import Config
     from vit_jax.evaluation.classification import evaluate
     from vit_jax.parallel.mesh import to_devices
     from vit_jax.train.program import build_program

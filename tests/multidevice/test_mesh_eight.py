@@ -83,7 +83,7 @@ def test_where_nothing_is_asked_for_gradients_are_summed_as_layers_compute(found
 def main() -> None:
     import jax
 
-    from vit_jax.config import MeshConfig
+    from vit_jax.config.mesh import MeshConfig
     from vit_jax.parallel.mesh import host_rows, make_mesh
 
     sections = (
@@ -124,13 +124,13 @@ def find_parameters(mesh: Any) -> dict[str, Any]:
     """Returns shape, axes and shape on a device of the parameters of ViT-Ti/16."""
     import jax
 
-    from vit_jax.parallel.sharding import parameter_names
+    from vit_jax.named_tree import leaf_names
 
     params = program({"name": "ViT-Ti/16"}, 32, mesh).abstract.params
     return {
         "parameters": {
             name: [leaf.shape, list(leaf.sharding.spec), leaf.sharding.shard_shape(leaf.shape)]
-            for name, leaf in zip(parameter_names(params), jax.tree.leaves(params), strict=True)
+            for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True)
         }
     }
 
@@ -175,7 +175,7 @@ def find_sums(mesh: Any, dtype: str | None) -> list[dict[str, int]]:
 
 
 def program(model: dict[str, Any], image_size: int, devices: Any, **sections: Any) -> Any:
-    from vit_jax.config import Config
+    from vit_jax.config.run import Config
     from vit_jax.train.program import build_program
 
     config = Config.from_mapping(

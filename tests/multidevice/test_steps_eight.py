@@ -144,7 +144,7 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from vit_jax.config import MeshConfig
+    from vit_jax.config.mesh import MeshConfig
     from vit_jax.parallel.mesh import make_mesh
 
     name = sys.argv[1]
@@ -175,7 +175,7 @@ def train_on(
     """Returns figures of a run, its first and its last parameters."""
     import jax
 
-    from vit_jax.config import Config
+    from vit_jax.config.run import Config
     from vit_jax.parallel.mesh import to_devices
     from vit_jax.train.program import build_program
 
@@ -223,10 +223,10 @@ def layer_shapes(params: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Returns the shapes of kernels, as a layer uses them, and of all other parameters."""
     import jax
 
-    from vit_jax.parallel.sharding import parameter_names
+    from vit_jax.named_tree import leaf_names
 
     kernels, others = [], []
-    for name, leaf in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
         shape = leaf.shape[1:] if "/blocks/" in name else leaf.shape
         if name == "patch_embedding/kernel":
             shape = (shape[0] * shape[1] * shape[2], shape[3])

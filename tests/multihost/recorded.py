@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _note_states(loop, path):
-    from vit_jax.checkpoint import CheckpointFolder
+    from vit_jax.run.checkpoints import CheckpointFolder
 
     restore, save = loop.restore_or_init, CheckpointFolder.save
 
@@ -58,8 +58,8 @@ def _note_states(loop, path):
 
 
 def _get_stuck(here):
-    from vit_jax import checkpoint_hosts
-    from vit_jax.checkpoint import CheckpointFolder
+    from vit_jax.run import checkpoint_hosts
+    from vit_jax.run.checkpoints import CheckpointFolder
 
     checkpoint_hosts.MEETING_TIMEOUT_S = 3.0
 

@@ -12,7 +12,7 @@ import pytest
 from many_processes import ROOT, TIMEOUT_S, free_port
 from slurm_cluster import running_cluster
 
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 LAUNCH = ROOT / "experiments" / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))

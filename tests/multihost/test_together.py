@@ -7,7 +7,7 @@ import signal
 import pytest
 from many_processes import ROOT, Run
 
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 TINY = ROOT / "tests" / "e2e" / "tiny.py"
 QUICKSTART = ROOT / "configs" / "quickstart.py"

@@ -12,15 +12,12 @@ import jax
 import pytest
 from flax import nnx
 
-from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.models.registry import build_model, is_small, list_models
+from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.sharding import (
-    PRESETS,
-    parameter_names,
-    parameter_shardings,
-    sharding_rules,
-)
+from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
 FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1")
@@ -48,7 +45,7 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
         shardings = jax.tree.leaves(parameter_shardings(params, mesh, rules))
         shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
         found[preset] = dict(
-            zip(parameter_names(params), zip(shapes, shardings, strict=True), strict=True)
+            zip(leaf_names(params), zip(shapes, shardings, strict=True), strict=True)
         )
     return found
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from vit_jax.config import MeshConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel import mesh as mesh_module
 from vit_jax.parallel.mesh import (

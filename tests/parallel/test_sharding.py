@@ -8,14 +8,15 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model
+from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import (
     PRESETS,
     match_first,
-    parameter_names,
     parameter_shardings,
     sharding_rules,
     state_shardings,
@@ -41,12 +42,12 @@ def shapes_of(num_classes: int = 10, **options: Any) -> Any:
 
 def specs_of(params: Any, mesh: jax.sharding.Mesh) -> dict[str, P]:
     shardings = jax.tree.leaves(parameter_shardings(params, mesh))
-    return dict(zip(parameter_names(params), [s.spec for s in shardings], strict=True))
+    return dict(zip(leaf_names(params), [s.spec for s in shardings], strict=True))
 
 
 def test_names_are_keys_joined_by_slashes_in_the_order_of_the_leaves():
     tree = {"b": {"kernel": 1, "bias": 2}, "a": [3, (4,)]}
-    assert parameter_names(tree) == ["a/0", "a/1/0", "b/bias", "b/kernel"]
+    assert leaf_names(tree) == ["a/0", "a/1/0", "b/bias", "b/kernel"]
     assert jax.tree.leaves(tree) == [3, 4, 2, 1]
 
 
@@ -57,9 +58,9 @@ def test_names_of_attributes_and_numbered_keys_are_words():
         left: Any
         right: Any
 
-    assert parameter_names(Pair(1, {2: 3})) == ["left", "right/2"]
-    assert parameter_names(optax.EmptyState()) == []
-    assert parameter_names({"opt": optax.TraceState(trace={"w": 1})}) == ["opt/trace/w"]
+    assert leaf_names(Pair(1, {2: 3})) == ["left", "right/2"]
+    assert leaf_names(optax.EmptyState()) == []
+    assert leaf_names({"opt": optax.TraceState(trace={"w": 1})}) == ["opt/trace/w"]
 
 
 def test_the_first_pattern_that_matches_the_whole_name_counts():
@@ -74,7 +75,7 @@ def test_a_parameter_that_no_pattern_covers_is_named():
     with pytest.raises(ConfigError) as caught:
         match_first("head/bias", ((".*/kernel", True), ("head", False)), KEY)
     assert caught.value.got == f"no pattern of {KEY} matches parameter 'head/bias'"
-    assert caught.value.mend == "add a last pattern '.*'"
+    assert caught.value.fix == "add a last pattern '.*'"
 
 
 # Golden: axes of every parameter that is cut; the leading one of a block is its layer.
@@ -257,7 +258,7 @@ def test_moments_and_averages_live_where_their_parameter_lives():
     }
     found = dict(
         zip(
-            parameter_names(state),
+            leaf_names(state),
             [s.spec for s in jax.tree.leaves(state_shardings(state, params, mesh))],
             strict=True,
         )

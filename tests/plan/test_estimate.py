@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.models.flops import forward_macs
 from vit_jax.plan.chips import Chip
 from vit_jax.plan.estimate import _asked_for, make_plan
@@ -120,8 +120,8 @@ def test_sizes_come_from_words_then_data():
 def test_an_unknown_dataset_says_which_words_are_missing(tmp_path):
     from vit_jax.errors import DataError
 
-    data = dataclasses.replace(config().data, name="photos", data_dir=str(tmp_path))
-    unknown = dataclasses.replace(config(), data=data)
+    data = config().data.replace(name="photos", data_dir=str(tmp_path))
+    unknown = config().replace(data=data)
     with pytest.raises(DataError, match=r"say it with --num_classes=N and --num_examples=N"):
         find_sizes(unknown, None, None)
     with pytest.raises(DataError, match=r"say it with --num_examples=N"):

@@ -1,13 +1,11 @@
 """The order of a search, what it leaves out, and what it calls the fastest."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 from plan.test_estimate import CHIP, SIZES, config
 
-from vit_jax.config import MeshConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings
@@ -61,7 +59,7 @@ def toy(config):
     ],
 )  # fmt: skip
 def test_presets_that_come_to_the_same_on_a_mesh_are_tried_once(sizes, own, expected):
-    run = dataclasses.replace(config(), mesh=MeshConfig.from_mapping(own))
+    run = config().replace(mesh=MeshConfig.from_mapping(own))
     assert placements(run, sizes) == expected
 
 

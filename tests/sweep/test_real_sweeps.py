@@ -10,7 +10,7 @@ import pytest
 from slurm_cluster import running_cluster
 from sweep_processes import finish, start, table, wait_for
 
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 SMALL = Path(__file__).parent / "small.py"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config_synthetic import ConvolutionConfig, NetworkConfig
+from vit_jax.config.synthetic import ConvolutionConfig, NetworkConfig
 from vit_jax.models.attention import SelfAttention
 from vit_jax.synthetic.constructed import solve_association, solve_convolution, solve_double_if
 from vit_jax.synthetic.convolution import Convolution

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.config_synthetic import SyntheticConfig
+from vit_jax.config.synthetic import SyntheticConfig
 from vit_jax.errors import ConfigError, DivergenceError
 from vit_jax.synthetic.experiment import Experiment
 

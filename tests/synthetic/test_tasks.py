@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config_synthetic import ConvolutionConfig
+from vit_jax.config.synthetic import ConvolutionConfig
 from vit_jax.synthetic.convolution import Convolution, OffsetAttention, offset_table, recovery
 from vit_jax.synthetic.tasks import (
     Association,

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.train.attention_watch import make_attention_watch

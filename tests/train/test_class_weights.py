@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.train.classification import make_batch_loss
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)

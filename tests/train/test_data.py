@@ -1,6 +1,5 @@
 """Training on subsets, folders and mixtures, as configs name them."""
 
-import dataclasses
 import json
 import os
 
@@ -8,13 +7,13 @@ import pytest
 from image_files import encoded, write_folder
 from processes import TINY
 
-from vit_jax.config import Config
-from vit_jax.config_data import MemberConfig, SubsetConfig
-from vit_jax.config_file import load_config
+from vit_jax.config.data import MemberConfig, SubsetConfig
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.data.sources import open_training_data
 from vit_jax.errors import DataError, RunFolderError
-from vit_jax.metrics import read_metrics
-from vit_jax.run_folder import read_config
+from vit_jax.run.folder import read_config
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -42,7 +41,7 @@ def test_a_run_on_a_subset_writes_its_manifest_and_resumes_on_the_same_alone(dig
                       "data.train_split=train[1:]")  # fmt: skip
     with pytest.raises(RunFolderError, match=r"data\.subset\.hash"):
         train(other, tmp_path, StopSignals())
-    changed = dataclasses.replace(kept.data, train_split="train[1:]")
+    changed = kept.data.replace(train_split="train[1:]")
     with pytest.raises(DataError, match=f"data.subset.hash = {manifest['hash']}"):
         open_training_data(changed)
 
@@ -105,7 +104,7 @@ def test_a_mixture_is_trained_on_and_its_members_are_evaluated(digits_dir, photo
         "digits": MemberConfig(name="digits", weight=3.0),
         "photos": MemberConfig(name="p", source="folder", data_dir=os.fspath(photos)),
     }
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=members))
+    config = config.replace(data=config.data.replace(mixture=members))
     result = train(config, tmp_path / "run", StopSignals())
     assert result["eval/digits/examples"] == 50
     assert result["eval/test/examples"] == 10

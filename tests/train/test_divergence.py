@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from processes import TINY
 
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.errors import DivergenceError
-from vit_jax.metrics import read_metrics
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train import classification
 from vit_jax.train.divergence import examine_step, first_bad
 from vit_jax.train.loop import train

@@ -1,20 +1,18 @@
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 from processes import TINY
 
 import vit_jax
-from vit_jax.checkpoint import result_params
-from vit_jax.checkpoint_about import read_about
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
-from vit_jax.config_stopping import EarlyStoppingConfig
+from vit_jax.config.early_stopping import EarlyStoppingConfig
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.metrics import read_metrics
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run.about import read_about
+from vit_jax.run.checkpoints import result_params
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
@@ -149,8 +147,8 @@ def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_take
     digits_dir, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir, "train_steps=30", "ema_decay=0.9")
-    stopping = dataclasses.replace(config.early_stopping, patience_evaluations=None)
-    config = dataclasses.replace(config, early_stopping=stopping)
+    stopping = config.early_stopping.replace(patience_evaluations=None)
+    config = config.replace(early_stopping=stopping)
     monkeypatch.setitem(SCORES, 30, 0.1)
     result = train(config, tmp_path, StopSignals())
     assert (result["step"], result["best_step"]) == (30, 10)

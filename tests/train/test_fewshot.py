@@ -7,10 +7,10 @@ import pytest
 from processes import TINY
 
 from vit_jax.__main__ import main
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.frozen import FrozenEvaluator
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
 

@@ -13,14 +13,16 @@ from flax import nnx
 from interop.files import tiny, write_golden, write_npz
 from weight_files import random_weights
 
-from vit_jax.config import Config, InitConfig, MeshConfig
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.init import InitConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.interop.load import load
-from vit_jax.metrics import read_metrics
+from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.init_from import model_of_weights, start_from_weights
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
@@ -71,7 +73,7 @@ def program_of(config, num_classes=CLASSES):
 
 
 def named(params):
-    return dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+    return named_leaves(params)
 
 
 def test_auto_takes_what_the_model_is_and_the_config_says_how_it_is_run(tmp_path, npz):

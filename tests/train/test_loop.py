@@ -4,10 +4,10 @@ import json
 import pytest
 from processes import TINY
 
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.metrics import read_metrics
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
@@ -95,7 +95,7 @@ def test_the_best_checkpoints_are_kept_beside_the_last(config, tmp_path):
     checkpoint = dataclasses.replace(
         config.checkpoint, keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
     )
-    train(dataclasses.replace(config, checkpoint=checkpoint), tmp_path, StopSignals())
+    train(config.replace(checkpoint=checkpoint), tmp_path, StopSignals())
     scores = {row["step"]: row["eval/test/accuracy_top1"] for row in rows(tmp_path, "eval/")}
     assert set(scores) == {5, 10, 15, 20}  # Measured before every save.
     kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
@@ -120,8 +120,8 @@ def test_every_train_line_has_the_figures_that_the_readme_promises(config, tmp_p
 
 
 def test_attention_logits_are_logged_when_asked_for(config, tmp_path):
-    logging = dataclasses.replace(config.logging, attention_interval_steps=10)
-    train(dataclasses.replace(config, logging=logging), tmp_path, StopSignals())
+    logging = config.logging.replace(attention_interval_steps=10)
+    train(config.replace(logging=logging), tmp_path, StopSignals())
     found = rows(tmp_path, "train/max_attention_logit")
     assert [row["step"] for row in found] == [10, 20]
     for row in found:

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import LossConfig
+from vit_jax.config.classification import LossConfig
 from vit_jax.train.losses import make_loss
 
 LOGITS = jnp.asarray(

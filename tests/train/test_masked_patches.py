@@ -1,6 +1,5 @@
 """Masked patch prediction on the one trainer: loss, evaluation, resume, and what is fine-tuned."""
 
-import dataclasses
 import json
 
 import jax
@@ -12,14 +11,14 @@ from processes import one_line
 from random_models import randomize
 
 from vit_jax.__main__ import main
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.evaluation.classification import evaluate
 from vit_jax.evaluation.masked_patches import evaluation_batch
 from vit_jax.interop.load import load
-from vit_jax.metrics import read_metrics
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.metrics import read_metrics
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
 from vit_jax.train.masked_patches import corrupted_loss
@@ -58,9 +57,7 @@ def mapping(**changes):
 @pytest.fixture(scope="module")
 def config(digits_dir):
     found = Config.from_mapping(mapping())
-    return dataclasses.replace(
-        found, data=dataclasses.replace(found.data, data_dir=str(digits_dir))
-    )
+    return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import optax
 import pytest
 from flax import nnx, traverse_util
 
-from vit_jax.config import ModelConfig
-from vit_jax.config_optimizer import OptimizerConfig
+from vit_jax.config.model import ModelConfig
+from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names
 from vit_jax.train.optimizers import _parameters, build_optimizer, layer_scales
 
 PARAMS = {
@@ -156,7 +156,7 @@ def powers_of_layer_decay(model, **options):
     for scale, leaf in zip(scales, jax.tree.leaves(params), strict=True):
         np.broadcast_shapes(scale.shape, leaf.shape)
     powers = [(-np.log2(scale)).ravel().tolist() for scale in scales]
-    return dict(zip(parameter_names(params), powers, strict=True))
+    return dict(zip(leaf_names(params), powers, strict=True))
 
 
 def test_layers_of_a_resnet_by_hand():

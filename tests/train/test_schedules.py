@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.config_optimizer import ScheduleConfig
+from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.errors import ConfigError
 from vit_jax.train.schedules import build_schedule
 

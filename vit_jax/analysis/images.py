@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.data.decode import decode
 from vit_jax.data.sources import Source
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES

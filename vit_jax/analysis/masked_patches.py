@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from vit_jax.analysis.batches import map_batches, pixels_per_patch
-from vit_jax.config_task import MaskedPatchesConfig
+from vit_jax.config.task import MaskedPatchesConfig
 from vit_jax.errors import ModelError
 from vit_jax.evaluation.masked_patches import evaluation_batch
 from vit_jax.models.corruption import Corruption

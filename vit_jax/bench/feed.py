@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import AugmentConfig, DataConfig
+from vit_jax.config.data import AugmentConfig, DataConfig
 from vit_jax.data.cache import DecodedSource, cached
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import batch_spec, train_batches
@@ -91,7 +91,7 @@ def measure_feed(
         seconds: how long to measure, after a first batch.
     """
     size = data.global_batch_size
-    data = dataclasses.replace(data, num_threads=num_threads, num_workers=num_workers)
+    data = data.replace(num_threads=num_threads, num_workers=num_workers)
     spec = batch_spec(data, size, range(size), num_classes)
     transform = make_train_transform(data.image_size, data.augment)
     source = cached(source, data.cache_mb)
@@ -118,9 +118,7 @@ def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rat
         reading, which is by itself.
     """
     encoded = [example.image for example in _readable(source, data)]
-    plain = dataclasses.replace(
-        data.augment, randaugment_layers=0, three_augment=False, color_jitter=0.0
-    )
+    plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
     rng = np.random.default_rng(0)
     # Drawn, since a permutation of a large source would fill the memory.
     chunk = rng.integers(len(source), size=(SAMPLE, _CHUNK)).tolist()
@@ -153,7 +151,7 @@ def _readable(source: Source, data: DataConfig) -> list[Example]:
         except DataError as error:
             if data.on_bad_example == "error":
                 where = f"example {example.id} of {source.name}: {error.got}"
-                raise DataError(where, error.expected, error.mend) from None
+                raise DataError(where, error.expected, error.fix) from None
         else:
             found.append(example)
     if not found:
@@ -246,4 +244,4 @@ class TensorFlowFeed:
 def plain_jpeg_data(data: DataConfig, min_area: float) -> DataConfig:
     """Returns a data section with what tf.data does in the comparison, and nothing more."""
     augment = AugmentConfig(crop="inception", min_area=min_area, antialias=False)
-    return dataclasses.replace(data, augment=augment)
+    return data.replace(augment=augment)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.train.program import build_program

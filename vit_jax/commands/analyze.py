@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _masked_run(run_folder: Path | None, image_size: tuple[int, int]) -> Path:
     Raises:
         ModelError: no run folder, a run of another task, or images of another size.
     """
-    from vit_jax.run_folder import read_config
+    from vit_jax.run.folder import read_config
 
     config = None if run_folder is None else read_config(run_folder)
     task = None if config is None else config.task
@@ -213,13 +213,13 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
     if args.dataset:
         data, split = _dataset(args.dataset, args.data_dir), args.split or "test"
     elif run_folder is not None:
-        from vit_jax.run_folder import read_config
+        from vit_jax.run.folder import read_config
 
         config = read_config(run_folder)
         split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
         data, split = config.data, args.split or split
         if args.data_dir:
-            data = dataclasses.replace(data, data_dir=args.data_dir)
+            data = data.replace(data_dir=args.data_dir)
     else:
         raise DataError(
             "no images to look at", "--images=PATH, or --dataset=NAME",

@@ -9,7 +9,6 @@ tf.data, where TensorFlow is installed: decode_and_crop, bilinear resize and fli
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import statistics
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive, seconds, whole
-from vit_jax.config import Config
-from vit_jax.config_file import load_config, set_key
+from vit_jax.config.file import load_config, set_key
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.bench.feed import Rate, measure_feed, measure_stages
     from vit_jax.data.sources import class_count, open_training_data
-    from vit_jax.run_folder import environment
+    from vit_jax.run.folder import environment
 
     config = _config(args, overrides)
     data = config.data
@@ -152,8 +151,8 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
     )
 
     memory = MemorySource(source)
-    same = dataclasses.replace(plain_jpeg_data(data, 0.08), cache_mb=0)
-    smooth = dataclasses.replace(same, augment=dataclasses.replace(same.augment, antialias=True))
+    same = plain_jpeg_data(data, 0.08).replace(cache_mb=0)
+    smooth = same.replace(augment=same.augment.replace(antialias=True))
     cores = os.cpu_count() or 1
     try:
         other = TensorFlowFeed(

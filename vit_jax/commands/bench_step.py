@@ -8,14 +8,13 @@ In turn with the same step in PyTorch where it is installed (`pip install vit_ja
 """
 
 import argparse
-import dataclasses
 import json
 import os
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive
-from vit_jax.config import Config
-from vit_jax.config_file import set_key
+from vit_jax.config.file import set_key
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     # PyTorch is to share the GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from vit_jax.bench.step import JaxStep, largest_fast_batch, measure_in_turn
-    from vit_jax.run_folder import environment
+    from vit_jax.run.folder import environment
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
     for name in wanted:
@@ -103,8 +102,8 @@ def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Confi
 
 
 def _with_batch(config: Config, batch_size: int) -> Config:
-    data = dataclasses.replace(config.data, global_batch_size=batch_size)
-    return dataclasses.replace(config, data=data)
+    data = config.data.replace(global_batch_size=batch_size)
+    return config.replace(data=data)
 
 
 def _torch_steps(wanted: list[str], config: Config, flops_per_image: int) -> list[Any]:

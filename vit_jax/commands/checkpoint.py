@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vit_jax.checkpoint_about import About
+    from vit_jax.run.about import About
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         )  # fmt: skip
     # Files are read, nothing else: accelerators stay with whoever trains on them.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from vit_jax.checkpoint_about import read_about
+    from vit_jax.run.about import read_about
 
     about = read_about(args.path)
     if args.json:

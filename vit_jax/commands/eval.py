@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 from vit_jax.commands.process import add_process_arguments, started
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    from vit_jax.run_folder import read_config
+    from vit_jax.run.folder import read_config
 
     read_config(args.workdir)  # Says so where there is no run.
     config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
@@ -42,12 +42,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, config: Config) -> None:
-    from vit_jax.checkpoint import result_params
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.hosts import is_first_host
     from vit_jax.parallel.mesh import make_mesh
     from vit_jax.report.confusion import draw_confusions
+    from vit_jax.run.checkpoints import result_params
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 

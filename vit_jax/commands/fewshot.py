@@ -24,9 +24,10 @@ from typing import Any
 from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.commands.process import add_process_arguments, started
-from vit_jax.config import Config, DataConfig, LoggingConfig
-from vit_jax.config_fewshot import FewshotRunConfig
-from vit_jax.config_file import read_mapping, set_key
+from vit_jax.config.data import DataConfig
+from vit_jax.config.fewshot import FewshotRunConfig
+from vit_jax.config.file import read_mapping, set_key
+from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.schema import parse_override
 from vit_jax.train.signals import EXIT_STOPPED, StopSignals
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSignals) -> int:
     from vit_jax.parallel.hosts import StopAgreement, first_does, is_first_host
-    from vit_jax.run_folder import RunFolder
+    from vit_jax.run.folder import RunFolder
 
     agreement = StopAgreement(lambda: stop.requested)
     if args.workdir is None:
@@ -113,7 +114,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
 
 def _write(folder: Any, result: dict[str, Any], details: dict[str, Any]) -> None:
     """Writes metrics.jsonl, report/fewshot.json and, last, result.json."""
-    from vit_jax.metrics import MetricsWriter
+    from vit_jax.run.metrics import MetricsWriter
 
     figures = {k: v for k, v in result.items() if "/" in k}
     logging_config = LoggingConfig(tensorboard=False)
@@ -156,8 +157,8 @@ def _measure(
             weights=weights_hash(params) if keeps else None,
         )  # fmt: skip
     except DataError as error:  # The keys are those of a recipe's data section.
-        mend = error.mend.replace("data.data_dir", "--data_dir")
-        raise DataError(error.got, error.expected, mend) from None
+        fix = error.fix.replace("data.data_dir", "--data_dir")
+        raise DataError(error.got, error.expected, fix) from None
     placed = place_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)
     if figures is None:

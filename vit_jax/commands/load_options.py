@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from vit_jax.commands.arguments import positive, whole
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ConfigError
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.schema import parse_override

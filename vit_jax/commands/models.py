@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive, whole
 from vit_jax.commands.load_options import model_options
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.tables import plain_table
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import output_file, positive
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 
 if TYPE_CHECKING:

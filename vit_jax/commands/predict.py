@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.errors import DataError, WeightsError
 
 OVERRIDES = "--model."

@@ -55,7 +55,7 @@ def started(
     """
     from vit_jax.parallel.distributed import start
     from vit_jax.parallel.launch import detect
-    from vit_jax.run_folder import code_versions
+    from vit_jax.run.folder import code_versions
 
     launch = detect(args.cluster, args.coordinator, args.num_processes, args.process_id)
     flat = _flat(config.to_mapping())

@@ -13,7 +13,7 @@ outlive a launcher that is killed, and are found again.
 Options of SLURM are submitit's: --slurm.gpus_per_node=8, --slurm.timeout_min=240, ...; jobs that
 reach their time limit, or are preempted, go on from their checkpoint.
 
-Exit codes: 0 all finished; 1 some jobs failed; 2 something to mend; 75 stopped.
+Exit codes: 0 all finished; 1 some jobs failed; 2 something to fix; 75 stopped.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from vit_jax.train.signals import EXIT_STOPPED, StopSignals
 OVERRIDES = "--slurm."
 _ENDS = {
     0: "finished",
-    EXIT_FAILED: "some jobs failed; mend them and add --retry_failed",
+    EXIT_FAILED: "some jobs failed; fix them and add --retry_failed",
     EXIT_STOPPED: "stopped; the same command goes on",
 }
 _EXECUTORS = ("local", "slurm", "commands")

@@ -8,7 +8,7 @@ Tasks: convolution (a random one, learned by attention with a bias for each offs
 (mark the tokens that equal U times the first), double_if (count the tokens b if the first is a, the
 tokens d if it is c). Models: attention; cnn and dilated_cnn of the same size; constructed, which is
 attention with weights set by hand that solve the task. Examples are made from the seed. Everything
-else is --config.KEY=VALUE, see vit_jax/config_synthetic.py.
+else is --config.KEY=VALUE, see vit_jax/config/synthetic.py.
 
 The figures go to a run folder, and the same command again says that it is finished; one that was
 stopped begins again, as a run takes a minute or so.
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vit_jax.commands.arguments import positive, whole
-from vit_jax.config import LoggingConfig
-from vit_jax.config_file import set_key
-from vit_jax.config_synthetic import ModelName, SyntheticConfig, TaskName
+from vit_jax.config.file import set_key
+from vit_jax.config.run import LoggingConfig
+from vit_jax.config.synthetic import ModelName, SyntheticConfig, TaskName
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 from vit_jax.train.signals import EXIT_STOPPED, StopSignals
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    from vit_jax.run_folder import RunFolder
+    from vit_jax.run.folder import RunFolder
 
     config = config_of(args, overrides)
     first = "stopping; the same command begins again (Ctrl-C again to end at once)"
@@ -82,7 +82,7 @@ def config_of(args: argparse.Namespace, overrides: list[str]) -> SyntheticConfig
 
 def _run(folder: Any, config: SyntheticConfig, stop: StopSignals) -> dict[str, Any] | None:
     """Trains, measures and writes; None: stopped."""
-    from vit_jax.metrics import MetricsWriter
+    from vit_jax.run.metrics import MetricsWriter
     from vit_jax.synthetic.experiment import Experiment
     from vit_jax.synthetic.figures import write_offset_weights
     from vit_jax.synthetic.networks import count_parameters

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.process import add_process_arguments, started
-from vit_jax.config import Config
-from vit_jax.config_file import load_config
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
 from vit_jax.train.signals import EXIT_STOPPED, Stopped, StopSignals
 
 log = logging.getLogger(__name__)

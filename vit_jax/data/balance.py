@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import LabelledSource, Source
 from vit_jax.errors import DataError

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from vit_jax.config import MixingConfig
+from vit_jax.config.classification import MixingConfig
 
 Batch = dict[str, Array]
 

@@ -142,7 +142,7 @@ def library() -> ctypes.CDLL | None:
         return found
     log.warning(
         "no libjpeg-turbo 3 found: JPEGs are decoded whole, by Pillow, which is slower and does"
-        " not notice damage that leaves a file its length (mend: pip install turbojpeg)"
+        " not notice damage that leaves a file its length (fix: pip install turbojpeg)"
     )
     return None
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
 

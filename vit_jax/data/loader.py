@@ -11,7 +11,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from vit_jax.config import DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.batch_memory import BatchMemory
 from vit_jax.data.cache import DecodedSource
 from vit_jax.data.order import BalancedOrder, ExampleOrder
@@ -326,7 +326,7 @@ def _transformed(
         return transform(example.image, rng)
     except DataError as error:
         where = f"example {example.id} of {source.name}: {error.got}"
-        raise DataError(where, error.expected, error.mend) from None
+        raise DataError(where, error.expected, error.fix) from None
 
 
 def _collect(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vit_jax.config import AugmentConfig
+from vit_jax.config.data import AugmentConfig
 from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part, random_box
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment

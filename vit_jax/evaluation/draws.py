@@ -82,11 +82,11 @@ def check_shots(
     if short[label] >= needed + held_out:
         return
     taken = f"{needed} for {needed} shots" + (f" and {held_out} to choose l2 on" * bool(held_out))
-    mend = "lower the shots or widen the training split"
+    fix = "lower the shots or widen the training split"
     if short[label] >= needed:
-        mend += ", or give a held_out_split or a fixed l2"
+        fix += ", or give a held_out_split or a fixed l2"
     raise DataError(
         f"class {class_names[label]!r} of {dataset} has {short[label]} examples",
         f"at least {needed + held_out}: {taken}",
-        mend,
+        fix,
     )

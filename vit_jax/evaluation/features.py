@@ -11,17 +11,19 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
-from vit_jax.config import MeshConfig, ModelConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
 from vit_jax.models.registry import build_model
+from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.placement import Placement, placed
-from vit_jax.parallel.sharding import parameter_names, parameter_shardings, sharding_rules
+from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
 # Batches that may be under way on the device before the host waits for the oldest.
@@ -73,7 +75,7 @@ def freeze(
         ModelError: sizes that do not go together.
     """
     if kind == "pooled":
-        options = dataclasses.replace(options, representation_size=None)
+        options = options.replace(representation_size=None)
     platform = mesh.devices.flat[0].platform
     model = nnx.eval_shape(
         lambda: build_model(
@@ -105,8 +107,8 @@ def fit_params(params: Any, here: FrozenModel, there: FrozenModel, mesh: Mesh) -
     Raises:
         WeightsError: a parameter of another shape that cannot be resampled.
     """
-    named = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
-    names = parameter_names(there.abstract)
+    named = named_leaves(params)
+    names = leaf_names(there.abstract)
     if here.image_size != there.image_size:
         shapes = dict(zip(names, (s.shape for s in jax.tree.leaves(there.abstract)), strict=True))
         target = Target(shapes, old_grid=here.grid, new_grid=there.grid, method="zoom")
@@ -192,7 +194,7 @@ def extract(
 def weights_hash(params: Any) -> str:
     """Returns a hash of all parameters but those of the head's linear layer, names included."""
     digest = hashlib.sha256()
-    for name, leaf in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
         if not name.startswith("head/linear/"):
             array = np.ascontiguousarray(leaf)
             digest.update(f"{name} {array.dtype} {array.shape} ".encode())

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 import vit_jax
-from vit_jax.config import AugmentConfig, DataConfig, ModelConfig
-from vit_jax.config_data import SubsetConfig
-from vit_jax.config_fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
+from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
 from vit_jax.data.sources import LabelledSource, Source, open_source
@@ -256,8 +256,7 @@ def _opened(
             f"few-shot dataset {name!r} without an image size, and a model for {image_size[0]}x"
             f"{image_size[1]}", "a square one", "set its image_size",
         )  # fmt: skip
-    own = dataclasses.replace(
-        data,
+    own = data.replace(
         source=dataset.source,
         name=dataset.name,
         data_dir=dataset.data_dir or data.data_dir,
@@ -275,10 +274,10 @@ def _opened(
     try:
         sources = {key: open_source(own, split) for key, split in wanted.items()}
     except DataError as error:
-        mend = error.mend.replace(
+        fix = error.fix.replace(
             "data.train_split and evaluation.splits", "train_split, test_split and held_out_split"
         )
-        raise DataError(f"few-shot dataset {name!r}: {error.got}", error.expected, mend) from None
+        raise DataError(f"few-shot dataset {name!r}: {error.got}", error.expected, fix) from None
     for key in ("train", "held_out"):
         if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
             raise DataError(

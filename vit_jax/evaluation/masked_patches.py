@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from vit_jax.config_task import MaskedPatchesConfig
+from vit_jax.config.task import MaskedPatchesConfig
 from vit_jax.data.colours import colour_classes, content_key
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.classification import EvalStep, Sums, prediction_sums

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config_fewshot import FewshotConfig
+from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.evaluation.draws import (
     check_shots,
     class_orders,

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source

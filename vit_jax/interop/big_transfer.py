@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import Published, depth_of
 from vit_jax.interop.rows import Row, Same, row

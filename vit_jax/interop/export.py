@@ -1,7 +1,6 @@
 """A model as one StableHLO file, which runs wherever JAX does, without this package."""
 
 import contextlib
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -37,7 +36,7 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
     options = loaded.options
     if isinstance(loaded.model, ViT):  # The kernel that every platform has.
-        options = dataclasses.replace(options, attention_implementation="xla")
+        options = options.replace(attention_implementation="xla")
     sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
     key = jax.random.key(0)
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: build_model(options, **sizes, key=key)))

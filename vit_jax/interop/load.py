@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
 from vit_jax.interop.locate import local_path
@@ -25,7 +25,7 @@ from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.registry import build_model, resolve
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT, ViTShape
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names, named_leaves
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -228,7 +228,7 @@ def filled(model: M, read: Callable[[str], jax.Array]) -> M:
     """
     graphdef, state = nnx.split(model)
     pure = nnx.to_pure_dict(state)
-    leaves = [read(name) for name in parameter_names(pure)]
+    leaves = [read(name) for name in leaf_names(pure)]
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
 
 
@@ -292,7 +292,7 @@ def _abstract(
     )
     state = nnx.to_pure_dict(nnx.state(model))
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(state)]
-    return model, dict(zip(parameter_names(state), shapes, strict=True))
+    return model, dict(zip(leaf_names(state), shapes, strict=True))
 
 
 def _take(
@@ -364,7 +364,7 @@ def _fresh(
     def init(key):
         model = build_model(config, num_classes=num_classes, image_size=size, key=key)
         state = nnx.to_pure_dict(nnx.state(model))
-        leaves = dict(zip(parameter_names(state), jax.tree.leaves(state), strict=True))
+        leaves = named_leaves(state)
         return {name: leaves[name] for name in names}
 
     return init(jax.random.key(seed))

@@ -5,14 +5,14 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from vit_jax.config_task import MaskedPatchesConfig
+from vit_jax.config.task import MaskedPatchesConfig
 from vit_jax.errors import ModelError
 from vit_jax.interop.load import filled
 from vit_jax.interop.native import open_native
 from vit_jax.interop.tensors import to_jax
 from vit_jax.models.registry import build_model
 from vit_jax.models.vit import ViT
-from vit_jax.run_folder import read_config
+from vit_jax.run.folder import read_config
 
 
 def load_masked_model(folder: Path, step: Path | None = None) -> tuple[ViT, MaskedPatchesConfig]:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax.checkpoint_about import best_step
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import named_leaves
+from vit_jax.run.about import best_step
 
 DESCRIPTION, ARRAYS = "model.json", "params"
 # Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
@@ -134,7 +134,7 @@ def _restore(path: Path) -> dict[str, np.ndarray]:
         found = checkpointer.restore(
             path.absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy)
         )  # fmt: skip
-    return dict(zip(parameter_names(found), jax.tree.leaves(found), strict=True))
+    return named_leaves(found)
 
 
 def _view(data: Mapping[str, Any]) -> dict[str, Any]:

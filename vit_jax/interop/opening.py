@@ -106,4 +106,4 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"a {type(found).__name__}, no object")
         return found
     except ValueError as error:
-        raise WeightsError(f"{path} is no JSON: {error}", "a config.json", "mend it") from None
+        raise WeightsError(f"{path} is no JSON: {error}", "a config.json", "fix it") from None

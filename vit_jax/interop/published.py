@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.rows import Row

@@ -20,7 +20,7 @@ from vit_jax.interop.rows import write_rows
 from vit_jax.models.registry import resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViT, ViTShape
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names
 
 # Values of options that a format can say; others would silently make another function of the same
 # weights. Options that come with parameters of their own are caught by the name tables.
@@ -251,7 +251,7 @@ def _require(loaded: Loaded, format: str, **values: tuple[Any, ...]) -> None:
 def _parameters(loaded: Loaded, *, with_table: bool) -> dict[str, np.ndarray]:
     """Returns our parameters by name; with a 1-D table also where positions are fixed or 2-D."""
     state = nnx.to_pure_dict(nnx.state(loaded.model))
-    names, leaves = parameter_names(state), jax.tree.leaves(state)
+    names, leaves = leaf_names(state), jax.tree.leaves(state)
     params = {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
     kind = loaded.options.position_embedding
     model = loaded.model

@@ -8,7 +8,7 @@ big_vision may keep all layers in one tensor.
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import Published, depth_of, grid_of, vit_options
 from vit_jax.interop.rows import Row, Same, Stacked, row

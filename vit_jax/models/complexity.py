@@ -20,7 +20,7 @@ from flax import nnx
 from jax.extend import core
 from jaxtyping import Array, Float
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.flops import forward_macs

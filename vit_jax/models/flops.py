@@ -1,6 +1,6 @@
 """Analytic operation counts, since XLA's own counts a scanned block once."""
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.models.registry import resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape, has_class_token, mlp_hidden

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError, nearest
 from vit_jax.models.resnet import ResNet, ResNetShape
 from vit_jax.models.vit import ViT, ViTShape
@@ -201,7 +201,7 @@ def create_model(
         num_classes: C; 0 for features instead of logits.
         image_size: side, or (height, width), in pixels.
         seed: of the initial values.
-        **options: any other key of `vit_jax.config.ModelConfig`, e.g. pooling="gap".
+        **options: any other key of `vit_jax.config.model.ModelConfig`, e.g. pooling="gap".
 
     Returns:
         A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes].

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import Head
 from vit_jax.models.inputs import check_images, check_intermediates

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.config import ModelConfig
+from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced

@@ -191,7 +191,7 @@ def _check_facts(found: list[dict[str, Any]]) -> None:
     """Raises ConfigError where a process has another config or code than process 0."""
     first = found[0]
     for process, other in enumerate(found[1:], start=1):
-        for part, mend in (
+        for part, fix in (
             ("code", "install the same revision on every host"),
             ("config", "start the same command on every host"),
         ):
@@ -204,7 +204,7 @@ def _check_facts(found: list[dict[str, Any]]) -> None:
             if rows:
                 raise ConfigError(
                     f"process {process} has another {part} ({first_few(rows, 4, '; ')})",
-                    "the same on all hosts", mend,
+                    "the same on all hosts", fix,
                 )  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def _check_devices(found: list[dict[str, Any]]) -> None:
         used = sum(len(row["ids"]) for row in rows if row["platform"] != "cpu")
         if used < allotted:
             shown = f"{used} of {allotted}" if used else f"none of {allotted}"
-            mend = (
+            fix = (
                 "start one process a host that sees them all, or one for each"
                 if used
                 else 'install jax for them, e.g. pip install "jax[cuda13]" or "jax[tpu]"; '
@@ -260,7 +260,7 @@ def _check_devices(found: list[dict[str, Any]]) -> None:
             raise ConfigError(
                 f"{shown} accelerators of {host} in use"
                 + ("" if used else f": JAX found only {rows[0]['kind']}"),
-                "all that were allotted", mend,
+                "all that were allotted", fix,
             )  # fmt: skip
     platforms = {row["platform"] for row in found}
     if len(platforms) > 1:

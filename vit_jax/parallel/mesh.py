@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.config import MeshConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 
 AXES = ("data", "fsdp", "tensor")

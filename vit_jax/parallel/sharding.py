@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.config import MeshConfig
-from vit_jax.config_mesh import Preset
+from vit_jax.config.mesh import MeshConfig, Preset
 from vit_jax.errors import ConfigError, nearest
+from vit_jax.named_tree import leaf_names, named_leaves
 
 Rule = tuple[str | None, ...]
 Rules = tuple[tuple[str, Rule], ...]
@@ -58,7 +58,7 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
         ConfigError: a rule of the config that fits no parameter, or devices along `tensor` that
             would all do the same work.
     """
-    leaves = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+    leaves = named_leaves(params)
     for pattern, rule in config.rules:
         matched = [name for name in leaves if re.fullmatch(pattern, name)]
         if not matched:
@@ -84,12 +84,6 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
     return rules
 
 
-def parameter_names(tree: Any) -> list[str]:
-    """Returns the names of a tree's leaves, keys joined by "/", in the order of its leaves."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return ["/".join(_key_name(k) for k in path) for path, _ in leaves]
-
-
 def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> Any:
     """Returns the value beside the first pattern that matches a whole name.
 
@@ -112,7 +106,7 @@ def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _F
     `fsdp`, for which it does not matter what is cut, goes to the largest dimension of the rule that
     it divides.
     """
-    names = parameter_names(params)
+    names = leaf_names(params)
     leaves, treedef = jax.tree.flatten(params)
     specs = [
         _fit_spec(match_first(name, rules, "mesh.rules"), leaf.shape, mesh)
@@ -135,7 +129,7 @@ def state_shardings(
         mesh: the mesh.
         rules: of the parameters.
     """
-    names = parameter_names(params)
+    names = leaf_names(params)
     placed = jax.tree.leaves(parameter_shardings(params, mesh, rules))
     shardings = dict(zip(names, placed, strict=True))
     shapes = dict(zip(names, (p.shape for p in jax.tree.leaves(params)), strict=True))

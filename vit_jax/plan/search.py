@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vit_jax.config import Config
-from vit_jax.config_mesh import Preset
+from vit_jax.config.mesh import Preset
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import resolve
 from vit_jax.models.resnet import ResNetShape
@@ -107,11 +107,10 @@ def with_setting(
 ) -> Config:
     """Returns the run with another batch size, mesh, preset and remat policy."""
     data, fsdp, tensor = mesh
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, remat=remat),
-        data=dataclasses.replace(config.data, global_batch_size=batch_size),
-        mesh=dataclasses.replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor, preset=preset),
+    return config.replace(
+        model=config.model.replace(remat=remat),
+        data=config.data.replace(global_batch_size=batch_size),
+        mesh=config.mesh.replace(data=data, fsdp=fsdp, tensor=tensor, preset=preset),
     )
 
 

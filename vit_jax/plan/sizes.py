@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.known import KNOWN, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError

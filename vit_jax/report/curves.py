@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.metrics import read_metrics
 from vit_jax.report.fields import Fields, select
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run, natural
 from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
 from vit_jax.report.words import legend_title, show, title_of
+from vit_jax.run.metrics import read_metrics
 
 # With more lines than these in a panel, markers hide them.
 _MOST_MARKED = 9

@@ -102,7 +102,7 @@ def own_effort(run: Run) -> tuple[int | None, int | None, float | None]:
 
 
 def _flops_per_image(run: Run) -> int | None:
-    from vit_jax.config import ModelConfig
+    from vit_jax.config.model import ModelConfig
     from vit_jax.models.flops import forward_macs, training_flops
 
     size = run.config.get("data.image_size")

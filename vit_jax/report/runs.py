@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import RunFolderError
-from vit_jax.metrics import read_metrics
+from vit_jax.run.metrics import read_metrics
 
 # Beside a config.json, any of these makes a folder one of a run.
 _SIGNS = ("env.json", "metrics.jsonl", "result.json")

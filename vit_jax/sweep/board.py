@@ -5,9 +5,10 @@ import json
 import time
 from typing import Any
 
-from vit_jax.config import Config, ModelConfig
-from vit_jax.config_file import load_config
-from vit_jax.config_init import AUTO, OF_THE_RUN
+from vit_jax.config.file import load_config
+from vit_jax.config.init import AUTO, OF_THE_RUN
+from vit_jax.config.model import ModelConfig
+from vit_jax.config.run import Config
 from vit_jax.errors import UserError, first_few
 from vit_jax.schema import differences
 from vit_jax.sweep.plan import Plan, PlannedJob

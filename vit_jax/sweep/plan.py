@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config import Config
-from vit_jax.config_file import load_config, run_python
+from vit_jax.config.file import load_config, run_python
+from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
 from vit_jax.schema import parse_override
 from vit_jax.sweep.jobs import REFERENCE, Job, Selection
@@ -248,7 +248,7 @@ def _load(name: str, job: Job) -> Config | None:
             key, _, value = text.partition("=")
             parse_override(Config, key, value)
     except UserError as error:
-        raise type(error)(f"job {name!r}: {error.got}", error.expected, error.mend) from error
+        raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
     return None
 
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
+from vit_jax.config.split_overlap import may_share, shares
 from vit_jax.errors import SweepError, nearest
-from vit_jax.split_overlap import may_share, shares
 from vit_jax.sweep.jobs import Selection, better
 
 

@@ -9,7 +9,7 @@ of a small and of a full scale may, it is what `get_report(arg)` returns instead
 import dataclasses
 from typing import Any
 
-from vit_jax.config_file import run_python
+from vit_jax.config.file import run_python
 from vit_jax.errors import SweepError
 from vit_jax.report.requests import read_report
 from vit_jax.sweep.jobs import Job, Selection, as_job

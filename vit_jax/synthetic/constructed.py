@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.config_synthetic import NetworkConfig
+from vit_jax.config.synthetic import NetworkConfig
 from vit_jax.synthetic.convolution import Convolution, OffsetAttention
 from vit_jax.synthetic.networks import Attending, SequenceModel
 from vit_jax.synthetic.tasks import Association, DoubleIf

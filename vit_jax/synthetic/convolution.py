@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config_synthetic import ConvolutionConfig
+from vit_jax.config.synthetic import ConvolutionConfig
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.layers import softmax
 from vit_jax.models.products import LinearGeneral

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from vit_jax.config_synthetic import SyntheticConfig
+from vit_jax.config.synthetic import SyntheticConfig
 from vit_jax.errors import DivergenceError
 from vit_jax.rng import stream
 from vit_jax.synthetic.constructed import solve_association, solve_convolution, solve_double_if

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from vit_jax.config_synthetic import SyntheticTrainingConfig
+from vit_jax.config.synthetic import SyntheticTrainingConfig
 from vit_jax.errors import DivergenceError
 from vit_jax.rng import stream
 

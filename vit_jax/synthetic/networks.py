@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from vit_jax.config_synthetic import NetworkConfig
+from vit_jax.config.synthetic import NetworkConfig
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.layers import gelu
 from vit_jax.models.mlp import Mlp

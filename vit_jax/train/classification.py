@@ -1,6 +1,5 @@
 """The task of classification: flips, erasing and mixing, and a loss of logits and labels."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
 from vit_jax.evaluation.classification import make_eval_step
 from vit_jax.models.flops import forward_macs
@@ -44,7 +43,7 @@ def classification(
     def forward(params: Any, batch: Batch, **options: Any) -> Any:
         return nnx.merge(graphdef, params)(batch["image"], **options)
 
-    plain_loss = dataclasses.replace(config.loss, label_smoothing=0.0)
+    plain_loss = config.loss.replace(label_smoothing=0.0)
     return Task(
         build=build,
         graphdef=graphdef,

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch
 from vit_jax.errors import DivergenceError
+from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.placement import Placement, placed
-from vit_jax.parallel.sharding import parameter_names
 from vit_jax.rng import stream
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -118,7 +118,7 @@ class _Table:
         )  # fmt: skip
 
     def add_tree(self, kind: str, tree: Any, *, backwards: bool = False) -> None:
-        named = list(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
+        named = list(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
         for name, leaf in reversed(named) if backwards else named:
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
                 self.add(f"{kind} {name}", leaf)
@@ -171,8 +171,6 @@ def diverged(what: str, step: int, kept: list[int], left_out: int) -> Divergence
 def explained(error: DivergenceError, facts: list[TensorFacts], path: Path) -> DivergenceError:
     """Returns the error with the first bad tensor, and where the report of all is."""
     bad = first_bad(facts) or "all tensors finite"
-    made = DivergenceError(
-        f"{error.got} (run again: {bad}; see {path})", error.expected, error.mend
-    )
+    made = DivergenceError(f"{error.got} (run again: {bad}; see {path})", error.expected, error.fix)
     made.step, made.leave_out = error.step, error.leave_out
     return made

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config_stopping import EarlyStoppingConfig
+from vit_jax.config.early_stopping import EarlyStoppingConfig
 
 
 class EarlyStopping:

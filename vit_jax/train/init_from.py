@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import Config, ModelConfig
-from vit_jax.config_init import AUTO, OF_THE_RUN
+from vit_jax.config.init import AUTO, OF_THE_RUN
+from vit_jax.config.model import ModelConfig
+from vit_jax.config.run import Config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
@@ -19,7 +20,7 @@ from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.registry import resolve
 from vit_jax.models.vit import ViTShape
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
@@ -80,7 +81,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
             **config.model.to_mapping(),
         )
     leaves, treedef = jax.tree.flatten(abstract.params)
-    wanted = dict(zip(parameter_names(abstract.params), leaves, strict=True))
+    wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
     # What serves the run's own task alone is not in the weights of a model.
     of_task = [n for n in wanted if n not in found.arrays and n not in found.lacking]
     found.report.add(Status.REINITIALISED, *of_task)
@@ -110,7 +111,7 @@ def _new_parameters(
 
     def init() -> dict[str, jax.Array]:
         params = program.init_params()
-        named = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+        named = named_leaves(params)
         return {name: named[name] for name in wanted}
 
     return jax.jit(init, out_shardings={name: leaf.sharding for name, leaf in wanted.items()})()
@@ -156,7 +157,7 @@ def _keys_of_the_config() -> Iterator[None]:
         yield
     except WeightsError as error:
         names = r"\b(allow_missing|allow_unexpected|grid|normalization|keep_head)\b"
-        mend = re.sub(names, r"init.\1", error.mend)
-        mend = re.sub(r"\bnum_heads\b", "model.num_heads", mend)
-        mend = mend.replace("num_classes", "data.num_classes")
-        raise WeightsError(error.got, error.expected, mend) from None
+        fix = re.sub(names, r"init.\1", error.fix)
+        fix = re.sub(r"\bnum_heads\b", "model.num_heads", fix)
+        fix = fix.replace("num_classes", "data.num_classes")
+        raise WeightsError(error.got, error.expected, fix) from None

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.config import Config
+from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.config.run import Config
 from vit_jax.data.balance import build_balance
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
@@ -27,9 +27,7 @@ from vit_jax.data.sources import (
     with_subset_hash,
 )
 from vit_jax.data.transforms import make_train_transform
-from vit_jax.durations import duration_in_steps, is_due
 from vit_jax.errors import DivergenceError
-from vit_jax.metrics import ExampleLog, MetricsWriter
 from vit_jax.parallel.hosts import (
     StopAgreement,
     barrier,
@@ -38,7 +36,9 @@ from vit_jax.parallel.hosts import (
     is_first_host,
 )
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
-from vit_jax.run_folder import RunFolder
+from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.folder import RunFolder
+from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.train.attention_watch import make_attention_watch
 from vit_jax.train.divergence import diverged, examine_step, explained, write_report
 from vit_jax.train.measuring import Measuring, open_evaluators

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config import LossConfig
+from vit_jax.config.classification import LossConfig
 
 Labels = Int[Array, " B"] | Float[Array, "B C"]
 LossFn = Callable[[Float[Array, "B C"], Labels], Float[Array, " B"]]

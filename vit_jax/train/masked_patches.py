@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.evaluation.masked_patches import corrupted_batch, make_eval_step, patch_losses
 from vit_jax.models.corruption import Corruption

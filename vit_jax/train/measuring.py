@@ -8,12 +8,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.config import Config
-from vit_jax.durations import duration_in_steps, is_due
+from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.config.run import Config
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.metrics import MetricsWriter
 from vit_jax.parallel.hosts import first_does
+from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.metrics import MetricsWriter
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.fewshot import FewshotWatch
 from vit_jax.train.program import Program

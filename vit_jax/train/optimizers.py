@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.config_optimizer import OptimizerConfig
+from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.parallel.sharding import match_first, parameter_names
+from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.parallel.sharding import match_first
 
 # Optimizers of optax that need more than gradients: a loss value, a key, gradients by example.
 _NEED_MORE = {"lbfgs", "polyak_sgd", "noisy_sgd", "dpsgd"}
@@ -147,7 +148,7 @@ def _by_layer(base: optax.GradientTransformation, params: Any) -> optax.Gradient
         return jax.vmap(base.update)(updates, state, params)
 
     def labels(params: Any) -> Any:
-        stacks = [_stack_of(name) or "plain" for name in parameter_names(params)]
+        stacks = [_stack_of(name) or "plain" for name in leaf_names(params)]
         return jax.tree.unflatten(jax.tree.structure(params), stacks)
 
     # One transformation a stack, since stacks differ in depth.
@@ -183,7 +184,7 @@ def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
         ConfigError: a parameter that no pattern covers.
     """
     key = "optimizer.weight_decay_mask"
-    decayed = [match_first(n, config.weight_decay_mask, key) for n in parameter_names(params)]
+    decayed = [match_first(n, config.weight_decay_mask, key) for n in leaf_names(params)]
     return jax.tree.unflatten(jax.tree.structure(params), decayed)
 
 
@@ -193,7 +194,7 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     Raises:
         ConfigError: a pattern that matches no parameter, or all parameters frozen.
     """
-    names = parameter_names(params)
+    names = leaf_names(params)
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in names):
             close = nearest(pattern, names)
@@ -213,12 +214,12 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
 
 def _scale_layers(scales: Any) -> optax.GradientTransformation:
     """Multiplies each update by its factor in a tree that may hold more, e.g. frozen parameters."""
-    by_name = dict(zip(parameter_names(scales), jax.tree.leaves(scales), strict=True))
+    by_name = named_leaves(scales)
 
     def update(updates: Any, params: Any = None) -> Any:
         del params
         leaves, treedef = jax.tree.flatten(updates)
-        named = zip(parameter_names(updates), leaves, strict=True)
+        named = zip(leaf_names(updates), leaves, strict=True)
         return jax.tree.unflatten(treedef, [u * by_name[n].astype(u.dtype) for n, u in named])
 
     return optax.stateless(update)
@@ -235,7 +236,7 @@ def layer_scales(params: Any, decay: float) -> Any:
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
     leaves, treedef = jax.tree.flatten(params)
-    places = [_place(name) for name in parameter_names(params)]
+    places = [_place(name) for name in leaf_names(params)]
     first, last = _first_layers(dict(zip(places, leaves, strict=True)))
 
     def scale(place: _Place, leaf: Any) -> np.ndarray:

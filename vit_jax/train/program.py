@@ -14,8 +14,8 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.config import Config
-from vit_jax.durations import duration_in_steps
+from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step
 from vit_jax.models.flops import training_flops

@@ -5,8 +5,8 @@ import logging
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config_optimizer import ScheduleConfig
-from vit_jax.durations import duration_in_steps
+from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.optimizer import ScheduleConfig
 
 log = logging.getLogger(__name__)
 

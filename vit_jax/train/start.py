@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import CheckpointFolder
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DataError
 from vit_jax.interop.report import LoadReport
+from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState

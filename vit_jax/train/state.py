@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from vit_jax.config import MeshConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.parallel.sharding import sharding_rules, state_shardings
 
 

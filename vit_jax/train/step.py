@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from vit_jax.config import Config
+from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
 from vit_jax.train.state import TrainState

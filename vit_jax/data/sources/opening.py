@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config import Config, DataConfig
-from vit_jax.config_data import MemberConfig
+from vit_jax.config.data import DataConfig, MemberConfig
+from vit_jax.config.run import Config
 from vit_jax.data.sources.base import LabelledSource, Source
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.huggingface import HuggingFaceSource
@@ -83,8 +83,8 @@ def with_subset_hash(config: Config, training: TrainingData) -> Config:
     """Returns the config with the hash of the subset that it trains on."""
     if training.manifest is None:
         return config
-    subset = dataclasses.replace(config.data.subset, hash=training.manifest["hash"])
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, subset=subset))
+    subset = config.data.subset.replace(hash=training.manifest["hash"])
+    return config.replace(data=config.data.replace(subset=subset))
 
 
 def class_count(source: Source, wanted: int | None) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config_data import SubsetConfig
+from vit_jax.config.data import SubsetConfig
 from vit_jax.data.sources.base import Example, LabelledSource, Source, hash_of
 from vit_jax.errors import DataError
 

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vit_jax.config_data import SourceKind
-from vit_jax.config_mesh import MeshConfig
-from vit_jax.durations import check_duration
+from vit_jax.config.data import SourceKind
+from vit_jax.config.durations import check_duration
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.split_overlap import shares
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
-from vit_jax.split_overlap import shares
 
 Method = Literal["least_squares", "knn", "linear_probe"]
 
@@ -122,7 +122,7 @@ class FewshotConfig(Section):
         self._check_least("knn_neighbours", 1)
         for key in ("l2_grid", "probe_c"):
             if min(getattr(self, key)) <= 0:
-                raise ConfigError(f"'{key}' is {getattr(self, key)}", "numbers above 0", "mend it")
+                raise ConfigError(f"'{key}' is {getattr(self, key)}", "numbers above 0", "fix it")
         if max(self.seeds) >= 2**32:
             raise ConfigError(f"'seeds' is {self.seeds}", "numbers below 2**32", "correct it")
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from vit_jax.durations import check_duration
+from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.config import Config
-from vit_jax.config_file import set_key
+from vit_jax.config.file import set_key
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.run_folder import RunFolder, environment, git_revision, read_config
+from vit_jax.run.folder import RunFolder, environment, git_revision, read_config
 
 _HOLD = """
 import fcntl, sys

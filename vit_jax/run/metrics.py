@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from vit_jax.config import LoggingConfig
+from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.files import write_atomically
 

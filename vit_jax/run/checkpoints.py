@@ -17,12 +17,12 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from vit_jax.checkpoint_about import describe, find_steps
-from vit_jax.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
-from vit_jax.config import CheckpointConfig
+from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
-from vit_jax.parallel.sharding import parameter_names
-from vit_jax.run_folder import environment
+from vit_jax.named_tree import leaf_names
+from vit_jax.run.about import describe, find_steps
+from vit_jax.run.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
+from vit_jax.run.folder import environment
 
 # Orbax item name -> attribute of the training state.
 _ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
@@ -282,9 +282,7 @@ def result_params(
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree.leaves(tree)
-    return {
-        name: tuple(leaf.shape) for name, leaf in zip(parameter_names(tree), leaves, strict=True)
-    }
+    return {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(tree), leaves, strict=True)}
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.config import LoggingConfig
+from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.metrics import ExampleLog, MetricsWriter, example_hash, read_metrics
+from vit_jax.run.metrics import ExampleLog, MetricsWriter, example_hash, read_metrics
 
 PLAIN = LoggingConfig(tensorboard=False)
 
@@ -127,7 +127,7 @@ def test_weights_and_biases_asked_for_but_missing_is_a_config_error(tmp_path, mo
     with pytest.raises(ConfigError) as caught:
         writer(tmp_path, LoggingConfig(wandb_project="vits"))
     assert caught.value.got == "'logging.wandb_project' is 'vits' but wandb is not installed"
-    assert "pip install wandb" in caught.value.mend
+    assert "pip install wandb" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_a_run_folder_error(tmp_path):
     with pytest.raises(RunFolderError) as caught, writer(tmp_path) as made:
         made.write(1, {"train/loss": 1.0})
     assert caught.value.got == f"cannot write {tmp_path}/metrics.jsonl: No space left on device"
-    assert "the last complete checkpoint is kept" in caught.value.mend
+    assert "the last complete checkpoint is kept" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])

@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 import jax
 
-from vit_jax.config import Config
-from vit_jax.config_file import load_config, read_mapping
+from vit_jax.config.file import load_config, read_mapping
+from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError, first_few
 from vit_jax.files import write_atomically
 from vit_jax.parallel import hosts

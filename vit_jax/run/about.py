@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from vit_jax.errors import CheckpointError
-from vit_jax.parallel.sharding import parameter_names
+from vit_jax.named_tree import leaf_names
 
 # The file that Orbax keeps a JSON item in.
 _FILE = "metadata"
@@ -52,7 +52,7 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
 
 
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:
-    named = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
+    named = zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
     return {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in named}
 
 

@@ -3,10 +3,10 @@
 import jax
 import pytest
 
-from vit_jax import checkpoint_hosts
-from vit_jax.checkpoint_hosts import host_options, told_who_is_missing
 from vit_jax.errors import HostsError
 from vit_jax.parallel import hosts
+from vit_jax.run import checkpoint_hosts
+from vit_jax.run.checkpoint_hosts import host_options, told_who_is_missing
 
 # As jaxlib 0.10.2 words it; today by number, before by the name of a task.
 LATE = (

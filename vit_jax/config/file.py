@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config import Config
-from vit_jax.config_init import AUTO
-from vit_jax.durations import DURATION_UNITS
+from vit_jax.config.durations import DURATION_UNITS
+from vit_jax.config.init import AUTO
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.schema import parse_override
 
@@ -152,7 +152,7 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
         raise ConfigError(
             f"{path}, line {line}: {type(error).__name__}: {error}",
             f"a {option} file that runs",
-            f"mend that line, or the part after ':' in --{option}",
+            f"fix that line, or the part after ':' in --{option}",
         ) from error
 
 

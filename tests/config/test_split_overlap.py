@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from vit_jax.config.split_overlap import may_share, shares
 from vit_jax.data.sources.splits import expand_presets, read_split
-from vit_jax.split_overlap import may_share, shares
 
 SIZES = {"train": 1000, "test": 300}
 SPLITS = (

@@ -2,15 +2,12 @@ import json
 
 import pytest
 
-from vit_jax.config import (
-    CheckpointConfig,
-    Config,
-    EvaluationConfig,
-    MeshConfig,
-)
-from vit_jax.config_file import load_config, parse_arg, set_key
-from vit_jax.config_optimizer import ScheduleConfig
-from vit_jax.durations import duration_in_steps
+from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.evaluation import EvaluationConfig
+from vit_jax.config.file import load_config, parse_arg, set_key
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.optimizer import ScheduleConfig
+from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences, parse_override
 
@@ -110,7 +107,7 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(key, hint):
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping(mapping(**{key: 1}))
     assert caught.value.got == f"unknown config key '{key.replace('__', '.')}'"
-    assert caught.value.mend == f"did you mean '{hint}'?"
+    assert caught.value.fix == f"did you mean '{hint}'?"
 
 
 def test_min_area_above_max_area_is_refused():

@@ -1,0 +1,60 @@
+"""Imports inside the package go one way: a package imports only those in the rows above its own."""
+
+import ast
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
+
+# Modules of one row may import each other, unless the row is a package of its own.
+_LAYERS = (
+    ("errors",),
+    ("files", "rng", "tables", "named_tree", "schema"),
+    ("config",),
+    ("parallel",),
+    ("models",),
+    ("run",),
+    ("data",),
+    ("interop",),
+    ("evaluation",),
+    ("tasks",),
+    ("train",),
+    ("bench",),
+    ("plan",),
+    ("analysis",),
+    ("report",),
+    ("sweep",),
+    ("synthetic",),
+    ("commands",),
+    ("__main__", "__init__"),
+)
+_ROW = {name: row for row, names in enumerate(_LAYERS) for name in names}
+
+
+def _imports() -> list[tuple[str, str]]:
+    """Returns (module, imported module) pairs, both without the leading `vit_jax.`."""
+    pairs = []
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vit_jax."):
+                pairs.append((module, node.module.removeprefix("vit_jax.")))
+            elif isinstance(node, ast.Import):
+                names = [a.name for a in node.names if a.name.startswith("vit_jax.")]
+                pairs += [(module, name.removeprefix("vit_jax.")) for name in names]
+    return pairs
+
+
+def test_every_package_has_a_layer():
+    modules = {p.stem for p in _PACKAGE.glob("*.py")}
+    assert modules | {p.parent.name for p in _PACKAGE.glob("*/__init__.py")} <= set(_ROW)
+
+
+def test_no_package_imports_one_of_a_later_layer():
+    pairs = _imports()
+    assert len(pairs) > 300
+    upward = [
+        f"{module} imports {imported}"
+        for module, imported in pairs
+        if _ROW[imported.split(".")[0]] > _ROW[module.split(".")[0]]
+    ]
+    assert upward == []

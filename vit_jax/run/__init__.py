@@ -1,0 +1,1 @@
+"""Where a run lives: its folder, checkpoints and metrics."""

@@ -1,1 +1,0 @@
-"""How published work fine-tunes and evaluates: tables that recipes and sweeps share."""
