@@ -118,11 +118,13 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = x + _residual(constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate)
+        x = x + residual_branch(
+            constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
+        )
         x = x if pre else self.attention_norm(x)
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = x + _residual(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
+        x = x + residual_branch(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
         x = x if pre else self.mlp_norm(x)
 
         found |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
@@ -135,7 +137,7 @@ def _add_position(
     return x if position is None else x + position.astype(x.dtype)
 
 
-def _residual(
+def residual_branch(
     branch: Float[Array, "B N D"],
     scale: nnx.Param | None,
     key: jax.Array | None,

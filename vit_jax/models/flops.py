@@ -125,9 +125,7 @@ def model_macs(model: Any) -> int:
 
 def _module_macs(module: Any, x: jax.ShapeDtypeStruct) -> int:
     graphdef, state = nnx.split(module)
-    return traced_macs(
-        lambda params, x: nnx.merge(graphdef, params)(x), nnx.to_pure_dict(state), x
-    )
+    return traced_macs(lambda params, x: nnx.merge(graphdef, params)(x), nnx.to_pure_dict(state), x)
 
 
 def training_flops(macs: int) -> int:

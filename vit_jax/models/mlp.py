@@ -23,6 +23,8 @@ class Mlp(nnx.Module):
         hidden: features between the two layers.
         gelu_approximate: use the tanh approximation instead of the exact erf form.
         dropout_rate: rate after each dense layer.
+        kernel_init: of both kernels.
+        bias_init: of both biases.
         dtype: type the matmuls run in.
         rngs: source of the initial values.
     """
@@ -34,11 +36,13 @@ class Mlp(nnx.Module):
         *,
         gelu_approximate: bool = True,
         dropout_rate: float = 0.0,
+        kernel_init: nnx.Initializer = _kernel_init,
+        bias_init: nnx.Initializer = _bias_init,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         make = partial(
-            nnx.Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
+            nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
         )
         self.expand = make(width, hidden)
         self.contract = make(hidden, width)

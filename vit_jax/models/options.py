@@ -1,6 +1,5 @@
 """The options that every model family has. Each family adds its own in a section of its own."""
 
-import dataclasses
 from typing import ClassVar, Literal, TypeVar
 
 from vit_jax.schema import Section, option
@@ -11,24 +10,24 @@ AUTO = "auto"
 C = TypeVar("C", bound="ModelConfig")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     """What `create_model` builds."""
 
-    # For messages: which models have these options.
-    family: ClassVar[str] = "every family"
+    kind: ClassVar[str] = "a model"
 
-    # The paper's name, e.g. `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`, `Mixer-B/16`; or `auto`: the
-    # model in `init_from`, with the options that are set here changed.
     name: str = option()
-    # Initial bias of the head. -10 suits sigmoid cross-entropy over many classes.
+    """The paper's name, e.g. `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`, `Mixer-B/16`; or `auto`: the
+    model in `init_from`, with the options that are set here changed.
+    """
     head_bias_init: float = option(0.0)
-    # Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32.
+    """Initial bias of the head. -10 suits sigmoid cross-entropy over many classes."""
     dtype: Literal["float32", "bfloat16"] = option("float32")
-    # What a block keeps for its backward pass: everything, matmul results, or only its input.
+    """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
     remat: Literal["none", "dots", "full"] = option("none", changes_result=False)
-    # True: one compiled block, looped over the depth. False: the blocks are compiled one by one.
+    """What a block keeps for its backward pass: everything, matmul results, or only its input."""
     scan: bool = option(True, changes_result=False)
+    """True: one compiled block, looped over the depth. False: the blocks are compiled one by one.
+    """
 
     def on_any_platform(self: C) -> C:
         """Returns options of the same model without kernels that only some platforms have."""

@@ -1,9 +1,8 @@
 """The model families, and functions that find and make a model by its name."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -21,7 +20,6 @@ from vit_jax.named_tree import named_leaves
 FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
     """Options of a model that is not known yet, because `name` is "auto".
 
@@ -29,7 +27,7 @@ class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[r
     those that were set.
     """
 
-    family = "any family"
+    kind: ClassVar[str] = "any model"
 
 
 def list_models() -> list[str]:

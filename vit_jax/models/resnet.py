@@ -38,14 +38,13 @@ RESNET_UNITS = {
 _WIDTHS = (1, 2, 3, 4)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNetConfig(ModelConfig):
     """Options of a BiT ResNet."""
 
-    family: ClassVar[str] = "ResNet"
+    kind: ClassVar[str] = "a ResNet"
 
-    # Width of a tanh layer before the head, used in pretraining. None: no such layer.
     representation_size: int | None = option(None, at_least=1)
+    """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,7 +432,11 @@ RESNET = Family(
     sharding_rules=(*HEAD_RULES, (r"trunk/.*/kernel", (None, None, None, "fsdp"))),
     layer_order=(
         r"trunk/conv_root/.*",
-        *(rf"trunk/stage{stage}/{part}/.*" for stage in range(1, 5) for part in ("first", "blocks")),
+        *(
+            rf"trunk/stage{stage}/{part}/.*"
+            for stage in range(1, 5)
+            for part in ("first", "blocks")
+        ),
     ),
     formats=("big_transfer",),
 )

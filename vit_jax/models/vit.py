@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
@@ -30,6 +29,7 @@ from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.options import ModelConfig
+from vit_jax.models.patches import PatchEmbedding
 from vit_jax.models.position import Table, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, ResNetShape, Trunk
 from vit_jax.models.stacking import remat_on
@@ -38,49 +38,50 @@ from vit_jax.schema import option
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig(ModelConfig):
     """Options of a ViT or a hybrid.
 
     Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own.
     """
 
-    family: ClassVar[str] = "ViT"
+    kind: ClassVar[str] = "a ViT"
 
-    # Sizes that replace those of the name. None: as named.
     width: int | None = option(None, at_least=1)
+    """Sizes that replace those of the name. None: as named."""
     depth: int | None = option(None, at_least=1)
     mlp_dim: int | None = option(None, at_least=1)
     num_heads: int | None = option(None, at_least=1)
-    # How tokens become one feature vector: the class token, the mean of the patches, attention
-    # pooling, or all patches concatenated.
     pooling: Literal["token", "gap", "map", "flatten"] = option("token")
-    # Whether there is a class token. None: only with pooling "token".
+    """How tokens become one feature vector: the class token, the mean of the patches, attention
+    pooling, or all patches concatenated.
+    """
     class_token: bool | None = option(None)
+    """Whether there is a class token. None: only with pooling "token"."""
     position_embedding: Literal[
         "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
     ] = option("learned_1d")
-    # Where the position table is added: after the patch embedding; to the input of every block,
-    # each with its own table; or the same table to the input of every block (D.4).
     position_placement: Literal["stem", "every_layer", "shared"] = option("stem")
+    """Where the position table is added: after the patch embedding; to the input of every block,
+    each with its own table; or the same table to the input of every block (D.4).
+    """
     norm_placement: Literal["pre", "post"] = option("pre")
     norm_epsilon: float = option(1e-6, above=0)
-    # Extra learned tokens without a position (arXiv:2309.16588).
     num_registers: int = option(0, at_least=0)
-    # Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale.
+    """Extra learned tokens without a position (arXiv:2309.16588)."""
     layer_scale: float | None = option(None, above=0)
-    # LayerNorm on queries and keys (arXiv:2302.05442).
+    """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale."""
     qk_norm: bool = option(False)
+    """LayerNorm on queries and keys (arXiv:2302.05442)."""
     qkv_bias: bool = option(True)
     mlp: Literal["gelu", "swiglu"] = option("gelu")
-    # True: the tanh approximation that the paper's code uses. False: the exact erf form.
     gelu_approximate: bool = option(True)
-    # Width of a tanh layer before the head, used in pretraining. None: no such layer.
+    """True: the tanh approximation that the paper's code uses. False: the exact erf form."""
     representation_size: int | None = option(None, at_least=1)
-    # After every dense layer except qkv, and after the position embedding (Table 3).
+    """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
     dropout: float = option(0.0, at_least=0, below=1)
-    # Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382).
+    """After every dense layer except qkv, and after the position embedding (Table 3)."""
     stochastic_depth: float = option(0.0, at_least=0, below=1)
+    """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
     attention_implementation: Literal["auto", "xla", "cudnn", "einsum"] = option(
         "auto", changes_result=False
     )
@@ -193,34 +194,6 @@ def vit_shape(options: ViTConfig) -> ViTShape:
 
 
 _SIZES = _listed()
-
-
-class PatchEmbedding(nnx.Module):
-    """Cuts an image, or a feature map of C channels, into patches and projects each linearly.
-
-    The kernel has the shape of a convolution's, [P, P, C, D], but is applied as one matmul.
-
-    Source: arXiv:2010.11929, equation 1.
-    """
-
-    def __init__(
-        self, patch_size: int, channels: int, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs
-    ):  # fmt: skip
-        shape = (patch_size, patch_size, channels, width)
-        self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(width))
-        self.patch_size = patch_size
-        self.dtype = dtype
-
-    def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B N D"]:
-        """Returns the embedded patches in raster order."""
-        batch, height, width, channels = images.shape
-        p = self.patch_size
-        patches = images.reshape(batch, height // p, p, width // p, p, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
-        kernel = self.kernel[...].reshape(p * p * channels, -1)
-        embedded = constrain(patches.astype(self.dtype) @ kernel.astype(self.dtype), "batch")
-        return embedded + self.bias[...].astype(self.dtype)[None, None]
 
 
 class ViT(ImageModel):
@@ -487,7 +460,10 @@ def _build_tokens(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
 
 
 def mlp_hidden(shape: ViTShape, options: ViTConfig) -> int:
-    """Returns the hidden features of a block's MLP; two thirds with SwiGLU, unless `mlp_dim` is set."""
+    """Returns the hidden features of a block's MLP.
+
+    SwiGLU has two thirds of the shape's, unless the options set `mlp_dim`.
+    """
     if options.mlp == "swiglu" and options.mlp_dim is None:
         return swiglu_hidden(shape.mlp_dim)
     return shape.mlp_dim

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.errors import ConfigError
-from vit_jax.models.placement import Placement, placed
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import batch_parts
 from vit_jax.train.program import Program
 
@@ -44,7 +44,7 @@ def make_attention_watch(program: Program) -> Callable[[Any, Batch], dict[str, f
         return found[name].max((1, 2))
 
     everywhere = NamedSharding(program.mesh, PartitionSpec())
-    layers_fn = jax.jit(placed(layers, Placement(program.mesh)), out_shardings=everywhere)
+    layers_fn = jax.jit(with_mesh(layers, program.mesh), out_shardings=everywhere)
 
     def watch_fn(params: Any, batch: Batch) -> dict[str, float]:
         values = jax.device_get(layers_fn(params, batch["image"]))

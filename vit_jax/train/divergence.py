@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch
 from vit_jax.errors import DivergenceError
-from vit_jax.models.placement import Placement, placed
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.named_tree import leaf_names
 from vit_jax.rng import stream
 from vit_jax.train.program import Program
@@ -77,9 +77,8 @@ def examine_step(program: Program, state: TrainState, batch: Batch) -> list[Tens
         table.add_tree("metric", metrics)
         return table.facts
 
-    placement = Placement(program.mesh, config.mesh.gradient_dtype)
     everywhere = NamedSharding(program.mesh, PartitionSpec())
-    look_fn = jax.jit(placed(look, placement), out_shardings=everywhere)
+    look_fn = jax.jit(with_mesh(look, program.mesh), out_shardings=everywhere)
     found = jax.device_get(look_fn(state, batch))
     return [
         TensorFacts(name, size, int(not_finite), float(largest))

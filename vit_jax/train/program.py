@@ -18,8 +18,8 @@ from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.flops import training_flops
-from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.train.classification import classification
@@ -155,7 +155,6 @@ def build_program(
     start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
-    placement = Placement(mesh, config.mesh.gradient_dtype)
     step_fn = make_train_step(
         config,
         batch_loss=task.batch_loss,
@@ -171,10 +170,10 @@ def build_program(
         task=task,
         total_steps=total_steps,
         schedule=schedule,
-        step_fn=placed(step_fn, placement),
+        step_fn=with_mesh(step_fn, mesh),
         abstract=abstract,
         init_params=init_params,
         start_from=start_from,
-        eval_step=jit_eval_step(placed(task.eval_step, placement), shardings, mesh),
+        eval_step=jit_eval_step(with_mesh(task.eval_step, mesh), shardings, mesh),
         flops_per_image=training_flops(task.forward_macs),
     )
