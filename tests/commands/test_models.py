@@ -57,14 +57,15 @@ def few(monkeypatch, *names):
 
 
 def test_a_table_of_models(show, monkeypatch):
-    few(monkeypatch, "ViT-B/16", "ViT-Mini/4", "BiT-R26x1")
+    few(monkeypatch, "ViT-B/16", "ViT-Mini/4", "BiT-R26x1", "Mixer-S/32")
     lines = show()
-    assert lines[0] == "3 models, 1,000 classes, float32"
+    assert lines[0] == "4 models, 1,000 classes, float32"
     assert row(lines, "ViT-B/16") == [
         "ViT-B/16", "224", "197", "86.6 M", "17.56", "35.13", "154.9 MB",
     ]  # fmt: skip
     assert row(lines, "ViT-Mini/4")[:4] == ["ViT-Mini/4", "32", "65", "1.5 M"]
     assert row(lines, "BiT-R26x1")[1:3] == ["224", "-"]
+    assert row(lines, "Mixer-S/32")[1:4] == ["224", "49", "19.1 M"]
     assert "1 GMAC = 1e9 multiply-accumulates = 2 GFLOPs" in " ".join(lines)
 
 
@@ -96,14 +97,14 @@ def test_named_models_with_options(show):
 def test_one_vit(show):
     lines = show("ViT-B/16")
     assert lines[0] == "ViT-B/16 at 224 x 224 px, 1,000 classes, float32"
-    assert row(lines, "heads") == ["heads", "12", "of 64"]
+    assert row(lines, "heads") == ["heads", "12", "of 64 features"]
     assert row(lines, "grid") == ["grid", "14 x 14", "stride 16 px"]
     assert row(lines, "tokens") == ["tokens", "197", "class token + 196 patches"]
     assert row(lines, "encoder") == ["encoder", "85,054,464", "98.3%"]
     assert row(lines, "parameters") == ["parameters", "86,567,656"]
     assert row(lines, "GMACs") == ["GMACs", "17.56"]
     assert row(lines, "GFLOPs") == ["GFLOPs", "35.13", "2 x GMACs"]
-    assert row(lines, "activations") == ["activations", "154.9 MB", "an image"]
+    assert row(lines, "activations") == ["activations", "154.9 MB", "per image"]
     assert row(lines, "attention weights") == ["attention weights", "22.4 MB", "14.4% of them"]
 
 
@@ -120,12 +121,12 @@ def test_one_hybrid_and_one_resnet(show):
     assert not any("attention weights" in line for line in lines if line.startswith("  "))
 
 
-def test_an_option_that_resnets_lack_leaves_them_out_of_the_list(show, monkeypatch):
+def test_models_without_an_option_are_left_out_of_the_list(show, monkeypatch):
     few(monkeypatch, "ViT-Ti/16", "BiT-R50x1", "BiT-R50x2")
     lines = show("--model.pooling=gap")
     assert lines[0] == "1 model, 1,000 classes, float32"
     assert row(lines, "ViT-Ti/16")[2] == "196"
-    assert lines[-1] == "Left out: 2 ResNets, which have no such option."
+    assert lines[-1] == "Left out: 2 models without these options."
 
 
 def test_complexity(show):
@@ -175,8 +176,8 @@ def evaluate(formula, sizes):
     [
         (["VitB16"], "unknown model 'VitB16'; expected ViT-"),
         (["ViT-B/16", "BiT-R50"], "did you mean 'BiT-R50x1'?"),
-        (["BiT-R50x1", "--complexity"], "a ViT or a hybrid; ViT-S/16 costs about as much"),
-        (["BiT-R50x1", "--model.pooling=gap"], "a ResNet without it"),
+        (["BiT-R50x1", "--complexity"], "a ViT or a hybrid; e.g. ViT-B/16"),
+        (["BiT-R50x1", "--model.pooling=gap"], "unknown config key 'model.pooling' for a ResNet"),
         (["--model.width=100", "ViT-B/16"], "width 100 with 12 heads; "),
         (["--model.pooling=sum"], "'pooling' is 'sum' (str); expected one of token, "),
         (["--model.poling=gap"], "did you mean 'pooling'?"),

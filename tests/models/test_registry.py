@@ -1,12 +1,25 @@
 import math
+import re
 
 import jax
 import pytest
 from flax import nnx
 
 import vit_jax
-from vit_jax.errors import ModelError
-from vit_jax.models.registry import build_model, list_models, model_options, resolve
+from vit_jax.config.run import Config
+from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.family import ImageModel
+from vit_jax.models.registry import (
+    FAMILIES,
+    build_model,
+    family_of,
+    layers_of,
+    list_models,
+    model_options,
+    resolve,
+)
+from vit_jax.models.resnet import ResNetConfig
+from vit_jax.named_tree import leaf_names
 
 # Parameters with a 1000-class linear head at 224 px, Mini models at 32 px. B/16, L/16, H/14, Ti/16
 # as published (timm); the rest follow from the sizes of arXiv:2010.11929, Table 1,
@@ -54,6 +67,13 @@ PARAMETERS = {
     "R50+ViT-B/16": 98_659_112,
     "R50+ViT-L/32": 328_994_856,
     "R50+ViT-L/16": 316_483_624,
+    "Mixer-S/32": 19_103_928,
+    "Mixer-S/16": 18_528_264,
+    "Mixer-B/32": 60_293_428,
+    "Mixer-B/16": 59_880_472,
+    "Mixer-L/32": 206_939_264,
+    "Mixer-L/16": 208_196_168,
+    "Mixer-H/14": 432_350_952,
     "BiT-R26x1": 15_987_496,
     "BiT-R26x2": 59_785_832,
     "BiT-R26x3": 131_396_008,
@@ -96,6 +116,12 @@ ENCODERS = {
     "H": (1280, 32, 5120),
     "g": (1408, 40, 6144),
     "G": (1664, 48, 8192),
+}
+MIXERS = {  # Depth and hidden features of the MLPs over tokens and channels.
+    "S": (512, 8, 256, 2048),
+    "B": (768, 12, 384, 3072),
+    "L": (1024, 24, 512, 4096),
+    "H": (1280, 32, 640, 5120),
 }
 # ... units of the stages of a ResNet by its depth ...
 UNITS = {
@@ -177,6 +203,13 @@ def by_hand(name):
         encoder, units, channels, patch, patches = HYBRIDS[name]
         sizes = {"patch": patch, "channels": channels, "patches": patches}
         return resnet_by_hand(1, units, 64) + vit_by_hand(*ENCODERS[encoder], **sizes)
+    if name.startswith("Mixer-"):
+        size, patch = name.removeprefix("Mixer-").split("/")
+        d, depth, token_mlp, channel_mlp = MIXERS[size]
+        n = (224 // int(patch)) ** 2
+        mlps = 2 * n * token_mlp + token_mlp + n + 2 * d * channel_mlp + channel_mlp + d
+        embedding = int(patch) ** 2 * 3 * d + d
+        return embedding + depth * (mlps + 4 * d) + 2 * d + d * 1000 + 1000
     if name.startswith("BiT-R"):
         depth, factor = name.removeprefix("BiT-R").split("x")
         channels = 2048 * int(factor)
@@ -248,7 +281,8 @@ def test_names_of_any_patch_size_work_and_overrides_count():
         ("R50x1", "'BiT-R50x1'"),
         ("BiT-R152x5", "'BiT-R152x"),
         ("R50+B/16", "'R50+ViT-B/16'"),
-        ("R26+ViT-S/16", "'R26+ViT-S/32'"),
+        ("R26+ViT-S/8", "'R26+ViT-S/32'"),
+        ("Mixer-M/16", "'Mixer-"),
         ("BiT-Mini", "'BiT-R-Mini'"),
     ],
 )
@@ -263,9 +297,6 @@ def test_an_unknown_name_gets_the_nearest_one(name, hint):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("BiT-R50x1", {"pooling": "gap"}, ["'model.pooling' is 'gap'", "BiT-R50x1, a ResNet"]),
-        ("BiT-R50x1", {"width": 32}, ["'model.width' is 32", "leave it out"]),
-        ("BiT-R-Mini", {"dropout": 0.1}, ["'model.dropout' is 0.1", "dtype, head_bias_init, name"]),
         (
             "ViT-Ti/16",
             {"position_embedding": "relative", "position_placement": "every_layer"},
@@ -292,6 +323,116 @@ def test_options_and_sizes_that_a_model_does_not_take_are_named(name, options, w
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "family", "hint"),
+    [
+        ("BiT-R50x1", "representation", "a ResNet", "representation_size"),
+        ("BiT-R-Mini", "dropout", "a ResNet", "dtype"),
+        ("Mixer-B/16", "token_mlp", "an MLP-Mixer", "token_mlp_dim"),
+        ("Mixer-B/16", "mlp_dim", "an MLP-Mixer", "token_mlp_dim"),
+        ("R50+ViT-B/16", "poling", "a ViT", "pooling"),
+    ],
+)
+def test_an_option_of_another_family_is_an_error_that_names_the_nearest(name, option, family, hint):
+    with pytest.raises(ConfigError) as caught:
+        model_options(name, **{option: 1})
+    assert caught.value.got == f"unknown config key '{option}' for {family}"
+    assert caught.value.fix == f"did you mean '{hint}'?"
+    assert caught.value.key == option
+
+
+def test_in_a_config_the_options_of_the_named_model_are_checked():
+    base = {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.1}, "train_steps": 1}
+    config = Config.from_mapping(base | {"model": {"name": "BiT-R50x1", "remat": "full"}})
+    assert isinstance(config.model, ResNetConfig)
+    with pytest.raises(ConfigError, match=r"key 'model\.pooling' for a ResNet"):
+        Config.from_mapping(base | {"model": {"name": "BiT-R50x1", "pooling": "gap"}})
+    with pytest.raises(ModelError, match="unknown model 'ViT-B16'"):
+        Config.from_mapping(base | {"model": {"name": "ViT-B16"}})
+    auto = base | {"model": {"name": "auto", "pooling": "gap"}, "init_from": "a.npz"}
+    assert Config.from_mapping(auto).model.pooling == "gap"
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "patch"),
+    [
+        ("R26+ViT-Ti/32", (2, 2, 2, 2), 1),
+        ("R26+ViT-B/32", (2, 2, 2, 2), 1),
+        ("R101+ViT-H/64", (3, 4, 23, 3), 2),
+        ("R50+ViT-S/16", (3, 4, 9), 1),
+        ("R101+ViT-L/16", (3, 4, 26), 1),
+        ("R26+ViT-B/48", (2, 2, 4), 3),
+    ],
+)
+def test_hybrids_of_any_size_are_parsed_from_their_names(name, units, patch):
+    """The number after the slash is the stride between patches, in pixels."""
+    shape = resolve(model_options(name))
+    assert (shape.stem.units, shape.patch_size) == (units, patch)
+    assert shape.stride == int(name.rsplit("/")[-1])
+    assert name not in list_models()
+
+
+def test_every_family_has_an_entry_for_everything_that_is_asked_of_it():
+    for family in FAMILIES:
+        name = next(iter(family.sizes))
+        model = nnx.eval_shape(
+            lambda name=name: build_model(
+                model_options(name), num_classes=3, image_size=224, key=jax.random.key(0)
+            )
+        )
+        params = nnx.to_pure_dict(nnx.state(model))
+        assert isinstance(model, ImageModel)
+        assert (model.image_size, model.head.linear.out_features) == ((224, 224), 3)
+        assert family_of(name) is family
+        assert all(len(row) == 3 for row in family.describe(model_options(name), model))
+        for leaves in (family.layer_order, [pattern for pattern, _ in family.sharding_rules]):
+            names = leaf_names(params)
+            assert any(re.fullmatch(pattern, n) for pattern in leaves for n in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        (
+            "ViT-Ti/16",
+            {"patch_embedding/kernel": 0, "class_token": 0, "norm/scale": 13,
+             "encoder/blocks/mlp/expand/bias": (1, 12), "head/linear/bias": 13},
+        ),
+        (
+            "R26+ViT-S/32",
+            {"stem/stage1/blocks/conv1/kernel": 0, "encoder/blocks/norm/scale": None,
+             "encoder/blocks/mlp_norm/scale": (1, 12), "head/linear/kernel": 13},
+        ),
+        (
+            "BiT-R50x1",
+            {"trunk/conv_root/kernel": 0, "trunk/stage1/first/conv1/kernel": 1,
+             "trunk/stage1/blocks/conv1/kernel": (2, 3), "trunk/stage2/first/conv1/kernel": 4,
+             "trunk/stage4/blocks/conv3/kernel": (15, 16), "norm/scale": 17},
+        ),
+        (
+            "Mixer-S/32",
+            {"patch_embedding/bias": 0, "blocks/token_mixing/expand/kernel": (1, 8),
+             "norm/bias": 9, "head/linear/bias": 9},
+        ),
+    ],
+)  # fmt: skip
+def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, layers):
+    model = nnx.eval_shape(
+        lambda: build_model(
+            model_options(name), num_classes=3, image_size=224, key=jax.random.key(0)
+        )
+    )
+    found = layers_of(nnx.to_pure_dict(nnx.state(model)))
+    for parameter, number in layers.items():
+        if number is None:
+            assert parameter not in found
+        elif isinstance(number, int):
+            assert found[parameter] == number
+        else:
+            first, last = number
+            assert found[parameter].ravel().tolist() == list(range(first, last + 1))
+
+
 def test_a_resnet_takes_its_own_options():
     own = {"representation_size": 8, "head_bias_init": -1.0, "dtype": "bfloat16", "remat": "full"}
     assert resolve(model_options("BiT-R26x1", scan=False, **own)).units == (2, 2, 2, 2)
@@ -299,4 +440,4 @@ def test_a_resnet_takes_its_own_options():
 
 def test_list_models_is_public():
     assert "ViT-Ti/16" in vit_jax.list_models()
-    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 3 * 3
+    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 3 * 3 + 7

@@ -3,13 +3,12 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from vit_jax.models.registry import build_model, model_options, resolve
+from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.models.summary import (
     Activations,
     fitting_image_size,
     parameters_by_part,
     summarize,
-    usual_image_size,
 )
 
 F32 = 4
@@ -24,7 +23,8 @@ def summary(name, image_size=224, num_classes=1000, **options):
 def test_vit_b16_has_the_published_figures():
     found = summary("ViT-B/16")
     assert found.parameters == 86_567_656
-    assert (found.tokens, found.num_prefix, found.grid) == (197, 1, (14, 14))
+    assert found.tokens == 197
+    assert ("grid", "14 x 14", "stride 16 px") in found.sizes
     assert round(found.macs / 1e9, 2) == 17.56
     assert found.flops == 2 * found.macs
 
@@ -47,6 +47,7 @@ def test_parameters_by_part_by_hand():
     ("name", "parts"),
     [
         ("BiT-R-Mini", "trunk norm head"),
+        ("Mixer-S/16", "patch_embedding blocks norm head"),
         (
             "R+ViT-Mini/4",
             "stem patch_embedding class_token position_embedding encoder norm head",
@@ -65,7 +66,8 @@ def test_every_parameter_belongs_to_a_part(name, parts):
 
 def test_a_resnet_has_a_map_and_no_tokens():
     found = summary("BiT-R50x1", image_size=225)
-    assert (found.tokens, found.num_prefix, found.grid) == (None, 0, (8, 8))
+    assert found.tokens is None
+    assert ("last feature map", "8 x 8", "2,048 channels, stride 32") in found.sizes
     assert found.activations.attention_bytes == 0
 
 
@@ -102,6 +104,7 @@ def test_activations_by_hand():
         ("ViT-S/16", 64, {"scan": False, "depth": 2}),
         ("R+ViT-Mini/4", 32, {}),
         ("BiT-R-Mini", 32, {"remat": "dots"}),
+        ("Mixer-S/16", 64, {"stochastic_depth": 0.1}),
     ],
 )
 def test_activations_are_what_each_further_image_adds(name, image_size, options):
@@ -189,14 +192,15 @@ def test_square_activations_are_not_taken_for_attention_weights():
         ("R50+ViT-B/32", 225, 256),
         ("R+ViT-Ti/16", 33, 64),
         ("BiT-R50x1", 225, 225),
+        ("Mixer-B/32", 225, 256),
     ],
 )
 def test_image_sizes_are_the_next_that_fits(name, wanted, image_size):
-    assert fitting_image_size(resolve(model_options(name)), wanted) == image_size
+    assert fitting_image_size(model_options(name), wanted) == image_size
     if name != "ViT-H/14":
         summary(name, image_size)
 
 
 def test_mini_models_are_shown_small():
     sizes = {"ViT-Mini/4": 32, "R+ViT-Mini/4": 32, "BiT-R-Mini": 32, "ViT-B/16": 224}
-    assert {name: usual_image_size(name) for name in sizes} == sizes
+    assert {name: default_image_size(name) for name in sizes} == sizes

@@ -41,8 +41,8 @@ _UNITS = (
 )
 _ACTIVATIONS = (
     "Activations: what a training step keeps per image from the forward to the backward pass,"
-    " without parameters and the image; 1 MB = 1e6 bytes. Attention is computed as on a CPU; a GPU's"
-    " flash kernel keeps no attention weights."
+    " without parameters and the image; 1 MB = 1e6 bytes. Attention is computed as on a CPU; flash"
+    " attention on a GPU keeps no attention weights."
 )
 _MEASURED = (
     "Parameters: counted in the modules.",

@@ -1,8 +1,8 @@
 """Reads config.json files of earlier versions.
 
-Earlier versions wrote the options of a ViT for every model, and `mesh.gradient_dtype`. Such a key is
-dropped if it has its default, which means the same as leaving it out. With any other value it
-stays, and the config is refused with an error that names it.
+Earlier versions wrote a ViT's options for every model, and `mesh.gradient_dtype`. Such a key is
+dropped if it has its default, because leaving it out means the same. With another value it stays,
+and reading the config fails with an error that names the key.
 """
 
 from collections.abc import Mapping

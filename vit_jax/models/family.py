@@ -6,7 +6,7 @@ else (commands, sharding, optimizers, weight formats) asks the family, not the m
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class ImageModel(nnx.Module):
             model without tokens.
         num_prefix: how many of the tokens are not patches.
         num_heads: of its self-attention; None: it has none.
+        parts: names of its top-level modules and parameters, in the order of the forward pass.
     """
 
     image_size: tuple[int, int]
@@ -41,6 +42,7 @@ class ImageModel(nnx.Module):
     tokens: int | None = None
     num_prefix: int = 0
     num_heads: int | None = None
+    parts: ClassVar[tuple[str, ...]] = ()
 
     @property
     def intermediates(self) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ class Mixer(ImageModel):
     """MLP-Mixer: patches -> tokens -> blocks -> LayerNorm -> mean of the tokens -> head.
 
     Args:
+        shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels. The MLPs over the tokens are made for it.
@@ -162,8 +163,11 @@ class Mixer(ImageModel):
     Source: arXiv:2105.01601.
     """
 
+    parts = ("patch_embedding", "blocks", "norm", "head")
+
     def __init__(
         self,
+        shape: MixerShape,
         options: MixerConfig,
         *,
         num_classes: int,
@@ -171,7 +175,7 @@ class Mixer(ImageModel):
         platform: str | None = None,
         rngs: nnx.Rngs,
     ):
-        shape, dtype = mixer_shape(options), jnp.dtype(options.dtype)
+        dtype = jnp.dtype(options.dtype)
         check_image_size(image_size, shape.patch_size, "patch size")
         self.image_size = image_size
         self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
@@ -258,9 +262,13 @@ def _build(
     key: jax.Array,
     platform: str | None = None,
 ) -> Mixer:
-    rngs = nnx.Rngs(params=key)
     return Mixer(
-        options, num_classes=num_classes, image_size=image_size, platform=platform, rngs=rngs
+        mixer_shape(options),
+        options,
+        num_classes=num_classes,
+        image_size=image_size,
+        platform=platform,
+        rngs=nnx.Rngs(params=key),
     )
 
 

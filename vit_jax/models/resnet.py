@@ -302,6 +302,7 @@ class ResNet(ImageModel):
     """BiT ResNet: trunk -> group normalisation, ReLU, mean over positions -> head.
 
     Args:
+        shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels; images of other sizes work as well.
@@ -310,15 +311,18 @@ class ResNet(ImageModel):
     Source: arXiv:1912.11370.
     """
 
+    parts = ("trunk", "norm", "head")
+
     def __init__(
         self,
+        shape: ResNetShape,
         options: ResNetConfig,
         *,
         num_classes: int,
         image_size: tuple[int, int],
         rngs: nnx.Rngs,
     ):
-        shape, dtype = resnet_shape(options), jnp.dtype(options.dtype)
+        dtype = jnp.dtype(options.dtype)
         self.image_size = image_size
         self.grid = tuple(math.ceil(side / shape.stride) for side in image_size)
         self.trunk = Trunk(
@@ -398,8 +402,8 @@ def _build(
     platform: str | None = None,
 ) -> ResNet:
     del platform  # It would choose attention kernels.
-    rngs = nnx.Rngs(params=key)
-    return ResNet(options, num_classes=num_classes, image_size=image_size, rngs=rngs)
+    shape, rngs = resnet_shape(options), nnx.Rngs(params=key)
+    return ResNet(shape, options, num_classes=num_classes, image_size=image_size, rngs=rngs)
 
 
 def _describe(options: ResNetConfig, model: ResNet) -> list[tuple[str, str, str]]:

@@ -103,8 +103,8 @@ def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Sum
     )
 
 
-def parameters_by_part(model: nnx.Module) -> dict[str, int]:
-    """Returns the number of parameters of each top-level module, in the order of construction.
+def parameters_by_part(model: ImageModel) -> dict[str, int]:
+    """Returns the number of parameters of each top-level module, in the order of the forward pass.
 
     Args:
         model: real, or without values as `nnx.eval_shape` makes it.
@@ -114,7 +114,7 @@ def parameters_by_part(model: nnx.Module) -> dict[str, int]:
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))
         for name, part in state.items()
     }
-    return {name: counts[name] for name in vars(model) if name in counts}
+    return {name: counts[name] for name in model.parts if name in counts}
 
 
 def measure_activations(model: ImageModel, image_size: int) -> Activations:

@@ -200,6 +200,7 @@ class ViT(ImageModel):
     """Vision Transformer: patches -> tokens -> encoder -> pooling -> head.
 
     Args:
+        shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels.
@@ -214,8 +215,14 @@ class ViT(ImageModel):
     Source: arXiv:2010.11929.
     """
 
+    parts = (
+        "stem", "patch_embedding", "mask_token", "class_token", "registers", "position_embedding",
+        "encoder", "norm", "attention_pooling", "head",
+    )  # fmt: skip
+
     def __init__(
         self,
+        shape: ViTShape,
         options: ViTConfig,
         *,
         num_classes: int,
@@ -224,7 +231,6 @@ class ViT(ImageModel):
         mask_token: bool = False,
         rngs: nnx.Rngs,
     ):
-        shape = vit_shape(options)
         check_sizes(shape, options, image_size)
         width, dtype = shape.width, jnp.dtype(options.dtype)
         self.dtype = dtype
@@ -516,6 +522,7 @@ def _build(
     mask_token: bool = False,
 ) -> ViT:
     return ViT(
+        vit_shape(options),
         options,
         num_classes=num_classes,
         image_size=image_size,
