@@ -67,7 +67,7 @@ PARAMETERS = {
     "R50+ViT-B/16": 98_659_112,
     "R50+ViT-L/32": 328_994_856,
     "R50+ViT-L/16": 316_483_624,
-    "Mixer-S/32": 19_103_928,
+    "Mixer-S/32": 19_104_624,
     "Mixer-S/16": 18_528_264,
     "Mixer-B/32": 60_293_428,
     "Mixer-B/16": 59_880_472,
@@ -342,7 +342,8 @@ def test_an_option_of_another_family_is_an_error_that_names_the_nearest(name, op
 
 
 def test_in_a_config_the_options_of_the_named_model_are_checked():
-    base = {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.1}, "train_steps": 1}
+    data = {"name": "digits", "global_batch_size": 8, "image_size": 32, "train_split": "train"}
+    base = {"data": data, "optimizer": {"learning_rate": 0.1}, "train_steps": 1}
     config = Config.from_mapping(base | {"model": {"name": "BiT-R50x1", "remat": "full"}})
     assert isinstance(config.model, ResNetConfig)
     with pytest.raises(ConfigError, match=r"key 'model\.pooling' for a ResNet"):

@@ -69,6 +69,11 @@ class MixerShape:
     patch_size: int
 
     @property
+    def stride(self) -> int:
+        """Pixels between neighbouring patches."""
+        return self.patch_size
+
+    @property
     def image_multiple(self) -> int:
         """Image sides must be divisible by this."""
         return self.patch_size
