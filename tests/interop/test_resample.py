@@ -27,7 +27,7 @@ from vit_jax.errors import ModelError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.native import write_native
 from vit_jax.interop.report import Status
-from vit_jax.interop.resample import resample_axis, resample_kernel, resample_table
+from vit_jax.interop.resize import resample_axis, resample_kernel, resample_table
 
 TABLE = "position_embedding/table"
 

@@ -15,7 +15,7 @@ from weight_files import parameters, random_weights
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
-from vit_jax.interop.published import EvalView
+from vit_jax.interop.formats import EvalView
 from vit_jax.interop.save import FORMATS, save
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)

@@ -14,7 +14,7 @@ from vit_jax.data.sources import Source
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError
-from vit_jax.interop.published import EvalView
+from vit_jax.interop.formats import EvalView
 
 # Encoded bytes -> u8[H, W, 3].
 Transform = Callable[[bytes], np.ndarray]

@@ -22,7 +22,7 @@ class InitConfig(Section):
     # False: both layers of the head give way to one linear layer that starts at zero
     # (arXiv:2010.11929, section 3.2); True: the head is taken too, its classes must fit.
     keep_head: bool = option(False)
-    # How position tables are resampled to another resolution, see `interop.resample`.
+    # How position tables are resampled to another resolution, see `interop.resize`.
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
     # Rows and columns of patches that the file's position table is for; None: as stored, or square.
     grid: tuple[int, int] | None = option(None)

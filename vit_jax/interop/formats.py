@@ -15,11 +15,14 @@ import numpy as np
 from vit_jax.interop.name_table import Row
 from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.registry import resolve
+from vit_jax.models.resnet import ResNetShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
-# Modules of the formats of each family.
+# Modules of the formats of each family. (Until a family lists them itself.)
 _MODULES = {"ViT": ("vision_transformer", "transformers", "timm"), "ResNet": ("big_transfer",)}
 
 
@@ -105,15 +108,19 @@ class Format:
     to_tensors: Callable[["Loaded"], Tensors]
 
 
-def formats_of(family: str) -> list[Format]:
-    """Returns the formats of a model family, in the order in which it lists them."""
-    modules = (importlib.import_module(f"vit_jax.interop.{name}") for name in _MODULES[family])
-    return [module.FORMAT for module in modules]
+def formats_of(options: ModelConfig) -> list[Format]:
+    """Returns the formats of a model's family, in the order in which the family lists them."""
+    family = "ResNet" if isinstance(resolve(options), ResNetShape) else "ViT"
+    return [_format(name) for name in _MODULES[family]]
 
 
 def all_formats() -> list[Format]:
     """Returns the formats of all families."""
-    return [found for family in _MODULES for found in formats_of(family)]
+    return [_format(name) for names in _MODULES.values() for name in names]
+
+
+def _format(module: str) -> Format:
+    return importlib.import_module(f"vit_jax.interop.{module}").FORMAT
 
 
 def depth_of(names: Mapping[str, Any], pattern: str, first: int = 0) -> int:

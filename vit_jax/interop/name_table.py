@@ -6,6 +6,7 @@ A name table is a list of rows. A row of the encoder stands for all layers: the 
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -157,7 +158,7 @@ def reshape(array: np.ndarray, shape: Shape, *, flat: bool = False) -> np.ndarra
 
 
 def transpose(matrix: np.ndarray) -> np.ndarray:
-    """Returns a contiguous transpose; copying a few rows at a time is faster, they fit the cache."""
+    """Returns a contiguous transpose; it copies a few rows at a time, which fit into the cache."""
     transposed = np.empty(matrix.shape[::-1], matrix.dtype)
     for start in range(0, len(matrix), _TRANSPOSED_ROWS):
         rows = slice(start, start + _TRANSPOSED_ROWS)
@@ -184,6 +185,11 @@ class Row:
     @property
     def layered(self) -> bool:
         return "{layer" in self.theirs[0]
+
+    @property
+    def label(self) -> str:
+        """Names of the tensors, for messages; `*` stands for the number of the layer."""
+        return ", ".join(re.sub(r"\{layer[^}]*\}", "*", name) for name in self.theirs)
 
     def names(self, layer: int = 0) -> list[str]:
         """Returns the tensor names of a layer, counted from 0."""

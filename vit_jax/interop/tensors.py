@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import WeightsError
+from vit_jax.files import read_json
 
 # JAX on a CPU uses an array's memory without a copy if it starts at a multiple of this many bytes.
 _ALIGNMENT = 64
@@ -80,7 +81,7 @@ def empty_aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def to_jax(array: np.ndarray) -> jax.Array:
-    """Returns a float32 array as a JAX array; they may share memory, so do not write to it again."""
+    """Returns a float32 array as a JAX array; it may share memory: do not write to it again."""
     # jnp.asarray would copy, and keep the original alive until the next garbage collection.
     if array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
         copy = empty_aligned(array.shape)
@@ -104,7 +105,12 @@ def open_tensors(path: Path) -> TensorFile:
     if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
         file = _open_safetensors(path) if path.suffix == ".safetensors" else _open_shards(path)
         beside = {name: path.parent / name for name in CONFIG_FILES}
-        configs = {name: _read_json(json) for name, json in beside.items() if json.is_file()}
+        fix = "correct the file, or remove it"
+        configs = {
+            name: read_json(config, error=WeightsError, fix=fix)
+            for name, config in beside.items()
+            if config.is_file()
+        }
         return dataclasses.replace(file, configs=configs)
     with path.open("rb") as file:
         start = file.read(2)
@@ -117,18 +123,6 @@ def open_tensors(path: Path) -> TensorFile:
     raise WeightsError(
         f"{path} is not a known kind of file", ".npz or .safetensors", "give such a file"
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__} instead of an object")
-        return found
-    except (OSError, ValueError) as error:
-        raise WeightsError(
-            f"{path} cannot be read: {error}", "a JSON object", "correct the file, or remove it"
-        ) from None
 
 
 def _open_npz(path: Path) -> TensorFile:

@@ -136,7 +136,7 @@ def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_table(*, eva: bool = False) -> list[Row]:
-    """Returns the rows of a ViT; with `eva` those of DINOv3, which timm builds from another class."""
+    """Returns the rows of a ViT; with `eva` those of DINOv3, another class in timm."""
     ours = "encoder/blocks"
     return [
         *torch_patch_rows("patch_embed.proj"),

@@ -126,7 +126,9 @@ def name_table() -> list[Row]:
         *torch_norm_rows(f"{ours}/attention_norm", f"{_LAYER}.layernorm_before"),
         row(f"{ours}/attention/qkv/kernel", qkv("weight"), Stacked(1, TorchLinear())),
         row(f"{ours}/attention/qkv/bias", qkv("bias"), Stacked(0, Flat())),
-        *torch_linear_rows(f"{ours}/attention/out", f"{_LAYER}.attention.output.dense", input_axes=2),
+        *torch_linear_rows(
+            f"{ours}/attention/out", f"{_LAYER}.attention.output.dense", input_axes=2
+        ),
         *torch_norm_rows(f"{ours}/mlp_norm", f"{_LAYER}.layernorm_after"),
         *torch_linear_rows(f"{ours}/mlp/expand", f"{_LAYER}.intermediate.dense"),
         *torch_linear_rows(f"{ours}/mlp/contract", f"{_LAYER}.output.dense"),

@@ -8,7 +8,6 @@ may stack all layers in one tensor.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import Format, Published, Tensors, depth_of
 from vit_jax.interop.name_table import Row, Same, Stacked, row, write_rows
@@ -20,7 +19,7 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape
 
@@ -242,7 +241,7 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
 
 def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
     for name in list_models():
-        if resolve(ModelConfig(name=name)) == shape:
+        if resolve(model_options(name)) == shape:
             return {"name": name}, shape.stride
     hybrids = [name for name in list_models() if "+" in name]
     raise WeightsError(

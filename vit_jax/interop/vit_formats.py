@@ -1,4 +1,4 @@
-"""What the formats of Vision Transformers share: sizes read from shapes, and checks when writing."""
+"""What the formats of ViTs share: reading sizes from shapes, and checks before writing."""
 
 import dataclasses
 import math
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.name_table import parameters
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.vit import ViT, ViTShape
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def vit_options(
     names = [n for n in list_models() if n.startswith("ViT-") and n.endswith("/16")]
 
     def shape(name: str) -> Any:
-        return resolve(ModelConfig(name=name))
+        return resolve(model_options(name))
 
     for name in names:
         if dataclasses.replace(shape(name), patch_size=patch_size) == wanted:
@@ -132,7 +131,8 @@ def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np
     if kind == "learned_1d" or (kind == "sincos_2d" and not sincos):
         return params
     model = loaded.model
-    assert isinstance(model, ViT) and model.position_embedding is not None
+    assert isinstance(model, ViT)
+    assert model.position_embedding is not None
     params = {n: a for n, a in params.items() if not n.startswith("position_embedding/")}
     rows = np.asarray(model.position_embedding(model.tokens))
     patches = model.grid[0] * model.grid[1]
