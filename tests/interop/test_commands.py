@@ -111,7 +111,7 @@ def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):
         (["predict", "WEIGHTS/model.json", "--model=WEIGHTS"], "unreadable image"),
         (
             ["convert", "WEIGHTS", "OUT", "--format=caffe"],
-            "format 'caffe'; expected one of vision_transformer, transformers, timm",
+            "format 'caffe'; expected one of vision_transformer, tr",
         ),
         (["convert", "WEIGHTS", "OUT", "--format=timm", "--model.widht=3"], "widht"),
         (["convert", "WEIGHTS", "OUT", "--format=timm", "--config.seed=3"], "--config.seed=3"),

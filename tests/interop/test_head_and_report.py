@@ -96,7 +96,7 @@ def test_a_pattern_of_the_whole_name_allows_a_missing_parameter(tmp_path):
     path = write_npz(tmp_path / "no_norm.npz", without("Transformer/encoder_norm/scale"))
     with pytest.raises(
         WeightsError,
-        match=r"lacks norm/scale \(Transformer/encoder_norm/scale in the file\); expected .*allow_missing=",
+        match=r"lacks norm/scale \(.*encoder_norm/scale in the file\); .*allow_missing=",
     ):
         load(path)
     with pytest.raises(WeightsError, match="lacks norm/scale"):
@@ -119,7 +119,7 @@ def test_missing_parameters_are_initialised_from_the_seed(tiny_path):
 def test_a_pattern_of_the_whole_name_allows_an_unused_tensor(tmp_path, tiny_loaded):
     more = {"extra/kernel": np.zeros((2, 2), np.float32), "step": np.zeros((), np.float32)}
     path = write_npz(tmp_path / "more.npz", tiny() | more)
-    with pytest.raises(WeightsError, match="does not use: extra/kernel, step; .*"):
+    with pytest.raises(WeightsError, match="does not use: extra/kernel, step; "):
         load(path)
     with pytest.raises(WeightsError, match="does not use: step; "):
         load(path, allow_unexpected=["extra/.*", "ste"])

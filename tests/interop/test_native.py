@@ -81,7 +81,7 @@ def test_the_best_step_is_loaded_if_early_stopping_chose_one(run, copied):
     (copied / "result.json").write_text(json.dumps({"best_step": 10}))
     assert_same_params(params(load(copied).model), run[1][10, "ema"])
     (copied / "result.json").write_text(json.dumps({"best_step": 15}))
-    with pytest.raises(WeightsError, match="no complete checkpoint of step 15 .* steps 10, 20"):
+    with pytest.raises(WeightsError, match=r"no complete checkpoint of step 15 .* steps 10, 20"):
         load(copied)
 
 
