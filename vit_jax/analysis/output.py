@@ -1,4 +1,4 @@
-"""What an analysis produces, and how it is written: a picture, a CSV table, an npz of the arrays."""
+"""The output of an analysis: a picture, a CSV table, an npz file, and lines to print."""
 
 import csv
 import dataclasses

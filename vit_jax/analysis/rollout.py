@@ -73,8 +73,8 @@ def attention_rollout(
 
     An image's map is the rollout row of the vector that the head classifies. Pooling "token" takes
     the row of the class token; "gap" and "flatten" the mean of the patches' rows (for "flatten"
-    that ignores the head's own weights of each patch); "map" the mean of the patches' rows, weighted
-    by the attention of the probe. Class token and registers are left out of the map.
+    that ignores the head's own weights of each patch); "map" the mean of the patches' rows,
+    weighted by the attention of the probe. Class token and registers are left out of the map.
 
     Args:
         model: a ViT or hybrid.

@@ -138,7 +138,10 @@ def _choose(
         )  # fmt: skip
     chosen, left_out = [], []
     for name in names:
-        options = model_options(**{"name": name, "dtype": args.dtype, **overrides})
+        try:
+            options = model_options(**{"name": name, "dtype": args.dtype, **overrides})
+        except ConfigError as error:
+            raise error.under("model") from None
         try:
             shape = resolve(options)
         except ModelError:
