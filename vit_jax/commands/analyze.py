@@ -30,6 +30,7 @@ from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
+from vit_jax.tasks import tasks_with_pictures
 
 if TYPE_CHECKING:
     from vit_jax.analysis.catalogue import Count
@@ -102,15 +103,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.analysis.catalogue import ANALYSES
     from vit_jax.analysis.output import FORMATS
     from vit_jax.interop.load import load
-    from vit_jax.tasks.task import task_pictures
 
-    pictures = task_pictures()
+    pictures = tasks_with_pictures()
     names = [*(analysis.name for analysis in ANALYSES), *pictures]
     asked = _chosen("--what", args.what, names) if args.what is not None else None
     formats = _chosen("--formats", args.formats, FORMATS)
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
-    for name in set(asked or ()) & pictures.keys():
+    for name in set(asked or ()) & set(pictures):
         if args.untrained:
             raise ConfigError(
                 f"--untrained with {name}, which shows what a run has learned",
@@ -180,11 +180,11 @@ def _picture_jobs(
     """Returns the pictures that tasks offer of their own runs, by the task's name."""
     from vit_jax.analysis.output import Output
     from vit_jax.run.folder import read_config
-    from vit_jax.tasks.task import task_pictures
+    from vit_jax.tasks.task import load_pictures
 
     config = None if run_folder is None else read_config(run_folder)
 
-    def job(name: str, make_picture: Callable[..., Any]) -> _Job:
+    def job(name: str) -> _Job:
         def check() -> None:
             if config is None or config.task != name:
                 source = "no run folder" if config is None else f"a run of {config.task}"
@@ -204,13 +204,15 @@ def _picture_jobs(
 
         def run(images: "Images | None") -> "Output":
             assert images is not None
+            assert run_folder is not None
             checkpoint = Path(args.model).expanduser()
+            make_picture = load_pictures(name)
             found = make_picture(run_folder, checkpoint, images.pixels, args.batch_size)
             return Output(found.figure, found.arrays, found.rows, found.summary)
 
         return _Job(check, run, "num_pictures")
 
-    return {name: job(name, make_picture) for name, make_picture in task_pictures().items()}
+    return {name: job(name) for name in tasks_with_pictures()}
 
 
 def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
@@ -222,7 +224,8 @@ def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
         except ModelError as error:
             if asked is not None:
                 raise
-            log.info("left out: %s", error.got)
+            if name not in tasks_with_pictures():  # Most runs have another task.
+                log.info("left out: %s", error.got)
         else:
             found.append(name)
     return found
