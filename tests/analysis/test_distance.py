@@ -1,16 +1,16 @@
-"""Attention matrices whose distance is known, and models against the plain formula."""
+"""Attention matrices with known distances, and models compared with the formula."""
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import random_model
+from random_models import random_model, run
 
 from vit_jax.analysis import attention_distance, mean_distances, patch_distances
 from vit_jax.errors import DataError, ModelError
 from vit_jax.models.attention import AttentionChoice
 
-TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
+TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
 
 
 def images(count, height=16, width=16):
@@ -35,11 +35,11 @@ def shift(grid, right, *, wrap):
     return matrix
 
 
-def test_looking_at_oneself_is_no_distance():
+def test_attention_to_oneself_has_distance_zero():
     assert distance_of(np.eye(12), (3, 4), (16, 16)) == (0, 0)
 
 
-def test_looking_at_all_alike_is_the_mean_distance_of_pairs():
+def test_uniform_attention_has_the_mean_distance_of_pairs():
     # 1 x 3 patches of 16 pixels: 0 16 32 / 16 0 16 / 32 16 0 add up to 128.
     assert distance_of(np.full((3, 3), 1 / 3), (1, 3), (16, 16))[0] == pytest.approx(128 / 9)
     # 2 x 2: of four, one is at 0, two at 10, one across.
@@ -47,7 +47,7 @@ def test_looking_at_all_alike_is_the_mean_distance_of_pairs():
     assert distance_of(np.full((4, 4), 1 / 4), (2, 2), (10, 10))[0] == pytest.approx(want)
 
 
-def test_rectangles_count_rows_and_columns_with_their_own_sizes():
+def test_rectangular_patches_use_their_height_and_width():
     """2 x 3 patches, 4 pixels high and 8 wide, against a loop over all pairs."""
     total = 0.0
     for y in range(2):
@@ -64,7 +64,7 @@ def test_rectangles_count_rows_and_columns_with_their_own_sizes():
 
 
 @pytest.mark.parametrize("patches", [1, 2, 3])
-def test_a_shift_is_so_many_patches_but_at_the_border(patches):
+def test_a_shift_has_its_length_except_at_the_border(patches):
     columns, side = 7, 16
     # Clamped: all but the last `patches` columns look that far, these look 0 .. patches - 1 far.
     clamped = patches * (columns - patches) + sum(range(patches))
@@ -76,7 +76,7 @@ def test_a_shift_is_so_many_patches_but_at_the_border(patches):
     assert found == pytest.approx(side * around / columns)
 
 
-def test_class_token_and_registers_do_not_count():
+def test_class_token_and_registers_are_left_out_of_the_distance():
     """A class token and two registers before 4 patches take 60 % of what all look at."""
     matrix = np.zeros((7, 7))
     matrix[:3, 3:] = 1 / 4  # What they see does not matter.
@@ -92,7 +92,7 @@ def test_class_token_and_registers_do_not_count():
 
 def reference(model, pixels):
     """[M, L, H] by the formula, in float64, from all weights at once."""
-    _, found = model(pixels, return_intermediates=("attention_weights",))
+    _, found = run(model, pixels, return_intermediates=("attention_weights",))
     among = np.asarray(found["attention_weights"], np.float64)[..., model.num_prefix :, :]
     among = among[..., model.num_prefix :]
     among /= among.sum(-1, keepdims=True)
@@ -110,17 +110,17 @@ def reference(model, pixels):
     ("name", "size", "options"),
     [
         ("ViT-Ti/4", (8, 16), {**TINY, "num_registers": 2}),
-        ("ViT-Ti/4", (16, 16), {**TINY, "pooling": "map", "position_embedding": "relative"}),
-        ("R+ViT-Mini/4", (16, 16), {"depth": 2}),
+        ("ViT-Ti/4", (8, 8), {**TINY, "pooling": "map", "position_embedding": "relative"}),
+        ("R+ViT-Nano/4", (8, 8), {"depth": 1}),
     ],
 )
-def test_a_model_gives_what_the_formula_gives(name, size, options):
+def test_the_distances_of_a_model_equal_the_formula(name, size, options):
     model = random_model(name, image_size=size, **options)
     pixels = images(5, *size)
-    found = attention_distance(model, pixels, batch_size=2)
-    np.testing.assert_allclose(found.per_image, reference(model, pixels), rtol=2e-4)
-    np.testing.assert_allclose(found.mean, reference(model, pixels).mean(0), rtol=2e-4)
-    error = reference(model, pixels).std(0, ddof=1) / 5**0.5
+    found, want = attention_distance(model, pixels, batch_size=2), reference(model, pixels)
+    np.testing.assert_allclose(found.per_image, want, rtol=2e-4)
+    np.testing.assert_allclose(found.mean, want.mean(0), rtol=2e-4)
+    error = want.std(0, ddof=1) / 5**0.5
     np.testing.assert_allclose(found.standard_error, error, rtol=1e-3, atol=1e-5)
     rows, columns = model.grid
     every = np.full((rows * columns, rows * columns), 1 / (rows * columns))
@@ -131,55 +131,48 @@ def test_a_model_gives_what_the_formula_gives(name, size, options):
         assert not found.prefix_share.any()
 
 
-def test_the_kernel_and_the_loop_make_no_difference():
-    options = {**TINY, "num_registers": 1, "image_size": 8}
+def test_kernel_loop_and_padding_do_not_change_the_distances():
+    options = {**TINY, "num_registers": 2, "image_size": 8}
     plain = random_model("ViT-Ti/4", **options, attention_implementation="einsum")
     want = attention_distance(plain, images(3, 8, 8))
-    for changed in (
-        {"attention_implementation": "xla"},
-        {"scan": False},
-        {"scan": False, "attention_implementation": "xla", "remat": "full"},
-    ):
-        other = random_model("ViT-Ti/4", **options, **changed)  # Of the same parameters.
+    changed = {"scan": False, "attention_implementation": "xla", "remat": "full"}
+    unrolled = random_model("ViT-Ti/4", **options, **changed)  # With the same parameters.
+    # Like a fused kernel that needs an even number of tokens; the padding is cut off first.
+    padded = random_model("ViT-Ti/4", **options)
+    assert padded.tokens == 7
+    padded.attention = AttentionChoice("xla", 8, "for this test")
+    for other in (unrolled, padded):
         found = attention_distance(other, images(3, 8, 8), batch_size=2)
         np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
         np.testing.assert_allclose(found.prefix_share, want.prefix_share, rtol=2e-5)
-    # As for a fused kernel that needs an even number of tokens: padding is cut off first.
-    padded = random_model("ViT-Ti/4", **{**options, "num_registers": 2})
-    want = attention_distance(padded, images(3, 8, 8))
-    assert padded.tokens == 7
-    padded.attention = AttentionChoice("xla", 8, "for this test")
-    found = attention_distance(padded, images(3, 8, 8))
-    np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
-    np.testing.assert_allclose(found.prefix_share, want.prefix_share, rtol=2e-5)
 
 
-def test_the_weights_of_one_layer_are_held_at_a_time():
-    """Of 12 layers of [8, 4, 64, 64] the compiled program has room for a few."""
+def test_only_the_weights_of_one_layer_are_in_memory():
+    """The compiled program has memory for a few of 12 layers of [8, 4, 64, 64]."""
     sizes = {"width": 16, "depth": 12, "mlp_dim": 16, "num_heads": 4, "image_size": 32}
     model = random_model("ViT-Ti/4", pooling="gap", **sizes)
     graphdef, state = nnx.split(model)
 
     def temporary(reduce):
-        def run(state, pixels):
+        def total(state, pixels):
             _, found = nnx.merge(graphdef, state)(
                 pixels, return_intermediates=("attention_weights",), reduce=reduce
             )
             return found["attention_weights"].sum()
 
         shape = jax.ShapeDtypeStruct((8, 32, 32, 3), np.float32)
-        return jax.jit(run).lower(state, shape).compile().memory_analysis().temp_size_in_bytes
+        return jax.jit(total).lower(state, shape).compile().memory_analysis().temp_size_in_bytes
 
     one = 8 * 4 * 64 * 64 * 4
     assert temporary(None) > 11 * one
     assert temporary({"attention_weights": lambda weights: weights.sum((2, 3))}) < 7 * one
 
 
-def test_wrong_inputs():
+def test_wrong_inputs_are_errors():
     model = random_model("ViT-Ti/4", **TINY)
     with pytest.raises(DataError, match="0 images; expected at least one"):
         attention_distance(model, images(0))
     with pytest.raises(ModelError, match=r"images of shape \(3, 8, 8, 3\)"):
         attention_distance(model, images(3, 8, 8))
     with pytest.raises(ModelError, match="distance of a ResNet, which has no attention"):
-        attention_distance(random_model("BiT-R-Mini"), images(1))
+        attention_distance(random_model("BiT-R-Nano"), images(1))

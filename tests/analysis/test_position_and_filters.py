@@ -12,7 +12,7 @@ from vit_jax.analysis import (
 from vit_jax.analysis.filters import as_images
 from vit_jax.errors import ModelError
 
-TINY = {"width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
+TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
 
 
 def cosine(a, b):
@@ -25,11 +25,11 @@ def test_cosines_by_hand():
     assert found.shape == (2, 3, 2, 3)
     half = 0.5**0.5
     np.testing.assert_allclose(found[0, 0], [[1, 0, -1], [half, 0, half]], atol=1e-6)
-    np.testing.assert_allclose(found[1, 0, 1], [1, 0, 1], atol=1e-6)  # Zero is like nothing.
+    np.testing.assert_allclose(found[1, 0, 1], [1, 0, 1], atol=1e-6)  # A zero vector.
 
 
 @pytest.mark.parametrize("placement", ["stem", "shared"])
-def test_a_table_without_its_class_token(placement):
+def test_the_class_token_is_left_out_of_a_table(placement):
     model = random_model(
         "ViT-Ti/4", image_size=(8, 16), num_registers=1, position_placement=placement, **TINY
     )
@@ -41,20 +41,20 @@ def test_a_table_without_its_class_token(placement):
     assert found.kind == "learned_1d"
 
 
-def test_every_layer_has_a_table():
+def test_tables_of_every_layer_are_compared_one_by_one():
     model = random_model(
         "ViT-Ti/4", position_embedding="learned_2d", position_placement="every_layer", **TINY
     )
     found = position_similarity(model)
-    assert found.similarity.shape == (3, 4, 4, 4, 4)
+    assert found.similarity.shape == (2, 4, 4, 4, 4)
     table = model.encoder.blocks.position_embedding
-    for layer in range(3):
+    for layer in range(2):
         across, down = table.by_column[...][layer], table.by_row[...][layer]
         a, b = np.concatenate([across[2], down[1]]), np.concatenate([across[0], down[3]])
         assert found.similarity[layer, 1, 2, 3, 0] == pytest.approx(cosine(a, b), abs=1e-6)
 
 
-def test_fixed_tables_are_named_as_such():
+def test_fixed_tables_are_reported_as_not_learned():
     for placement in ("stem", "every_layer"):
         model = random_model(
             "ViT-Ti/4", image_size=16, position_embedding="sincos_2d",
@@ -63,7 +63,7 @@ def test_fixed_tables_are_named_as_such():
         found = position_similarity(model)
         assert found.similarity.shape == (1, 4, 4, 4, 4)
         assert found.kind == "sincos_2d (not learned)"
-        # What lies as far apart is as alike.
+        # Patches with the same offset are equally similar.
         near = found.similarity[0, 0, 0, 0, 1], found.similarity[0, 2, 1, 2, 2]
         assert near[0] == pytest.approx(near[1], abs=1e-5)
 
@@ -72,17 +72,17 @@ def test_fixed_tables_are_named_as_such():
     ("kind", "message"),
     [
         ("none", "position_embedding none"),
-        ("relative", "relative, a bias of attention by offset"),
-        ("rope_2d", "rope_2d, which turns queries and keys"),
+        ("relative", "relative, an attention bias"),
+        ("rope_2d", "rope_2d, which rotates queries and keys"),
     ],
 )
-def test_what_is_not_there_is_said(kind, message):
+def test_the_error_names_the_other_kind_of_position_information(kind, message):
     model = random_model("ViT-Ti/4", image_size=16, position_embedding=kind, **TINY)
     with pytest.raises(ModelError, match=message):
         position_similarity(model)
 
 
-def test_components_are_those_of_numpys_svd():
+def test_components_equal_the_svd_of_numpy():
     kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 40)).astype(np.float32)
     kernel[0] *= 5
     found, share = principal_components(kernel, 28)
@@ -95,7 +95,7 @@ def test_components_are_those_of_numpys_svd():
     assert (flat[np.arange(28), np.abs(flat).argmax(1)] > 0).all()
 
 
-def test_filters_made_of_two_give_these_two():
+def test_filters_of_two_patterns_have_these_components():
     """Filters a * x + b * y of two orthogonal patterns, x with twice the spread."""
     patterns = np.zeros((2, 2, 2, 3), np.float32)
     patterns[0, :, :, 0], patterns[1, 0, 0, 2] = 0.5, 1
@@ -109,18 +109,18 @@ def test_filters_made_of_two_give_these_two():
     np.testing.assert_allclose(pictures[1, 1, 1], [0.5, 0.5, 0.5], atol=1e-4)
 
 
-def test_the_layer_that_sees_the_image():
+def test_filters_are_taken_from_the_layer_that_sees_the_image():
     vit = random_model("ViT-Ti/4", **TINY)
     found = embedding_filters(vit)
     # 16 filters about their mean span 15 dimensions of 48; the 16th component is noise.
     assert found.components.shape == (16, 4, 4, 3)
     assert found.variance_share[-1] < 1e-9
     assert (found.layer, found.filters) == ("patch embedding", 16)
-    hybrid = random_model("R+ViT-Mini/4", image_size=32)
+    hybrid = random_model("R+ViT-Nano/4", image_size=8)
     found = embedding_filters(hybrid, count=5)
     kernel = hybrid.stem.style.standardize(hybrid.stem.conv_root.kernel[...])
     np.testing.assert_array_equal(found.components, principal_components(np.asarray(kernel), 5)[0])
-    assert (found.layer, found.filters) == ("root convolution", 32)
-    resnet = random_model("BiT-R-Mini", image_size=32)
-    assert embedding_filters(resnet).components.shape == (27, 3, 3, 3)
-    assert nnx.state(vit)  # Looking changes nothing.
+    assert (found.layer, found.filters) == ("root convolution", 6)
+    resnet = random_model("BiT-R-Nano", image_size=8)
+    assert embedding_filters(resnet).components.shape == (6, 3, 3, 3)
+    assert nnx.state(vit)  # The model is not changed.

@@ -1,4 +1,4 @@
-"""Stacks of convolutions whose fields are known, and models."""
+"""Stacks of convolutions with known receptive fields, and models."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,7 @@ from flax import nnx
 from random_models import random_model, randomize
 
 from vit_jax.analysis import gradient_maps, receptive_field
-from vit_jax.analysis.convolution_fields import Field, trunk_fields
-from vit_jax.analysis.receptive_field import layers_of, summarize
+from vit_jax.analysis.receptive_field import Field, feature_maps, layers_of, summarize, trunk_fields
 from vit_jax.models.resnet import GroupNorm, ResNetShape, Trunk
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
@@ -53,7 +52,7 @@ def test_a_stack_of_ones_has_the_field_of_its_polynomial():
         mass, [(16, 16)] * 2, ("a", "b"), (1, 2), [(field, field) for field in fields]
     )
     assert found.convolutional_side.tolist() == [3, 5]
-    # Of 1 4 9 4 1 the middle three hold 17/19 along a side, 80 % of the square: the rest is needed.
+    # The middle three of 1 4 9 4 1 contain 17/19 along a side, 80 % of the square: too little.
     assert found.side.tolist() == [3, 5]
     np.testing.assert_allclose(found.beyond, 0, atol=1e-6)
     assert found.centres.tolist() == [[8, 8], [8, 8]]
@@ -62,9 +61,10 @@ def test_a_stack_of_ones_has_the_field_of_its_polynomial():
 @pytest.mark.parametrize("strides", [(1, 1, 1, 1), (2, 1, 2), (1, 2, 2, 1)])
 def test_the_effective_field_lies_within_the_theoretical(strides):
     stack, field = Stack(strides), Field()
-    mass = gradient_maps(lambda m, x: m.maps(x), stack, images(2, 40, 48))
+    mass = gradient_maps(lambda m, x: m.maps(x), stack, images(2, 40, 40))
     shapes, fields = [], []
-    for stride, x in zip(strides, stack.maps(jnp.asarray(images(1, 40, 48))), strict=True):
+    maps = jax.eval_shape(stack.maps, jnp.asarray(images(1, 40, 40)))
+    for stride, x in zip(strides, maps, strict=True):
         field = field.then(3, stride, 1)
         fields.append((field, field))
         shapes.append(x.shape[1:3])
@@ -72,23 +72,24 @@ def test_the_effective_field_lies_within_the_theoretical(strides):
     found = summarize(mass, shapes, names, range(len(strides)), fields)
     assert (found.side <= found.convolutional_side).all()
     assert (found.beyond < 1e-6).all()
-    # Deep fields are smaller than what could be seen (arXiv:1701.04128, section 2).
+    # Deep effective fields are smaller than the theoretical ones (arXiv:1701.04128, section 2).
     assert found.side[-1] < found.convolutional_side[-1]
 
 
 @pytest.mark.parametrize(
-    ("version", "length", "small"), [(1, 32, True), (1, 46, False), (2, 48, False), (2, 31, True)]
+    ("version", "length", "small", "units"),
+    [(1, 16, True, (2, 1)), (1, 30, False, (1, 1)), (2, 32, False, (1, 1)), (2, 15, True, (1, 1))],
 )
-def test_the_field_of_a_trunk_is_where_its_gradient_is(monkeypatch, version, length, small):
-    """Group normalisation looks everywhere; without it the gradient ends where the field does."""
+def test_the_field_of_a_trunk_is_where_its_gradient_is(monkeypatch, version, length, small, units):
+    """Without group normalisation, which uses all positions, the gradient ends with the field."""
     monkeypatch.setattr(GroupNorm, "__call__", lambda self, x: x)
-    shape = ResNetShape((2, 1), 8, small=small, groups=4)
+    shape = ResNetShape(units, 4, small=small, groups=2)
     trunk = randomize(lambda: Trunk(shape, version, rngs=nnx.Rngs(0)))
-    pixels = images(4, length, length)
-    maps = list(trunk(jnp.asarray(pixels[:1])).values())
+    pixels = images(2, length, length)
+    maps = nnx.eval_shape(lambda m, x: list(m(x).values()), trunk, jnp.asarray(pixels))
     mass = gradient_maps(lambda m, x: list(m(x).values()), trunk, pixels)
     fields = trunk_fields(trunk, length)
-    assert [units for _, units in fields.values()] == [0, 2, 3]
+    assert [depth for _, depth in fields.values()] == [0, units[0], sum(units)]
     for layer, ((field, _), found) in enumerate(zip(fields.values(), maps, strict=True)):
         first = field.start + found.shape[1] // 2 * field.step
         last = min(first + field.side, length) - 1
@@ -97,7 +98,7 @@ def test_the_field_of_a_trunk_is_where_its_gradient_is(monkeypatch, version, len
             assert (touched[0], touched[-1]) == (max(first, 0), last)
 
 
-def test_a_vits_embedding_sees_its_patch_and_its_blocks_all():
+def test_the_embedding_of_a_vit_depends_on_its_patch_and_a_block_on_all():
     model = random_model("ViT-Ti/4", image_size=(16, 24), num_registers=1, **TINY)
     found = receptive_field(model, images(3, 16, 24), batch_size=2)
     assert found.layers == ("embedding", "block 1", "block 2")
@@ -116,23 +117,31 @@ def test_a_vits_embedding_sees_its_patch_and_its_blocks_all():
     np.testing.assert_allclose(again.maps, found.maps, rtol=1e-3, atol=1e-7)
 
 
-def test_resnets_and_hybrids_by_stage():
+def test_the_layers_of_resnets_and_hybrids_are_stages_and_blocks():
     names, depth, fields = layers_of(random_model("BiT-R-Mini"), (32, 32))
     assert names == ["root", "stage1", "stage2", "stage3"]
     assert depth == [0, 1, 2, 4]
     # 3; + 2; + 2; + 2 * 2 and 2 * 4 pixels.
     assert [down.side for down, _ in fields] == [3, 5, 7, 19]
-    hybrid = receptive_field(random_model("R+ViT-Mini/4", depth=1), images(2), batch_size=2)
-    assert hybrid.layers == ("root", "stage1", "stage2", "embedding", "block 1")
-    assert hybrid.depth.tolist() == [0, 1, 2, 2, 3]
-    assert hybrid.convolutional_side.tolist() == [3, 5, 7, 9, 17]
+    hybrid = random_model("R+ViT-Nano/4", depth=1)
+    names, depth, fields = layers_of(hybrid, (16, 16))
+    assert names == ["root", "stage1", "stage2", "embedding", "block 1"]
+    assert depth == [0, 1, 2, 2, 3]
+    assert [down.side for down, _ in fields] == [3, 5, 7, 9, 17]
+    maps = nnx.eval_shape(feature_maps, hybrid, jnp.zeros((2, 16, 16, 3)))
+    assert [m.shape[1:3] for m in maps] == [(16, 16), (16, 16), (8, 8), (4, 4), (4, 4)]
+
+
+@pytest.mark.slow
+def test_the_maps_of_a_hybrid_sum_to_one():
+    hybrid = receptive_field(random_model("R+ViT-Nano/4", image_size=8, depth=1), images(2, 8, 8))
     np.testing.assert_allclose(hybrid.maps.sum((1, 2)), 1, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_most_of_what_a_resnet_sees_lies_within_its_convolutions():
+def test_most_of_the_mass_of_a_resnet_lies_within_its_convolutions():
     found = receptive_field(random_model("BiT-R-Mini", image_size=32), images(2, 32, 32))
-    # Beyond lies what group normalisation's statistics let through.
+    # Outside it is what the statistics of group normalisation contribute.
     assert (found.beyond < 0.02).all()
     assert (found.beyond[1:] > 0).all()
     assert (found.side <= found.convolutional_side).all()

@@ -1,4 +1,4 @@
-"""The screens and files of analyze."""
+"""The output and files of analyze."""
 
 import csv
 import json
@@ -11,11 +11,11 @@ from processes import finish, start
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.analysis import attention_distance
-from vit_jax.analysis.images import Images, make_view, read_files, spread
-from vit_jax.analysis.output import FORMATS, write_result
+from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, filters_output
+from vit_jax.analysis.images import Images, evenly_spaced, make_view, read_files
+from vit_jax.analysis.output import FORMATS, write_output
+from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import load
-from vit_jax.interop.published import EvalView
 from vit_jax.models.registry import create_model
 
 
@@ -42,26 +42,25 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_everything_of_a_model_at_once(weights, photos, tmp_path, capsys):
+def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, capsys):
     arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize"]
     counts = ["--num_pictures=2", "--num_gradients=2", "--batch_size=2"]
     assert main([*arguments, *counts, f"--output={tmp_path / 'a'}"]) == 0
     shown = capsys.readouterr().out
     what = ("filters", "positions", "distance", "rollout", "receptive_field")
     assert [line.split(":")[0] for line in shown.splitlines() if line.startswith(what)] == [*what]
-    assert "5 images; attention to all patches alike: 16.1" in shown
+    assert "5 images; uniform attention to all patches: 16.1" in shown
     suffixes = {name: {p.suffix for p in (tmp_path / "a").glob(f"{name}.*")} for name in what}
     assert suffixes == {name: {".png", ".svg", ".csv", ".npz"} for name in what}
     assert all(p.stat().st_size for p in (tmp_path / "a").iterdir())
 
-    loaded = load(weights)
-    pixels = read_files([photos], 128, make_view((32, 32), EvalView(crop="resize"))).normalized
-    want = attention_distance(loaded.model, pixels, batch_size=5).mean
     found = table(tmp_path / "a" / "distance.csv")
     heads = [(int(row["layer"]), int(row["head"])) for row in found]
     assert heads == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
-    got = [float(row["distance_px"]) for row in found]
-    np.testing.assert_allclose(got, want.ravel(), rtol=1e-4)
+    with np.load(tmp_path / "a" / "distance.npz") as arrays:
+        assert arrays["per_image"].shape == (5, 2, 3)
+        got = [float(row["distance_px"]) for row in found]
+        np.testing.assert_allclose(got, arrays["per_image"].mean(0).ravel(), rtol=1e-4)
     with np.load(tmp_path / "a" / "rollout.npz") as arrays:
         assert arrays["matrices"].shape == (2, 18, 18)
         shares = [float(row["share"]) for row in table(tmp_path / "a" / "rollout.csv")]
@@ -73,47 +72,42 @@ def test_everything_of_a_model_at_once(weights, photos, tmp_path, capsys):
     assert len(about["images"]["rollout"]) == about["images"]["receptive_field"] == 2
 
 
-def test_untrained_is_the_same_model_at_the_initial_values_of_the_seed(weights, photos, tmp_path):
-    arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize", "--untrained"]
-    what, output = "--what=filters,distance", f"--output={tmp_path}"
-    assert main([*arguments, what, output, "--seed=3", "--batch_size=5"]) == 0
+def test_untrained_analyses_the_initial_values_of_the_seed(weights, tmp_path):
+    arguments = ["analyze", str(weights), "--untrained", "--what=filters", "--seed=3"]
+    assert main([*arguments, f"--output={tmp_path}"]) == 0
     loaded = load(weights)
     options = dict(loaded.options.to_mapping())
     model = create_model(num_classes=loaded.num_classes, image_size=32, seed=3, **options)
-    pixels = read_files([photos], 128, make_view((32, 32), EvalView(crop="resize"))).normalized
-    want = attention_distance(model, pixels, batch_size=5).mean
-    got = [float(row["distance_px"]) for row in table(tmp_path / "distance.csv")]
-    np.testing.assert_allclose(got, want.ravel(), rtol=1e-4)
-    trained = attention_distance(loaded.model, pixels, batch_size=5).mean
-    assert np.abs(trained - want).max() > 1e-3
+    with np.load(tmp_path / "filters.npz") as arrays:
+        found = arrays["components"]
+    np.testing.assert_allclose(found, embedding_filters(model).components, atol=1e-5)
+    assert np.abs(found - embedding_filters(loaded.model).components).max() > 0.1
     assert json.loads((tmp_path / "analysis.json").read_text())["untrained"] is True
 
 
 def test_the_same_arrays_make_the_same_files(tmp_path):
-    from vit_jax.analysis import EmbeddingFilters
-    from vit_jax.analysis.figures import draw_filters
-
     components = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
     found = EmbeddingFilters(components, np.float32([0.6, 0.4]), "patch embedding", 7)
     written = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        paths = write_result("filters", found, draw_filters(found), tmp_path / name, list(FORMATS))
+        output = filters_output(found)
+        paths = write_output("filters", output, tmp_path / name, list(FORMATS))
         written.append({path.name: path.read_bytes() for path in paths})
     assert written[0] == written[1]
     assert len(written[0]) == 5
 
 
-def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
-    random_weights(tmp_path / "resnet", "BiT-R-Mini")
+def test_by_default_all_analyses_that_apply_to_the_model_are_made(tmp_path, capsys, caplog):
+    random_weights(tmp_path / "resnet", "BiT-R-Nano")
     assert main(["analyze", str(tmp_path / "resnet"), "--what=distance"]) == 2
     assert "distance of a ResNet, which has no attention" in capsys.readouterr().err
     output = f"--output={tmp_path / 'out'}"
     assert main(["analyze", str(tmp_path / "resnet"), output]) == 2
-    assert "no images to look at" in capsys.readouterr().err
+    assert "no images to analyse" in capsys.readouterr().err
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert [text.split()[2] for text in left_out] == ["positions", "distance", "rollout"]
-    only = ["--what=filters", "--formats=pdf", "--untrained"]
+    only = ["--what=filters", "--formats=pdf"]
     assert main(["analyze", str(tmp_path / "resnet"), output, *only]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "analysis.json", "filters.csv", "filters.npz", "filters.pdf",
@@ -127,7 +121,7 @@ def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
         (["--what=rolout"], "did you mean 'rollout'?"),
         (["--what="], "--what= with ''"),
         (["--formats=jpg"], "did you mean 'png'?"),
-        ([], "no images to look at; expected --images=PATH, or --dataset=NAME"),
+        ([], "no images to analyse; expected --images=PATH, or --dataset=NAME"),
         (["--images=nothing.png"], "nothing.png cannot be read"),
         (["--images=EMPTY"], "no images in EMPTY; expected files ending in .jpg"),
         (["--images=EMPTY/../text.png"], "unreadable image of 5 bytes"),
@@ -138,7 +132,9 @@ def test_what_applies_is_chosen_and_a_resnet_has_less(tmp_path, capsys, caplog):
         (["--num_images=0"], "'0' is not a positive whole number"),
     ],
 )
-def test_wrong_input_is_one_line(weights, tmp_path, capsys, monkeypatch, arguments, message):
+def test_wrong_input_is_an_error_of_one_line(
+    weights, tmp_path, capsys, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.png").write_text("hello")
@@ -149,13 +145,13 @@ def test_wrong_input_is_one_line(weights, tmp_path, capsys, monkeypatch, argumen
     assert message.replace("EMPTY", str(tmp_path / "empty")) in error
 
 
-def test_images_are_spread_and_seen_as_in_evaluation(photos):
-    assert spread(10, 4) == [0, 2, 5, 7]
+def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
     whole = make_view((32, 32), EvalView(crop="resize"))
     found = read_files([photos], 3, whole)
     assert [name.rsplit("/", 1)[-1] for name in found.names] == ["0.png", "2.png", "1.png"]
     np.testing.assert_array_equal(found.some(2).pixels, found.pixels[:2])
-    # A rectangular model is shown the whole image.
+    # A model for rectangular images gets the whole image, squashed.
     wide = make_view((16, 64), EvalView())((photos / "0.png").read_bytes())
     assert wide.shape == (16, 64, 3)
     white = Images(np.full((1, 2, 2, 3), 255, np.uint8), ("white",), "here").normalized
@@ -163,7 +159,7 @@ def test_images_are_spread_and_seen_as_in_evaluation(photos):
 
 
 @pytest.mark.slow
-def test_a_run_folder_is_looked_at_with_its_own_images(tmp_path, digits_dir):
+def test_a_run_folder_is_analysed_with_its_own_images(tmp_path, digits_dir):
     run = tmp_path / "run"
     keys = {
         "train_steps": 2, "optimizer.schedule.warmup_steps": 1, "checkpoint.interval_steps": 2,

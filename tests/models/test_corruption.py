@@ -105,9 +105,7 @@ def test_positions_are_those_of_the_place_not_of_what_stands_there(model):
 
 
 def test_a_resnet_has_no_mask_token():
-    with pytest.raises(
-        ModelError, match="BiT-R-Micro, a ResNet, with mask_token"
-    ):
+    with pytest.raises(ModelError, match="BiT-R-Micro, a ResNet, with mask_token"):
         build_model(
             model_options("BiT-R-Micro"),
             num_classes=8, image_size=32, key=jax.random.key(0), mask_token=True,

@@ -1,0 +1,104 @@
+"""npz files of google-research/vision_transformer and big_vision: MLP-Mixers.
+
+Both projects use the same names.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
+from vit_jax.interop.tensors import TensorFile
+from vit_jax.interop.vit_formats import grid_of, square_side
+from vit_jax.models.registry import list_models, model_options, resolve
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
+
+_BLOCK = "MixerBlock_{layer}"
+
+
+def recognise(file: TensorFile) -> TensorFile | None:
+    """Returns the file under its plain names if it is an MLP-Mixer, else None."""
+    names = {n.removeprefix("params/"): n for n in file.shapes if not n.startswith("opt/")}
+    first = f"{_BLOCK.format(layer=0)}/token_mixing/Dense_0/kernel"
+    return file.renamed(names) if {"stem/kernel", first} <= names.keys() else None
+
+
+def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+    """Reads the architecture from the shapes.
+
+    Args:
+        file: recognised file.
+        given: options of the caller; `grid` is needed if the patches are not in a square.
+
+    Raises:
+        WeightsError: the number of patches is not a square and `grid` is not given.
+    """
+    shapes, first = file.shapes, _BLOCK.format(layer=0)
+    patch, _, _, width = shapes["stem/kernel"]
+    tokens, token_mlp_dim = shapes[f"{first}/token_mixing/Dense_0/kernel"]
+    sizes = {
+        "width": width,
+        "depth": depth_of(shapes, f"{_BLOCK}/token_mixing/Dense_0/kernel"),
+        "token_mlp_dim": token_mlp_dim,
+        "channel_mlp_dim": shapes[f"{first}/channel_mixing/Dense_0/kernel"][1],
+    }
+    rows, columns = grid_of(tokens, False, given)
+    return Published(
+        "vision_transformer npz",
+        _options(sizes, patch),
+        shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
+        (rows * patch, columns * patch),
+        tuple(_name_table()),
+    )
+
+
+def to_tensors(loaded: "Loaded") -> Tensors:
+    """Returns the tensors of an MLP-Mixer under the names of the published files.
+
+    Raises:
+        WeightsError: a model for images that are not square.
+    """
+    square_side(loaded)  # The files do not say how many rows and columns of patches there are.
+    return Tensors(write_rows(_name_table(), parameters(loaded.model)))
+
+
+def _options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
+    """Returns a listed size with this patch size, or the sizes as overrides of one."""
+    for listed in list_models():
+        if listed.startswith("Mixer-"):
+            name = f"{listed.rpartition('/')[0]}/{patch}"
+            shape = resolve(model_options(name))
+            if all(getattr(shape, key) == value for key, value in sizes.items()):
+                return {"name": name}
+    return {"name": f"Mixer-B/{patch}", **sizes}
+
+
+def _name_table() -> list[Row]:
+    rows = [
+        ("patch_embedding", "stem", ("kernel", "bias")),
+        ("blocks/token_norm", f"{_BLOCK}/LayerNorm_0", ("scale", "bias")),
+        ("blocks/token_mixing/expand", f"{_BLOCK}/token_mixing/Dense_0", ("kernel", "bias")),
+        ("blocks/token_mixing/contract", f"{_BLOCK}/token_mixing/Dense_1", ("kernel", "bias")),
+        ("blocks/channel_norm", f"{_BLOCK}/LayerNorm_1", ("scale", "bias")),
+        ("blocks/channel_mixing/expand", f"{_BLOCK}/channel_mixing/Dense_0", ("kernel", "bias")),
+        ("blocks/channel_mixing/contract", f"{_BLOCK}/channel_mixing/Dense_1", ("kernel", "bias")),
+        ("norm", "pre_head_layer_norm", ("scale", "bias")),
+        ("head/linear", "head", ("kernel", "bias")),
+    ]
+    return [
+        row(f"{ours}/{leaf}", f"{theirs}/{leaf}", Same())
+        for ours, theirs, leaves in rows
+        for leaf in leaves
+    ]
+
+
+FORMAT = Format(
+    name="vision_transformer",
+    reads=("vision_transformer", "big_vision"),
+    container="npz",
+    recognise=recognise,
+    describe=describe,
+    to_tensors=to_tensors,
+)
