@@ -153,7 +153,7 @@ class DataConfig(Section):
     # Features that hold image and class; None: "image" and "label", or the only ones of their kind.
     image_key: str | None = option(None)
     label_key: str | None = option(None)
-    # How the class of an example is made of other features, see `data.sources.derived`.
+    # How the class of an example is made of other features, see `data.sources.label_rules`.
     label_rule: LabelRule | None = option(None)
     # uniform: every example once an epoch; balanced: every class equally often, the examples of
     # each in turn. Of an epoch only the number of examples stays.
