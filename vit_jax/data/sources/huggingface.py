@@ -118,9 +118,10 @@ def open_splits(
     name: str, data_dir: str | None, *, image_key: str | None, label_key: str | None
 ) -> dict[str, HuggingFaceSource]:
     """Returns all splits of a dataset."""
-    keys = {"image_key": image_key, "label_key": label_key}
-    splits = _load(_package(), name, data_dir)
-    return {split: HuggingFaceSource(name, split, data_dir, **keys) for split in splits}
+    return {
+        split: HuggingFaceSource(name, split, data_dir, image_key=image_key, label_key=label_key)
+        for split in _load(_package(), name, data_dir)
+    }
 
 
 def _package() -> Any:

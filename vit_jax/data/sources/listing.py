@@ -82,7 +82,7 @@ class Listing:
             ) from None
 
     def identity(self, rows: np.ndarray) -> str:
-        """Returns a hash of the classes and of the names, sizes and labels of rows, in their order."""
+        """Returns a hash of the class names and of the name, size and label of each row, in order."""
         digest = hashlib.sha256(_bytes("\0".join(self.class_names)))
         for row in rows:
             line = f"\n{self.names[row]}\0{self.sizes[row]}\0{self.labels[row]}"
@@ -283,7 +283,7 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
         if not all(row):
             raise DataError(
                 f"line {number} of {path} has an empty value",
-                f"{','.join(columns)}",
+                ",".join(columns),
                 "fix the line",
             )
     if not rows:

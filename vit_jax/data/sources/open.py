@@ -107,7 +107,7 @@ def class_count(source: Source, wanted: int | None) -> int:
     """
     if wanted is not None and wanted < len(source.class_names):
         raise DataError(
-            f"data.num_classes is {wanted}, but {source.name} has {len(source.class_names)} classes",
+            f"data.num_classes is {wanted}; {source.name} has {len(source.class_names)} classes",
             "at least that many",
             "leave data.num_classes out",
         )

@@ -132,7 +132,10 @@ def _preset(part: str, sizes: Mapping[str, int], name: str) -> str:
 
 
 def _val200(sizes: Mapping[str, int], name: str) -> str:
-    """Returns VTAB's 200 examples; for datasets outside VTAB, of "validation" or at 90 % of "train"."""
+    """Returns the split of VTAB's 200 validation examples.
+
+    For datasets outside VTAB these are the first 200 of "validation", or those at 90 % of "train".
+    """
     usual = "validation" if "validation" in sizes else 90
     where = _VTAB_VALIDATION.get(name, usual)
     if isinstance(where, str):

@@ -121,12 +121,13 @@ class TfdsSource:
         import tensorflow_datasets as tfds
 
         array_record = self._builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
-        if self._rule is not None or self._label is None or not array_record:
+        label = self._label
+        if self._rule is not None or label is None or not array_record:
             return lambda indices: [example.label for example in self.read(indices)]
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         source = _open_split(self._builder, self._split, deserialize_method=raw)
         return lambda indices: [
-            label_of(record, self._label) for record in self._records(source, indices)
+            label_of(record, label) for record in self._records(source, indices)
         ]
 
     def _records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
