@@ -219,7 +219,7 @@ class _Decoder:
         return pixels[:, left - start : right - start]
 
     def _check(self, status: int) -> None:
-        """Raises the error of a status other than 0. libjpeg keeps only the first warning's text."""
+        """Raises the error of a nonzero status. libjpeg keeps only the first warning's text."""
         if status == 0:
             return
         message = self._lib.tj3GetErrorStr(self._handle).decode(errors="replace")

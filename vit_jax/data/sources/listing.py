@@ -82,7 +82,7 @@ class Listing:
             ) from None
 
     def identity(self, rows: np.ndarray) -> str:
-        """Returns a hash of the class names and of the name, size and label of each row, in order."""
+        """Returns a hash of the class names and of each row's name, size and label, in order."""
         digest = hashlib.sha256(_bytes("\0".join(self.class_names)))
         for row in rows:
             line = f"\n{self.names[row]}\0{self.sizes[row]}\0{self.labels[row]}"
