@@ -70,23 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images", type=Path, metavar="FOLDER", help="folder of images or tar files, or CSV file"
     )
     prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
-    prepare.add_argument(
-        "--short_side", type=positive, help="shrink larger images to this, in pixels"
-    )
+    prepare.add_argument("--short_side", type=positive, help="shrink larger images, in pixels")
     prepare.add_argument(
         "--val_fraction",
         type=_fraction,
         default=0.0,
-        help="fraction of train for a validation split",
+        help="fraction of train for validation",
     )
-    prepare.add_argument(
-        "--shard_mb", type=positive, default=256, help="megabytes per shard; default: 256"
-    )
+    prepare.add_argument("--shard_mb", type=positive, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
     prepare.add_argument("--threads", type=positive, help="default: one per core")
-    convert.add_argument(
-        "--to", type=Path, metavar="DIR", help="write a copy into this TFDS folder"
-    )
+    convert.add_argument("--to", type=Path, metavar="DIR", help="TFDS folder for a copy")
 
 
 def _fraction(text: str) -> float:
