@@ -15,7 +15,7 @@ from vit_jax.analysis import attention_distance
 from vit_jax.analysis.images import Images, make_view, read_files, spread
 from vit_jax.analysis.output import FORMATS, write_result
 from vit_jax.interop.load import load
-from vit_jax.interop.published import EvalView
+from vit_jax.interop.formats import EvalView
 from vit_jax.models.registry import create_model
 
 

@@ -29,7 +29,7 @@ class InitConfig(Section):
     (arXiv:2010.11929, section 3.2); True: the head is taken too, its classes must fit.
     """
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
-    """How position tables are resampled to another resolution, see `interop.resample`."""
+    """How position tables are resampled to another resolution, see `interop.resize`."""
     grid: tuple[int, int] | None = option(None)
     """Rows and columns of patches that the file's position table is for; None: as stored, or
     square.
