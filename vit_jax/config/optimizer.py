@@ -7,6 +7,9 @@ from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
 
+# Optimizers that average the parameters themselves and evaluate the average.
+SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
@@ -41,7 +44,8 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """The optax chain: clip, optimizer, decoupled weight decay, per-layer scale, schedule."""
 
-    # adamw, adam, sgd, adafactor, or any optimizer function of optax by its name there.
+    # The name of any optimizer in optax or optax.contrib that needs only gradients and a learning
+    # rate: adamw, sgd, adafactor, lamb, muon, schedule_free_adamw, ...
     name: str = option("adamw")
     learning_rate: float = option(above=0)
     schedule: ScheduleConfig = section(ScheduleConfig)
@@ -60,6 +64,11 @@ class OptimizerConfig(Section):
     clip_global_norm: float | None = option(None, above=0)
     # Type of the first moment (momentum).
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
+
+    @property
+    def averages_parameters(self) -> bool:
+        """Whether the optimizer itself averages the parameters for evaluation."""
+        return self.name in SCHEDULE_FREE
 
     def check(self) -> None:
         patterns = [*self.freeze, *(p for p, _ in self.weight_decay_mask)]

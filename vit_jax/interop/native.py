@@ -14,7 +14,7 @@ from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import best_step
+from vit_jax.run.about import best_step, evaluated_item
 
 DESCRIPTION, ARRAYS = "model.json", "params"
 # Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
@@ -85,7 +85,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
         about["class_names"] = json.loads(classes.read_text())["names"]
-    return about, step / (ARRAYS if config.get("ema_decay") is None else "ema")
+    return about, step / evaluated_item(config)
 
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:
