@@ -40,7 +40,7 @@ def build(learning_rate=0.1, **options):
 
 def update(grads=GRADS, **options):
     optimizer = build(**options)
-    return optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0]
+    return jax.jit(lambda: optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0])()
 
 
 def test_sgd_with_momentum_by_hand():
@@ -60,20 +60,11 @@ def test_adamw_equals_that_of_optax():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adafactor", "lion"])
-def test_weight_decay_touches_kernels_alone(name):
-    plain, decayed = update(name=name), update(name=name, weight_decay=0.2)
-    head, decayed_head = plain["head"]["linear"], decayed["head"]["linear"]
-    np.testing.assert_array_equal(head["bias"], decayed_head["bias"])
-    assert np.abs(head["kernel"] - decayed_head["kernel"]).max() > 1e-4
-
-
 def test_lamb_decays_inside_its_trust_ratio():
     reference = optax.lamb(0.1, weight_decay=0.5)
     optimizer = build(name="lamb", weight_decay=0.5, weight_decay_mask=((".*", True),))
     params = jax.tree.map(lambda p: p * jnp.arange(1.0, 1 + p.size).reshape(p.shape), PARAMS)
-    want, _ = reference.update(GRADS, reference.init(params), params)
-    got, _ = optimizer.update(GRADS, optimizer.init(params), params)
+    got, want = two_steps(optimizer, params, GRADS), two_steps(reference, params, GRADS)
     got, want = ({k: v for k, v in tree.items() if k != "encoder"} for tree in (got, want))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
@@ -246,7 +237,7 @@ def test_a_frozen_stack_leaves_the_other_stacks_as_they_are():
     for freeze in ((), ("encoder/.*",)):
         config = OptimizerConfig(name="lamb", learning_rate=1.0, freeze=freeze)
         optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
-        found.append(optimizer.update(grads, optimizer.init(params), params)[0])
+        found.append(two_steps(optimizer, params, grads))
     np.testing.assert_array_equal(*(f["trunk"]["blocks"]["kernel"] for f in found))
     assert np.abs(found[1]["trunk"]["blocks"]["kernel"]).min() > 0.01
     assert np.abs(found[1]["encoder"]["blocks"]["mlp"]["kernel"]).max() == 0
