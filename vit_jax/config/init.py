@@ -1,38 +1,48 @@
-"""The config section that says how a run takes over the parameters that `init_from` names."""
+"""Config section of how the weights that `init_from` names are adapted to the run's model."""
 
-import dataclasses
 from typing import Literal
 
 from vit_jax.schema import Section, check_patterns, option
 
 AUTO = "auto"
-"""`model.name` of a run whose architecture is that of the weights it starts from."""
+"""`model.name` of a run that takes its architecture from the weights it starts from."""
 
-OF_THE_RUN = frozenset({
-    "dropout", "stochastic_depth", "dtype", "remat", "scan", "attention_implementation",
-    "head_bias_init",
-})  # fmt: skip
-"""Of a model section, how a model is trained and run. The rest says what it is."""
+OF_THE_RUN = frozenset(
+    {
+        "dropout",
+        "stochastic_depth",
+        "dtype",
+        "remat",
+        "scan",
+        "attention_implementation",
+        "head_bias_init",
+    }
+)
+"""Model options that choose how a model is trained and run rather than its architecture."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class InitConfig(Section):
-    """How published weights, or those of another run, are made to fit."""
+    """How weights that were published, or come from another run, are adapted to the model."""
 
-    # False: both layers of the head give way to one linear layer that starts at zero
-    # (arXiv:2010.11929, section 3.2); True: the head is taken too, its classes must fit.
     keep_head: bool = option(False)
-    # How position tables are resampled to another resolution, see `interop.resample`.
+    """False: the whole head is replaced by a zero-initialised linear layer (arXiv:2010.11929,
+    section 3.2). True: the head is loaded too, and its number of classes must match.
+    """
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
-    # Rows and columns of patches that the file's position table is for; None: as stored, or square.
+    """How position embeddings are resampled to another resolution, see `interop.resample`."""
     grid: tuple[int, int] | None = option(None)
-    # Mean and deviation that the weights expect of images: 0.5 and 0.5, or ImageNet's; None: as the
-    # config.json beside the weights says, else 0.5.
+    """Rows and columns of the stored position embedding; None: as the file says, else a square."""
     normalization: Literal["half", "imagenet"] | None = option(None)
-    # Regular expressions over whole parameter names that the file may lack (they start as in a new
-    # model), and over names of tensors in it that may go unused.
+    """Image mean and standard deviation that the weights were trained with: 0.5 and 0.5, or
+    ImageNet's; None: as the config.json beside the weights says, else 0.5.
+    """
     allow_missing: tuple[str, ...] = option(())
+    """Parameters that the file may lack, as regular expressions over whole names; they are
+    initialised as in a new model.
+    """
     allow_unexpected: tuple[str, ...] = option(())
+    """Tensors of the file that may stay unused, as regular expressions over whole names."""
 
     def check(self) -> None:
-        check_patterns([*self.allow_missing, *self.allow_unexpected], "'init.allow_...'")
+        check_patterns(self.allow_missing, "allow_missing")
+        check_patterns(self.allow_unexpected, "allow_unexpected")

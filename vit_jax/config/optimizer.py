@@ -1,17 +1,15 @@
-"""Config sections of the optimizer and its learning rate."""
+"""Config sections of the optimizer and the learning rate."""
 
-import dataclasses
 from typing import Any, Literal
 
 from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
 
-# Optimizers that average the parameters themselves and evaluate the average.
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+"""Optimizers that average the parameters themselves; the average is what is evaluated."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
     """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
 
@@ -22,60 +20,73 @@ class ScheduleConfig(Section):
     cooldown_steps: int | None = option(None, at_least=0)
     cooldown_epochs: float | None = option(None, at_least=0)
     cooldown_examples: int | None = option(None, at_least=0)
-    # Where cosine and linear decay end, in units of the learning rate itself.
     end_learning_rate: float = option(0.0, at_least=0)
-    # rsqrt: learning_rate / sqrt(1 + steps since warmup / timescale) (arXiv:2106.04560).
+    """Learning rate at the end of cosine and linear decay."""
     timescale_steps: int = option(10_000, at_least=1)
-    # step: at these shares of the run the learning rate is multiplied by `step_factor`
-    # (arXiv:1912.11370).
+    """For rsqrt decay: learning_rate / sqrt(1 + steps since warmup / timescale_steps)
+    (arXiv:2106.04560).
+    """
     step_at: tuple[float, ...] = option((0.3, 0.6, 0.9))
+    """For step decay: fractions of the run at which the learning rate is multiplied by
+    `step_factor` (arXiv:1912.11370).
+    """
     step_factor: float = option(0.1, above=0, at_most=1)
 
     def check(self) -> None:
-        if not all(0 < share < 1 for share in self.step_at):
+        if not all(0 < fraction < 1 for fraction in self.step_at):
             raise ConfigError(
-                f"'step_at' is {self.step_at}", "shares of the run between 0 and 1", "correct it"
+                f"is {self.step_at}",
+                "fractions of the run between 0 and 1",
+                "correct it",
+                key="step_at",
             )
         check_duration(self, "warmup", required=False)
         check_duration(self, "cooldown", required=False)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
     """The optax chain: clip, optimizer, decoupled weight decay, per-layer scale, schedule."""
 
-    # The name of any optimizer in optax or optax.contrib that needs only gradients and a learning
-    # rate: adamw, sgd, adafactor, lamb, muon, schedule_free_adamw, ...
     name: str = option("adamw")
+    """Name of any optimizer in `optax` or `optax.contrib` that needs only gradients and a
+    learning rate: adamw, sgd, adafactor, lamb, muon, schedule_free_adamw, ...
+    """
     learning_rate: float = option(above=0)
+    """Peak of the schedule. Optimizers that estimate their own rate (prodigy, dadapt_adamw, dog,
+    dowg) are meant to have 1.
+    """
     schedule: ScheduleConfig = section(ScheduleConfig)
-    # Keyword arguments of that optax function, e.g. {"b2": 0.99}.
     options: dict[str, Any] = option({})
-    # Decoupled: a step adds -lr(t) * weight_decay * parameter.
+    """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""
     weight_decay: float = option(0.0, at_least=0)
-    # (regular expression, decayed?) pairs; the first that matches the whole name counts, and
-    # every parameter must match one.
+    """Decoupled weight decay: a step at learning rate lr adds -lr * weight_decay * parameter."""
     weight_decay_mask: tuple[tuple[str, bool], ...] = option(((".*/kernel", True), (".*", False)))
-    # Layer-wise decay (arXiv:2106.08254): a layer k below the head learns at layer_decay**k.
+    """(regular expression, whether to decay) pairs. The first that matches the whole parameter
+    name counts; every parameter must match one.
+    """
     layer_decay: float = option(1.0, above=0, at_most=1)
-    # Parameters that do not learn, as regular expressions over the whole name.
+    """Layer-wise decay of the learning rate: a layer k below the head learns at layer_decay**k
+    times the rate (arXiv:2106.08254).
+    """
     freeze: tuple[str, ...] = option(())
-    # Largest global norm of the gradient; None: no clipping.
+    """Parameters that are not trained, as regular expressions over whole names."""
     clip_global_norm: float | None = option(None, above=0)
-    # Type of the first moment (momentum).
+    """Largest global norm of the gradient; None: no clipping."""
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
+    """Type of the first moment (momentum)."""
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether the optimizer itself averages the parameters for evaluation."""
+        """Whether the optimizer averages the parameters itself, for evaluation."""
         return self.name in SCHEDULE_FREE
 
     def check(self) -> None:
-        patterns = [*self.freeze, *(p for p, _ in self.weight_decay_mask)]
-        check_patterns(patterns, "'freeze' or 'weight_decay_mask'")
+        check_patterns(self.freeze, "freeze")
+        check_patterns([pattern for pattern, _ in self.weight_decay_mask], "weight_decay_mask")
         if self.schedule.end_learning_rate > self.learning_rate:
             raise ConfigError(
-                f"'schedule.end_learning_rate' is {self.schedule.end_learning_rate:g}",
+                f"is {self.schedule.end_learning_rate:g}",
                 f"at most learning_rate = {self.learning_rate:g}",
                 "lower it",
+                key="schedule.end_learning_rate",
             )
