@@ -120,16 +120,17 @@ class Config(Section):
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the run evaluates an average of the parameters instead of the parameters."""
+        """Whether an average of the parameters is kept, which is then what is evaluated."""
         return self.ema_decay is not None or self.optimizer.averages_parameters
 
     def check(self) -> None:
         check_duration(self, "train", required=True)
         if self.ema_decay is not None and self.optimizer.averages_parameters:
             raise ConfigError(
-                f"'ema_decay' is {self.ema_decay} with {self.optimizer.name}",
-                "one average: this optimizer evaluates an average of its own",
+                f"is {self.ema_decay} with {self.optimizer.name}",
+                "one average: this optimizer averages the parameters itself",
                 "unset ema_decay or choose another optimizer",
+                key="ema_decay",
             )
         check_task(self)
         self._check_init()

@@ -189,15 +189,17 @@ def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
     if name not in functions:
         usable = [known for known in functions if reason_refused(known) is None]
         raise ConfigError(
-            f"'optimizer.name' is {name!r}",
+            f"is {name!r}",
             "adamw, adam, sgd, adafactor or another optimizer of optax or optax.contrib",
             f"did you mean {nearest(name, usable)!r}?",
+            key="optimizer.name",
         )
     if reason := reason_refused(name):
         raise ConfigError(
-            f"'optimizer.name' is {name!r}, which is not supported: {reason}",
+            f"is {name!r}, which is not supported: {reason}",
             "an optimizer that needs only gradients and a learning rate",
             "choose another, e.g. adamw",
+            key="optimizer.name",
         )
     return inspect.signature(functions[name]).parameters
 
@@ -283,16 +285,18 @@ def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
     """Raises ConfigError if layer-wise rates or weight decay have no meaning for an optimizer."""
     if config.layer_decay < 1 and not traits.layer_rates:
         raise ConfigError(
-            f"'optimizer.layer_decay' is {config.layer_decay} with {config.name}",
+            f"is {config.layer_decay} with {config.name}",
             "an optimizer whose update is proportional to the learning rate",
-            "set optimizer.layer_decay=1, or choose another optimizer",
+            "set it to 1, or choose another optimizer",
+            key="optimizer.layer_decay",
         )
     if config.weight_decay and not traits.decoupled_decay:
         raise ConfigError(
-            f"'optimizer.weight_decay' is {config.weight_decay} with {config.name}, which computes"
-            " parameters from their initial values and would undo the decay",
+            f"is {config.weight_decay} with {config.name}, which computes parameters from their"
+            " initial values and would undo the decay",
             "no weight decay",
-            "set optimizer.weight_decay=0, or choose another optimizer",
+            "set it to 0, or choose another optimizer",
+            key="optimizer.weight_decay",
         )
 
 
@@ -316,7 +320,10 @@ def _checked_options(
         fits = isinstance(value, kind) or (kind is float and type(value) is int)
         if kind in (bool, int, float) and not fits:
             raise ConfigError(
-                f"'optimizer.options.{key}' is {value!r}", f"a {kind.__name__}", "correct it"
+                f"is {value!r}",
+                f"a {kind.__name__}",
+                "correct it",
+                key=f"optimizer.options.{key}",
             )
     if config.name == "sgd":
         options.setdefault("momentum", 0.9)
@@ -324,9 +331,10 @@ def _checked_options(
         key = next((k for k in _STATE_DTYPE_KEYS if k in arguments), None)
         if key is None:
             raise ConfigError(
-                f"'optimizer.state_dtype' is {config.state_dtype} with {config.name}",
+                f"is {config.state_dtype} with {config.name}",
                 "an optimizer whose momentum type can be set (adamw, sgd, adafactor, ...)",
                 "set it to float32",
+                key="optimizer.state_dtype",
             )
         options.setdefault(key, jnp.dtype(config.state_dtype))
     return options
@@ -409,9 +417,10 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in names):
             raise ConfigError(
-                f"'optimizer.freeze' has {pattern!r}, which matches no parameter",
+                f"has {pattern!r}, which matches no parameter",
                 "regular expressions over whole names",
                 f"did you mean {nearest(pattern, names)!r}?",
+                key="optimizer.freeze",
             )
 
     def label(name: str, _: Any) -> str:
@@ -420,7 +429,10 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     labels = map_named(label, params)
     if "trained" not in jax.tree.leaves(labels):
         raise ConfigError(
-            "'optimizer.freeze' matches every parameter", "something left to train", "narrow it"
+            "matches every parameter",
+            "something left to train",
+            "narrow it",
+            key="optimizer.freeze",
         )
     return labels
 
