@@ -148,7 +148,7 @@ def build_program(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
+    start_from = make_start_from(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
     placement = Placement(mesh, config.mesh.gradient_dtype)
