@@ -10,8 +10,7 @@ from flax import nnx
 from jaxtyping import Float
 
 from vit_jax.errors import DataError, ModelError
-
-ImageModel = Any
+from vit_jax.models.family import ImageModel
 
 
 def map_batches(

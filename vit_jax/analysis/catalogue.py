@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from vit_jax.analysis.batches import ImageModel, check_attention
+from vit_jax.analysis.batches import check_attention
 from vit_jax.analysis.distance import attention_distance, distance_output
 from vit_jax.analysis.filters import embedding_filters, filters_output
 from vit_jax.analysis.images import Images
@@ -16,6 +16,7 @@ from vit_jax.analysis.output import Output
 from vit_jax.analysis.position import position_similarity, positions_output
 from vit_jax.analysis.receptive_field import receptive_field, receptive_field_output
 from vit_jax.analysis.rollout import attention_rollout, rollout_output
+from vit_jax.models.family import ImageModel
 
 # Which number of images an analysis uses; None: it needs no images.
 Count = Literal["num_images", "num_pictures", "num_gradients"]

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 
-from vit_jax.analysis.batches import ImageModel
 from vit_jax.analysis.output import Output, arrays_of, digits
 from vit_jax.errors import ModelError
+from vit_jax.models.family import ImageModel
 from vit_jax.models.resnet import StandardizedConv
 
 # The number that the paper shows.

@@ -10,10 +10,11 @@ from flax import nnx
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from vit_jax.analysis.batches import ImageModel, submodules
+from vit_jax.analysis.batches import submodules
 from vit_jax.analysis.filters import mosaic
 from vit_jax.analysis.output import Output, Row, arrays_of, digits
 from vit_jax.errors import ModelError
+from vit_jax.models.family import ImageModel
 from vit_jax.models.position import PositionTable, RelativeBias
 
 _KINDS = {

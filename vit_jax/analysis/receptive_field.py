@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vit_jax.analysis.batches import ImageModel, map_batches, pixels_per_patch, submodules
+from vit_jax.analysis.batches import map_batches, pixels_per_patch, submodules
 from vit_jax.analysis.output import (
     BLUE,
     GRAY,
@@ -24,6 +24,7 @@ from vit_jax.analysis.output import (
     digits,
     style_axes,
 )
+from vit_jax.models.family import ImageModel
 from vit_jax.models.resnet import ConvStyle, Stage, Trunk
 from vit_jax.tables import plain_table
 

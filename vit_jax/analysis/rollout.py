@@ -5,6 +5,7 @@ Source: arXiv:2010.11929, Figures 6 and 14.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from jaxtyping import Array, Float, UInt8
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vit_jax.analysis.batches import ImageModel, check_attention, map_batches
+from vit_jax.analysis.batches import check_attention, map_batches
 from vit_jax.analysis.output import Output, arrays_of, digits
+from vit_jax.models.family import ImageModel
 
 _IMAGES_PER_ROW = 8
 # Pooling -> the output token or tokens that the maps are for.
@@ -87,13 +89,12 @@ def attention_rollout(
         DataError: there are no images.
     """
     check_attention(model, "rollout")
+    vit: Any = model  # With attention it also has `pooling`.
 
     def heads_mean(weights: jax.Array) -> jax.Array:
         return weights.mean(1)
 
-    def follow(
-        model: ImageModel, images: jax.Array, indices: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def follow(model: Any, images: jax.Array, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
         del indices
         _, found = model(
             images,
@@ -105,11 +106,11 @@ def attention_rollout(
 
     matrices, rows = map_batches(follow, model, images, batch_size)
     maps = rows[:, model.num_prefix :].reshape(-1, *model.grid)
-    return Rollout(matrices, maps, _VIEWS[model.pooling])
+    return Rollout(matrices, maps, _VIEWS[vit.pooling])
 
 
 def _pooled_row(
-    model: ImageModel, matrices: Float[Array, "B N N"], encoded: Float[Array, "B N D"]
+    model: Any, matrices: Float[Array, "B N N"], encoded: Float[Array, "B N D"]
 ) -> Float[Array, "B N"]:
     """Returns the rollout row of the vector that is classified."""
     if model.pooling == "token":

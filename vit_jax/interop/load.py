@@ -20,6 +20,7 @@ from vit_jax.interop.opening import open_published
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
+from vit_jax.models.family import ImageModel
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, model_options, resolve
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -57,7 +58,7 @@ class Loaded(_Architecture):
         model: the module; `model(images)` returns logits.
     """
 
-    model: Any
+    model: ImageModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,12 @@ class Weights(_Architecture):
         lacking: names of the model's parameters that the file does not contain.
     """
 
-    model: Any
+    model: ImageModel
     arrays: dict[str, np.ndarray]
     lacking: tuple[str, ...]
 
 
-def load_pretrained(path: str | Path, **arguments: Any) -> Any:
+def load_pretrained(path: str | Path, **arguments: Any) -> ImageModel:
     """Builds a model from published weights and prints the report; arguments as in `read_weights`.
 
     >>> load_pretrained("B_16.npz", image_size=384)  # doctest: +SKIP
@@ -162,8 +163,8 @@ def read_weights(
     source, source_shapes = _abstract_source(published)
     target = Target(
         shapes,
-        old_grid=getattr(source, "grid", None),
-        new_grid=getattr(model, "grid", None),
+        old_grid=source.grid,
+        new_grid=model.grid,
         method=position_resize,
     )
     file_names = {name: row.label for row in reversed(published.rows) for name in row.ours}
@@ -278,7 +279,7 @@ def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _abstract_source(published: Published) -> tuple[nnx.Module, _Shapes]:
+def _abstract_source(published: Published) -> tuple[ImageModel, _Shapes]:
     """Returns the model that the file was made for, without values, and its parameters' shapes."""
     options = model_options(**published.options)
     # A file that does not determine its image size has no parameter that depends on it.
@@ -289,7 +290,7 @@ def _abstract_source(published: Published) -> tuple[nnx.Module, _Shapes]:
 
 def _abstract(
     options: ModelConfig, num_classes: int, size: tuple[int, int]
-) -> tuple[nnx.Module, _Shapes]:
+) -> tuple[ImageModel, _Shapes]:
     """Returns a model without values, and the shapes of its parameters by name."""
     key = jax.random.key(0)
     model = nnx.eval_shape(

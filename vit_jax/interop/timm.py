@@ -23,13 +23,12 @@ from vit_jax.interop.normalization import normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
     TABLE,
-    checked_shape,
+    checked_options,
     grid_of,
     heads_of,
     vit_options,
     with_learned_table,
 )
-from vit_jax.models.vit import ViT
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -228,12 +227,11 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     Raises:
         WeightsError: a model that timm's ViT cannot represent.
     """
-    options = loaded.options
-    shape = checked_shape(
+    options, shape = checked_options(
         loaded, "timm", norm_epsilon=(1e-6,), mlp=("gelu",), pooling=tuple(_POOLINGS.values())
     )
     params, model = with_learned_table(loaded), loaded.model
-    assert isinstance(model, ViT)
+    assert model.tokens is not None
     prefix = model.num_prefix
     if options.num_registers and "class_token" in params:
         # In timm either all tokens before the patches have a position or none of them.

@@ -20,7 +20,7 @@ from vit_jax.interop.name_table import (
 from vit_jax.interop.normalization import Normalization, normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
-    checked_shape,
+    checked_options,
     square_side,
     vit_options,
     with_learned_table,
@@ -144,8 +144,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     Raises:
         WeightsError: a model that these classes cannot represent.
     """
-    options, side = loaded.options, square_side(loaded)
-    shape = checked_shape(loaded, "transformers", pooling=("token",), mlp=("gelu",))
+    side = square_side(loaded)
+    options, shape = checked_options(loaded, "transformers", pooling=("token",), mlp=("gelu",))
     classifies = loaded.num_classes > 0
     if classifies and options.representation_size is not None:
         raise WeightsError(

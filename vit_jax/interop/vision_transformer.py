@@ -13,7 +13,7 @@ from vit_jax.interop.formats import Format, Published, Tensors, depth_of
 from vit_jax.interop.name_table import Row, Same, Stacked, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
-    checked_shape,
+    checked_options,
     grid_of,
     square_side,
     vit_options,
@@ -112,9 +112,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     Raises:
         WeightsError: a model that neither can represent.
     """
-    options = loaded.options
-    has_class_token = options.pooling == "token"
-    shape = checked_shape(
+    has_class_token = getattr(loaded.options, "pooling", None) == "token"
+    options, shape = checked_options(
         loaded,
         "vision_transformer",
         gelu_approximate=(True,),

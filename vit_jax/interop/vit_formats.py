@@ -9,8 +9,9 @@ import numpy as np
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.name_table import parameters
+from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import list_models, model_options, resolve
-from vit_jax.models.vit import ViT, ViTShape
+from vit_jax.models.vit import ViTConfig, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -94,8 +95,10 @@ def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[in
     return grid[0], grid[1]
 
 
-def checked_shape(loaded: "Loaded", format: str, **allowed: tuple[Any, ...]) -> ViTShape:
-    """Returns the sizes of a model, after checking that a format can represent its options.
+def checked_options(
+    loaded: "Loaded", format: str, **allowed: tuple[Any, ...]
+) -> tuple[ViTConfig, ViTShape]:
+    """Returns options and sizes of a model, after checking that a format can represent it.
 
     Args:
         loaded: a ViT or hybrid.
@@ -105,8 +108,10 @@ def checked_shape(loaded: "Loaded", format: str, **allowed: tuple[Any, ...]) -> 
     Raises:
         WeightsError: an option has another value.
     """
+    options = loaded.options
+    assert isinstance(options, ViTConfig)
     for name, values in {**_REPRESENTABLE, **allowed}.items():
-        value = getattr(loaded.options, name)
+        value = getattr(options, name)
         if value not in values:
             raise WeightsError(
                 f"model.{name} = {value!r} in format {format}",
@@ -114,9 +119,9 @@ def checked_shape(loaded: "Loaded", format: str, **allowed: tuple[Any, ...]) -> 
                 f"use --format=orbax, which holds every model, or convert with"
                 f" --model.{name}={values[0]}, which changes what the weights compute",
             )
-    shape = resolve(loaded.options)
+    shape = resolve(options)
     assert isinstance(shape, ViTShape)
-    return shape
+    return options, shape
 
 
 def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np.ndarray]:
@@ -127,14 +132,16 @@ def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np
         sincos: whether the fixed table is written as a learned one, too; False: it is left out.
     """
     params = {name: np.asarray(array) for name, array in parameters(loaded.model).items()}
-    kind = loaded.options.position_embedding
-    if kind == "learned_1d" or (kind == "sincos_2d" and not sincos):
+    model, table = loaded.model, getattr(loaded.model, "position_embedding", None)
+    if (
+        table is None
+        or isinstance(table, Learned1d)
+        or (isinstance(table, Sincos2d) and not sincos)
+    ):
         return params
-    model = loaded.model
-    assert isinstance(model, ViT)
-    assert model.position_embedding is not None
+    assert model.tokens is not None
     params = {n: a for n, a in params.items() if not n.startswith("position_embedding/")}
-    rows = np.asarray(model.position_embedding(model.tokens))
+    rows = np.asarray(table(model.tokens))
     patches = model.grid[0] * model.grid[1]
     params[TABLE] = np.concatenate([rows[:, : "class_token" in params], rows[:, -patches:]], 1)
     return params
