@@ -1,8 +1,8 @@
 """Runs the training step of another library for comparison, as a worker process of `bench.step`.
 
-Its argument is a request as JSON. It prints {"compile_s": ...} when it is ready, then for each number
-of steps that it reads from stdin {"step_s": ..., "peak_memory_mb": ...}. If it cannot run, it prints
-{"error": ...}. It needs the extra `interop`.
+Its argument is a request as JSON. When it is ready it prints {"compile_s": ...}; then, for each
+number of steps that it reads from stdin, {"step_s": ..., "peak_memory_mb": ...}. If it cannot run,
+it prints {"error": ...}. It needs the extra `interop`.
 """
 
 # pyright: reportMissingImports=false, reportCallIssue=false
