@@ -29,7 +29,7 @@ class InitConfig(Section):
     section 3.2). True: the head is loaded too, and its number of classes must match.
     """
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
-    """How position embeddings are resampled to another resolution, see `interop.resample`."""
+    """How position embeddings are resampled to another resolution, see `interop.resize`."""
     grid: tuple[int, int] | None = option(None)
     """Rows and columns of the stored position embedding; None: as the file says, else a square."""
     normalization: Literal["half", "imagenet"] | None = option(None)

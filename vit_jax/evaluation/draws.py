@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.data.sources.subset import mix
 from vit_jax.errors import DataError
+from vit_jax.rng import seeded_hash
 
 Labels = Int[np.ndarray, " N"]
 Indices = Int[np.ndarray, " n"]
@@ -25,7 +25,7 @@ def class_orders(labels: Labels, num_classes: int, seed: int) -> list[np.ndarray
     orders = []
     for label in range(num_classes):
         mine = np.flatnonzero(labels == label)
-        orders.append(mine[np.argsort(mix(seed, mine.astype(np.uint64)))])
+        orders.append(mine[np.argsort(seeded_hash(seed, mine.astype(np.uint64)))])
     return orders
 
 

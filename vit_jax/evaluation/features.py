@@ -16,7 +16,7 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
-from vit_jax.interop.fit import Target, fit
+from vit_jax.interop.resize import Target, fit
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.placement import Placement, placed
 from vit_jax.models.registry import build_model

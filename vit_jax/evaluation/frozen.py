@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 import vit_jax
 from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
 from vit_jax.data.sources import LabelledSource, Source, open_source
@@ -216,9 +217,10 @@ class FrozenEvaluator:
         )
         transform = make_eval_transform(size, config.crop, augment)
         rows = host_rows(self._mesh, self._batch_size)
-        spec = batch_spec(dataset.data, self._batch_size, rows, len(source.class_names))
+        spec = batch_spec(dataset.data, self._batch_size, rows)
+        preprocessing = labelled_image(transform, size, len(source.class_names))
         kept = cached(source, dataset.data.cache_mb)
-        with eval_batches(kept, transform, spec) as feed:
+        with eval_batches(kept, preprocessing, spec) as feed:
             features = extract(model, params, feed, len(source), self._mesh, stop)
         if features is not None and self._weights is not None:
             first_does("keep features", lambda: self._cache.store(key, features))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax.config.run import Config
-from vit_jax.data.known import KNOWN, known_size
+from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 from vit_jax.models.complexity import count_macs
@@ -138,7 +138,7 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
             wanted = {"--num_classes=N": num_classes, "--num_examples=N": num_examples}
             raise DataError(
                 f"the size of dataset '{config.data.name}' is not known, and {error.got}",
-                f"a well-known one ({', '.join(KNOWN)}), or the data",
+                f"a well-known one ({', '.join(DATASET_SIZES)}), or the data",
                 f"add {' and '.join(flag for flag, value in wanted.items() if not value)}",
             ) from None
         num_classes = num_classes or class_count(source, config.data.num_classes)

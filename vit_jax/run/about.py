@@ -82,9 +82,10 @@ def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
         CheckpointError: no folder there.
     """
     path = Path(path).expanduser()
-    if path.name.isdigit() and step is None and path.is_dir():
+    is_run = (path / "checkpoints").is_dir()
+    if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         path, step = path.parent, int(path.name)
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"
