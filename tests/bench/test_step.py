@@ -22,7 +22,7 @@ def _optax_promotes():
 
 
 class Fake:
-    """A step that takes the seconds it is told and notes when it is its turn."""
+    """A step with given timings that records when it runs."""
 
     def __init__(self, name, seconds, turns=None):
         self.measurement = Measurement(name, "ViT-B/16", 10, 2_000, 0.0, None)
@@ -36,7 +36,7 @@ class Fake:
         self._turns.append(f"{self.measurement.name} closed")
 
 
-def test_implementations_take_turns_and_the_median_counts():
+def test_implementations_alternate_and_the_median_counts():
     turns = []
     steps = [Fake("a", [0.1, 5.0, 0.2], turns), Fake("b", [0.4, 0.4, 0.4], turns)]
     a, b = measure_in_turn(steps, rounds=3, steps_per_round=1)
@@ -54,8 +54,8 @@ def test_mfu_by_hand(monkeypatch):
     assert measured.mfu == pytest.approx(50 * 2_000 / 200_000)
 
 
-def test_the_largest_fast_batch_stops_at_full_memory_and_takes_the_fastest():
-    seconds = {32: 1.0, 64: 1.5, 128: 4.0}  # 32, 43 and 32 images a second
+def test_the_search_for_a_batch_size_ends_at_full_memory_and_returns_the_fastest():
+    seconds = {32: 1.0, 64: 1.5, 128: 4.0}  # 32, 43 and 32 images per second
 
     def make(size):
         if size > 128:
@@ -67,7 +67,7 @@ def test_the_largest_fast_batch_stops_at_full_memory_and_takes_the_fastest():
         largest_fast_batch(make, start=256, limit=4096)
 
 
-def test_other_errors_are_not_taken_for_full_memory():
+def test_the_search_for_a_batch_size_raises_other_errors():
     def make(size):
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
@@ -103,7 +103,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
         (["--config.compiler_options.xla_nonsense=3"], "compiler_options"),
     ],
 )
-def test_wrong_requests_get_one_line(options, words, capsys):
+def test_an_error_is_one_line(options, words, capsys):
     default = [] if any("compare" in o for o in options) else ["--compare=none"]
     assert main(["bench", "step", *SMALL, *default, *options]) == 2
     assert words in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_the_step_in_pytorch_runs(library, compiled):
     assert 0 < measured.images_per_second < 1e6
 
 
-def test_where_pytorch_cannot_the_reason_is_given(monkeypatch):
+def test_the_error_says_why_pytorch_cannot_run(monkeypatch):
     import argparse
 
     args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)

@@ -1,4 +1,4 @@
-"""`python -m vit_jax fewshot` on the digits and a small random model, and on folders of images."""
+"""The command `python -m vit_jax fewshot`, with a small random model."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(weights, digits_dir, tmp_path_factory):
-    """The arguments of all runs on digits."""
+    """Arguments of all runs on digits."""
     cache = tmp_path_factory.mktemp("cache")
     return [
         "fewshot", str(weights), "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
@@ -49,7 +49,7 @@ def error_of(arguments, capsys):
     return line
 
 
-def test_figures_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, capsys, caplog):
+def test_results_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, capsys, caplog):
     folder = tmp_path / "run"
     methods = "--method=least_squares,knn,linear_probe"
     small = ["--config.fewshot.probe_c=(0.01,1.0)", "--config.fewshot.knn_neighbours=(1,10)"]
@@ -96,7 +96,7 @@ def test_figures_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, cap
     assert "holds a run of fewshot; expected one of train" in error_of(train, capsys)
 
 
-def test_a_cache_that_is_damaged_changes_nothing(base, tmp_path, capsys, caplog):
+def test_a_damaged_cache_does_not_change_the_results(base, tmp_path, capsys, caplog):
     arguments = [*base, f"--cache_dir={tmp_path}", "--l2=4"]
     first = figures(run_json(arguments, capsys))
     assert len(list(tmp_path.iterdir())) == 2
@@ -113,7 +113,7 @@ def test_a_cache_that_is_damaged_changes_nothing(base, tmp_path, capsys, caplog)
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_batch_size_and_type_change_no_figure_much(base, capsys):
+def test_batch_size_and_dtype_hardly_change_the_results(base, capsys):
     usual = figures(run_json([*base, "--l2=4", "--no_cache"], capsys))
     other = figures(
         run_json(
@@ -125,7 +125,7 @@ def test_batch_size_and_type_change_no_figure_much(base, capsys):
         assert other[name] == pytest.approx(value, abs=2 / 360), name
 
 
-def test_a_fixed_strength_and_one_chosen_on_another_split(base, capsys):
+def test_a_fixed_l2_and_one_chosen_on_another_split(base, capsys):
     fixed = run_json([*base, "--l2=1024", "--shots=5"], capsys)
     assert fixed["fewshot/digits/5_shot/l2"] == 1024
     split = ["--train_split=train[:80%]", "--held_out_split=train[80%:]", "--shots=5"]
@@ -151,7 +151,7 @@ def write_folder(root, counts):
                 (root / split / name / f"{i}.png").write_bytes(encode(noise))
 
 
-def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
+def test_a_folder_of_images_with_too_few_examples_of_a_class(weights, tmp_path, capsys):
     write_folder(tmp_path / "pets", {"cat": 4, "dog": 3})
     base = ["fewshot", str(weights), f"--dataset={tmp_path / 'pets'}", "--no_cache"]
     line = error_of([*base, "--shots=1,5"], capsys)
@@ -192,14 +192,14 @@ def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
         (["--dataset=digits"], "two datasets are named 'digits'"),
     ],
 )
-def test_wrong_arguments_get_one_line(base, arguments, words, capsys):
+def test_wrong_arguments_are_one_line(base, arguments, words, capsys):
     own = base
     if arguments[0].startswith("--dataset=digit") and arguments != ["--dataset=digits"]:
         own = [a for a in base if not a.startswith("--dataset")]
     assert words in error_of([*own, *arguments], capsys)
 
 
-def test_checkpoints_that_cannot_be_read_get_one_line(base, tmp_path, capsys):
+def test_checkpoints_that_cannot_be_read_are_one_line(base, tmp_path, capsys):
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     rest = base[2:]
     assert "nothing at" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)
@@ -208,7 +208,7 @@ def test_checkpoints_that_cannot_be_read_get_one_line(base, tmp_path, capsys):
     assert "no dataset" in error_of(["fewshot", "x.npz"], capsys)
 
 
-def test_a_recipe_says_what_to_measure(weights, digits_dir, tmp_path, capsys):
+def test_the_fewshot_section_of_a_recipe_is_used(weights, digits_dir, tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(
         "def get_config():\n"

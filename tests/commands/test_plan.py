@@ -1,4 +1,4 @@
-"""`python -m vit_jax plan`, as a user calls it."""
+"""The command `python -m vit_jax plan`."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from vit_jax.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = f"--config={ROOT / 'configs/quickstart.py'}"
-# Small enough to be compiled in seconds, without mixup's random loops.
+# Compiles in seconds, without the random loops of mixup.
 SMALL = (
     "--config.model.depth=2", "--config.model.scan=true", "--config.mixing.mixup_alpha=0",
     "--config.data.augment.flip=false",
@@ -35,7 +35,7 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
     table = tmp_path / "plans.csv"
     done = plan("--topology=cpu:8", f"--output={table}", *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
-    for words in (
+    for text in (
         "ViT-Ti/2, 8 px, float32, remat none: 128 images a step on 8 x CPU",
         "mesh data=8, fsdp=1, tensor=1, fsdp_tensor",
         "10 classes, 1,437 examples",
@@ -43,11 +43,11 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
         "70.01 epochs",
         "Fits:",
     ):
-        assert words in done.stdout, words
+        assert text in done.stdout, text
     assert max(map(len, done.stdout.splitlines())) <= 100
     (row,) = csv.DictReader(table.read_text().splitlines())
     assert (row["devices"], row["fits"], row["total_steps"]) == ("8", "True", "786")
-    # Gradients of all parameters, f32, must reach every device: twice 7/8 of them.
+    # An all-reduce of the f32 gradients receives 2 * 7/8 of their size.
     gradients = 4 * int(row["parameters"])
     assert float(row["received_gb"]) * 1e9 == pytest.approx(gradients * 2 * 7 / 8, rel=0.02)
 
@@ -62,7 +62,7 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("<- fastest") == 1
-    # The one mesh with its parameters cut and whole; the third preset is one of these.
+    # Parameters sharded and replicated; the third preset is the same as one of these.
     assert [line.split()[2] for line in done.stdout.splitlines() if " 1,2,1 " in line] == [
         "fsdp_tensor", "replicated"
     ]  # fmt: skip
@@ -79,10 +79,10 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
         (["--topology=tpu"], "did you mean"),
         (["--topology=cpu:1", "--output=plan.txt"], "expected FILE.json or FILE.csv"),
         (["--topology=cpu:1", "--batch_sizes=8"], "without --search"),
-        (["--topology=cpu:1", "--mfu=2"], "'2' is not a share between 0 and 1"),
+        (["--topology=cpu:1", "--mfu=2"], "'2' is not a fraction between 0 and 1"),
     ],
 )
-def test_mistakes_are_one_line(arguments, line, capsys):
+def test_an_error_is_one_line(arguments, line, capsys):
     assert main(["plan", CONFIG, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -90,23 +90,17 @@ def test_mistakes_are_one_line(arguments, line, capsys):
     assert line in err
 
 
-def test_without_libtpu_a_tpu_plan_says_what_to_install():
-    # The module is hidden, and so is the path that JAX leaves in the environment once it found it.
-    hide = "import sys; sys.modules['libtpu'] = None; from vit_jax.__main__ import main; "
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hide}sys.exit(main(['plan', {CONFIG!r}, '--topology=v5e:4x4']))"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={k: v for k, v in os.environ.items() if k != "TPU_LIBRARY_PATH"}
-        | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "pip install 'vit_jax[tpu]'" in done.stderr
+def test_a_tpu_plan_without_libtpu_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    os.environ.pop("TPU_LIBRARY_PATH", None)  # JAX leaves it there once it has found the library.
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    assert main(["plan", CONFIG, "--topology=v5e:4x4"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "pip install 'vit_jax[tpu]'" in err
 
 
-def test_a_table_with_other_columns_is_left_alone(tmp_path):
+def test_a_table_with_other_columns_is_not_changed(tmp_path):
     from vit_jax.commands.plan import _write
     from vit_jax.errors import ConfigError
 

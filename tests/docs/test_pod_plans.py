@@ -1,6 +1,7 @@
-"""The page of plans shows what the file says, and its recipes exist."""
+"""The page of plans matches its CSV file, and its recipes exist."""
 
 import csv
+import math
 import re
 import runpy
 from pathlib import Path
@@ -17,26 +18,22 @@ def rows():
     return list(csv.DictReader((FOLDER / "plans.csv").read_text().splitlines()))
 
 
-def test_the_table_on_the_page_is_that_of_the_file():
+def test_the_table_on_the_page_matches_the_file():
     table = runpy.run_path(str(FOLDER / "table.py"))["table"]()
     shown = re.search(r"<!-- table.py -->\n\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
     assert shown is not None
     assert shown[1] == table
 
 
-def test_every_row_is_of_a_recipe_and_a_slice_that_exist():
+def test_every_row_has_a_recipe_and_a_slice_that_exist():
     assert len(rows()) >= 5
     for row in rows():
         config = load_config(str(ROOT / row["recipe"]))
-        sides = parse_topology(row["topology"]).shape
-        devices = 1
-        for side in sides:
-            devices *= side
-        assert devices == int(row["devices"])
+        assert math.prod(parse_topology(row["topology"]).shape) == int(row["devices"])
         assert config.data.image_size == int(row["image_size"])
 
 
-def test_the_answers_asked_for_are_there():
+def test_the_page_has_the_plans_that_were_asked_for():
     planned = {(row["model"], row["topology"]) for row in rows()}
     assert ("ViT-L/16", "v5e:16x16") in planned
     assert {model for model, topology in planned if topology.startswith("v5p")} >= {"ViT-H/14"}

@@ -13,7 +13,7 @@ from vit_jax.evaluation.draws import (
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [40, 30, 50, 26, 45]))
 
 
-def test_shots_are_balanced_nested_and_the_same_every_time():
+def test_shots_are_balanced_nested_and_reproducible():
     for seed in (0, 1, 2**32 - 1):
         orders = class_orders(LABELS, 5, seed)
         before: set[int] = set()
@@ -26,26 +26,26 @@ def test_shots_are_balanced_nested_and_the_same_every_time():
         assert all((a == b).all() for a, b in zip(orders, again, strict=True))
 
 
-def test_draws_are_these():
+def test_known_draws():
     # They must never change: figures of other versions are compared.
     found = [draw_shots(class_orders(LABELS, 5, seed), 1).tolist() for seed in (0, 1)]
     assert found == [[40, 7, 45, 52, 73], [122, 116, 5, 180, 81]]
 
 
-def test_seeds_differ_and_every_example_is_drawn_by_some():
+def test_seeds_differ_and_every_example_is_drawn_by_one():
     drawn = [set(draw_shots(class_orders(LABELS, 5, seed), 5).tolist()) for seed in range(60)]
     assert drawn[0] != drawn[1]
     assert set().union(*drawn) == set(range(len(LABELS)))
 
 
-def test_held_out_examples_are_no_shots_of_any_number():
+def test_held_out_examples_are_never_shots():
     orders = class_orders(LABELS, 5, 0)
     held_out = draw_held_out(orders, 25, 10)
     assert not set(held_out.tolist()) & set(draw_shots(orders, 25).tolist())
     assert np.bincount(LABELS[held_out]).tolist() == [10, 5, 10, 1, 10]
 
 
-def test_a_part_split_off_has_its_share_of_every_class():
+def test_a_fraction_of_every_class_is_held_out():
     kept, held_out = split_off(LABELS, 5, 0.1, 0)
     assert np.bincount(LABELS[held_out]).tolist() == [4, 3, 5, 3, 4]  # 4.5 is rounded to even.
     assert sorted([*kept, *held_out]) == list(range(len(LABELS)))
@@ -62,7 +62,7 @@ def check(counts, needed, held_out, tested=(5, 5, 5)):
     )  # fmt: skip
 
 
-def test_a_class_with_too_few_examples_is_named_with_its_number():
+def test_the_error_names_the_class_with_too_few_examples():
     check([10, 11, 10], 10, 0)
     with pytest.raises(DataError, match=r"class 'dog' of pets train has 9 examples.*at least 10"):
         check([10, 9, 10], 10, 0)

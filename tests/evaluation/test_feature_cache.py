@@ -27,7 +27,7 @@ def entry(tmp_path):
     return found
 
 
-def test_what_was_stored_comes_back_under_its_key_alone(cache, tmp_path):
+def test_stored_features_are_loaded_only_under_their_key(cache, tmp_path):
     found = cache.load(dict(reversed(KEY.items())))
     np.testing.assert_array_equal(found.values, features().values)
     np.testing.assert_array_equal(found.labels, features().labels)
@@ -41,7 +41,7 @@ def test_what_was_stored_comes_back_under_its_key_alone(cache, tmp_path):
 
 @pytest.mark.parametrize("name", ["features.npy", "labels.npy"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "empty"])
-def test_a_damaged_entry_is_not_used_and_replaced(cache, tmp_path, caplog, name, damage):
+def test_a_damaged_entry_is_replaced(cache, tmp_path, caplog, name, damage):
     path = entry(tmp_path) / name
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -58,12 +58,12 @@ def test_a_damaged_entry_is_not_used_and_replaced(cache, tmp_path, caplog, name,
 
 
 @pytest.mark.parametrize("about", ["", "[]", "{}", '{"key": {}}'])
-def test_an_entry_that_does_not_say_what_it_is_is_not_used(cache, tmp_path, about):
+def test_an_entry_without_a_valid_description_is_not_used(cache, tmp_path, about):
     (entry(tmp_path) / "about.json").write_text(about)
     assert cache.load(KEY) is None
 
 
-def test_an_entry_of_another_key_is_not_used(cache, tmp_path):
+def test_an_entry_with_another_key_is_not_used(cache, tmp_path):
     path = entry(tmp_path) / "about.json"
     about = json.loads(path.read_text())
     about["key"]["weights"] = "abd"
@@ -71,12 +71,12 @@ def test_an_entry_of_another_key_is_not_used(cache, tmp_path):
     assert cache.load(KEY) is None
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_only_logs_a_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     cache = FeatureCache(tmp_path / "file")
     with caplog.at_level(logging.WARNING, "vit_jax"):
         cache.store(KEY, features())
-    assert "features are not kept" in caplog.text
+    assert "cannot cache features" in caplog.text
     assert cache.load(KEY) is None
     FeatureCache(None).store(KEY, features())
     assert FeatureCache(None).load(KEY) is None

@@ -35,7 +35,7 @@ def as_bytes(images):
 
 
 def batches(images, labels, size, *, skipped=()):
-    """Batches as the loader makes them: the last filled up and masked, what was skipped masked."""
+    """Batches as the loader makes them: padding and skipped examples are masked out."""
     for start in range(0, len(images), size):
         own = range(start, min(start + size, len(images)))
         missing = size - len(own)
@@ -73,9 +73,7 @@ def by_the_model(model, images):
     [({}, 4), ({}, 11), ({"representation_size": 12}, 16), ({"pooling": "flatten"}, 4)],
     ids=["token", "token, one batch", "tanh, more rows than examples", "flatten"],
 )
-def test_features_are_what_the_linear_layer_sees_once_an_example(
-    tmp_path, mesh, data, options, size
-):
+def test_features_are_the_input_of_the_linear_layer(tmp_path, mesh, data, options, size):
     loaded = random_weights(tmp_path / "model", **options)
     found = frozen_features(loaded, *data, mesh, size=size)
     assert found.values.dtype == np.float32
@@ -92,7 +90,7 @@ def test_features_of_resnets_and_hybrids(tmp_path, mesh, data, name):
     np.testing.assert_allclose(found.values, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_pooled_features_are_those_before_the_tanh_layer(tmp_path, mesh, data):
+def test_pooled_features_are_the_input_of_the_tanh_layer(tmp_path, mesh, data):
     loaded = random_weights(tmp_path / "model", representation_size=12)
     pooled = frozen_features(loaded, *data, mesh, kind="pooled").values
     assert pooled.shape == (COUNT, 24)
@@ -101,7 +99,7 @@ def test_pooled_features_are_those_before_the_tanh_layer(tmp_path, mesh, data):
     np.testing.assert_allclose(behind, frozen_features(loaded, *data, mesh).values, atol=2e-5)
 
 
-def test_what_was_skipped_is_left_out(tmp_path, mesh, data):
+def test_skipped_examples_have_no_features(tmp_path, mesh, data):
     loaded = random_weights(tmp_path / "model")
     found = frozen_features(loaded, *data, mesh, skipped=(0, 7))
     kept = [i for i in range(COUNT) if i not in (0, 7)]
@@ -115,7 +113,7 @@ def test_what_was_skipped_is_left_out(tmp_path, mesh, data):
     [{}, {"position_embedding": "rope_2d", "width": 24}],
     ids=["learned_1d", "rope_2d"],
 )
-def test_another_image_size_is_as_loading_at_that_size(tmp_path, mesh, options):
+def test_another_image_size_equals_loading_the_weights_at_that_size(tmp_path, mesh, options):
     loaded = random_weights(tmp_path / "model", **options)
     images = as_bytes(random_images(3, 48))
     found = frozen_features(loaded, images, np.zeros(3, np.int32), mesh, side=48)
@@ -130,7 +128,7 @@ def test_features_that_overflow_are_an_error(tmp_path, mesh, data):
         frozen_features(loaded, *data, mesh)
 
 
-def test_a_stop_leaves_nothing(tmp_path, mesh, data):
+def test_a_stopped_extraction_returns_none(tmp_path, mesh, data):
     loaded = random_weights(tmp_path / "model")
     own = freeze(loaded.options, loaded.image_size, "pre_logits", mesh)
     params = nnx.to_pure_dict(nnx.state(loaded.model))
@@ -139,7 +137,7 @@ def test_a_stop_leaves_nothing(tmp_path, mesh, data):
     assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None
 
 
-def test_the_hash_of_weights_is_of_all_but_the_linear_layer(tmp_path):
+def test_the_hash_of_weights_ignores_only_the_last_linear_layer(tmp_path):
     params = nnx.to_pure_dict(nnx.state(random_weights(tmp_path / "model").model))
     before = weights_hash(params)
     assert weights_hash(jax.tree.map(np.asarray, params)) == before
@@ -151,7 +149,7 @@ def test_the_hash_of_weights_is_of_all_but_the_linear_layer(tmp_path):
 
 
 class Listed:
-    """A source of given bytes."""
+    """A source with the given bytes."""
 
     name, class_names, fingerprint = "listed", ("a", "b"), "same"
 
@@ -168,7 +166,7 @@ class Listed:
         return [self[i] for i in indices]
 
 
-def test_the_hash_of_data_sees_bytes_and_labels_behind_the_same_name():
+def test_the_hash_of_data_depends_on_bytes_and_labels():
     usual = data_hash(Listed([b"x", b"y", b"z"]))
     assert data_hash(Listed([b"x", b"y", b"z"])) == usual
     assert data_hash(Listed([b"x", b"Y", b"z"])) != usual
@@ -176,14 +174,14 @@ def test_the_hash_of_data_sees_bytes_and_labels_behind_the_same_name():
     assert data_hash(Listed([b"x", b"y"])) != usual
 
 
-def test_squash_central_is_the_middle_of_the_squashed_image():
-    # 64 wide, 32 high: squashed to 32 x 32, the middle 28 are columns 4 to 59 and rows 2 to 29.
+def test_squash_central_crops_the_middle_of_the_squashed_image():
+    # 64 x 32 pixels squashed to 32 x 32: the middle 28 come from columns 4 to 59, rows 2 to 29.
     pixels = np.zeros((32, 64, 3), np.uint8)
     pixels[2:30, 4:60] = 200
     found = make_eval_transform(28, "squash_central")(encode(pixels), np.random.default_rng())
     assert found.shape == (28, 28, 3)
     assert (found == 200).all()
-    # The central square has the height's 28 rows, and of the columns only 18 to 45.
+    # The central crop has 28 rows and columns 18 to 45.
     pixels[:, 18:46] = 100
     assert (
         make_eval_transform(28, "central")(encode(pixels), np.random.default_rng()) == 100

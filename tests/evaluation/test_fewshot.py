@@ -9,7 +9,7 @@ TOLERANCE = {"float32": 2e-4, "float64": 1e-9}
 
 
 def examples(count, width, classes=4, seed=0):
-    """Features of unequal scales with a mean, and labels of unequal frequency."""
+    """Features with different means and scales, and labels with different frequencies."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=count) * (rng.random(count) < 0.8)
     centres = rng.normal(size=(classes, width))
@@ -19,7 +19,7 @@ def examples(count, width, classes=4, seed=0):
 
 
 def solve_by_scipy(x, labels, classes, l2, whiten, bias):
-    """Weights of (x - mean) / std, and what is added, from the stacked least-squares problem."""
+    """Returns weights for (x - mean) / std and offsets, from the stacked least-squares problem."""
     x = x.astype(np.float64)
     mean, std = (x.mean(0), x.std(0) + 1e-5) if whiten else (0, 1)
     z = (x - mean) / std
@@ -48,7 +48,7 @@ def test_two_examples_of_one_feature_by_hand():
     np.testing.assert_array_equal(offset, [0, 0])
 
 
-def test_whitened_with_a_constant_by_hand():
+def test_whitened_features_with_a_bias_by_hand():
     # Mean 3, deviation 2: whitened 1, 1, -1, -1. Targets of class 0: 1, 1, 1, -1.
     x = np.array([[5.0], [5.0], [1.0], [1.0]], np.float32)
     labels = np.array([0, 0, 0, 1], np.int32)
@@ -62,7 +62,7 @@ def test_whitened_with_a_constant_by_hand():
 @pytest.mark.parametrize("bias", [None, 100.0])
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("count", [12, 90], ids=["fewer than features", "more than features"])
-def test_weights_are_those_of_scipy(count, whiten, bias, dtype):
+def test_weights_equal_scipys_least_squares(count, whiten, bias, dtype):
     x, labels = examples(count, 30)
     for l2 in (0.5, 1024.0):
         wanted = solve_by_scipy(x, labels, 4, l2, whiten, bias)
@@ -72,7 +72,7 @@ def test_weights_are_those_of_scipy(count, whiten, bias, dtype):
             np.testing.assert_allclose(have, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_a_constant_of_100_costs_whitened_features_no_digits():
+def test_a_bias_of_100_costs_whitened_features_no_precision():
     # 1,000 examples: an eigenvalue of 1e7 beside those of the features, if it were one of them.
     x, labels = examples(1000, 20)
     wanted = solve_by_scipy(x, labels, 4, 0.01, True, 100.0)
@@ -82,7 +82,7 @@ def test_a_constant_of_100_costs_whitened_features_no_digits():
 
 
 @pytest.mark.parametrize("whiten", [True, False])
-def test_accuracies_of_a_whole_grid_are_those_of_one_strength_at_a_time(whiten):
+def test_accuracies_of_a_grid_equal_those_of_each_l2_alone(whiten):
     x, labels = examples(24, 30)
     queries, wanted = examples(5000, 30, seed=1)  # More than go to the device at a time.
     grid = [2.0**i for i in range(-4, 15, 3)]
@@ -96,14 +96,14 @@ def test_accuracies_of_a_whole_grid_are_those_of_one_strength_at_a_time(whiten):
     assert len(set(found)) > 3
 
 
-def test_a_class_without_an_example_is_possible_and_one_example_a_class_is_enough():
+def test_classes_with_no_or_one_example():
     x = np.eye(3, dtype=np.float32)
     labels = np.array([0, 2, 3], np.int32)
     path = fit_ridge(x, labels, num_classes=4, whiten=True, bias=100.0)
     assert accuracies(path, x, labels, [1.0], whiten=True, bias=100.0) == [1.0]
 
 
-def test_nothing_is_left_in_float64():
+def test_float64_is_disabled_again():
     x, labels = examples(12, 5)
     fit_ridge(x, labels, num_classes=4, whiten=True, bias=None, dtype="float64")
     assert not jax.config.jax_enable_x64

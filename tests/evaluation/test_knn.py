@@ -5,7 +5,7 @@ from vit_jax.evaluation.knn import knn_accuracies
 
 
 def by_numpy(bank, bank_labels, queries, k, classes, vote, temperature):
-    """The class of every query, from a sort of all similarities."""
+    """Predicts the class of each query by sorting all similarities."""
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (bank, queries)]
     similarity = unit[1].astype(np.float64) @ unit[0].T
     nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
@@ -17,7 +17,7 @@ def by_numpy(bank, bank_labels, queries, k, classes, vote, temperature):
 
 
 @pytest.mark.parametrize("vote", ["weighted", "majority"])
-def test_accuracies_are_those_of_a_sort_of_all_similarities(vote):
+def test_accuracies_equal_those_from_sorting_all_similarities(vote):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(5, 8))
     labels, wanted = rng.integers(5, size=300), rng.integers(5, size=1500)
@@ -36,7 +36,7 @@ def test_accuracies_are_those_of_a_sort_of_all_similarities(vote):
 
 
 def one(vote, k, temperature=0.07):
-    """Class of the query (1, 0): one neighbour of class 1 very close, two of class 0 farther."""
+    """Predicts the class of (1, 0): one close neighbour of class 1, two distant ones of class 0."""
     angles = np.radians([5, 40, 41])
     bank = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * 3
     query = np.array([[7, 0]], np.float32)

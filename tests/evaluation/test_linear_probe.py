@@ -35,7 +35,7 @@ def objective(kernel, intercept, x, labels, strength):
     return losses.mean() + np.square(kernel).sum() / (2 * strength * len(x))
 
 
-def test_gradients_reach_what_scikit_learn_reaches(data):
+def test_minibatch_training_reaches_scikit_learns_weights(data):
     x, labels = data
     mean, std = x.mean(0), x.std(0)
     kernels, intercepts = train_by_gradient(x, labels, STRENGTHS, 4, mean, std, epochs=150, seed=0)
@@ -48,7 +48,7 @@ def test_gradients_reach_what_scikit_learn_reaches(data):
         assert want <= have < want + 1e-3 * (zero - want)
 
 
-def test_accuracies_are_scikit_learns(data):
+def test_accuracies_equal_scikit_learns(data):
     x, labels = data
     options = {"num_classes": 5, "by_gradient": False, "epochs": 1, "seed": 0}  # One never seen.
     found = probe_accuracies(x[:1000], labels[:1000], x[1000:], labels[1000:], STRENGTHS, **options)
@@ -61,7 +61,7 @@ def test_accuracies_are_scikit_learns(data):
         assert accuracy > 0.6
 
 
-def test_by_gradient_about_as_many_are_right(data):
+def test_minibatch_training_reaches_about_the_same_accuracy(data):
     x, labels = data
     found = [
         probe_accuracies(
@@ -74,7 +74,7 @@ def test_by_gradient_about_as_many_are_right(data):
 
 
 @pytest.mark.parametrize("seen", [[2], [1, 3]])
-def test_one_or_two_of_four_classes(data, seen):
+def test_training_examples_of_one_or_two_of_four_classes(data, seen):
     x, labels = data
     own = np.isin(labels, seen)
     options = {"num_classes": 4, "by_gradient": False, "epochs": 1, "seed": 0}
@@ -84,7 +84,7 @@ def test_one_or_two_of_four_classes(data, seen):
     assert others[0] == 0
 
 
-def test_the_limit_counts_megabytes_of_float32():
+def test_the_memory_limit_counts_megabytes_of_float32():
     features = np.zeros((1000, 250), np.float32)  # 1 MB
     assert fits_in_memory(features, 1)
     assert not fits_in_memory(np.zeros((1001, 250), np.float32), 1)

@@ -1,4 +1,4 @@
-"""A small program as XLA writes it: a loop of 24 turns with a collective, a slice and an update."""
+"""A small program in XLA's text format: a loop of 24 iterations with a collective."""
 
 LOOP = """HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }, entry_computation_layout={(f32[1024,256]{1,0})->(f32[1024,256]{1,0}, f32[])}
 

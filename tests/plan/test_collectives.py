@@ -1,16 +1,16 @@
-"""Collectives and what they move, by hand."""
+"""Collectives and the bytes they move, computed by hand."""
 
 import pytest
 from plan.programs import LAYER, LOOP
 
-from vit_jax.plan.collectives import Collective, find_collectives, group_size, sum_up
 from vit_jax.plan.hlo import parse
+from vit_jax.plan.traffic import Collectives, find_collectives, group_size, sum_up
 
 
-def test_a_collective_in_a_loop_counts_every_turn():
+def test_a_collective_in_a_loop_counts_every_iteration():
     (one,) = find_collectives(parse(LOOP), 16)
-    assert (one.kind, one.group, one.bytes, one.runs) == ("all-reduce", 8, LAYER, 24)
-    assert one.place == "backward, in the layers"
+    assert (one.kind, one.group, one.bytes, one.count) == ("all-reduce", 8, 24 * LAYER, 24)
+    assert one.part == "backward, in the layers"
     # A ring passes 7/8 of the value twice.
     assert one.received == pytest.approx(24 * LAYER * 2 * 7 / 8)
 
@@ -31,16 +31,16 @@ def test_a_collective_in_a_loop_counts_every_turn():
          16 * LAYER, 15 * LAYER),
     ],
 )  # fmt: skip
-def test_what_each_kind_moves(line, size, received):
+def test_bytes_of_each_kind_of_collective(line, size, received):
     lines = [
         f"  %whole = bf16[512,256]{{1,0}} {line}" if " all-reduce(" in found else found
         for found in LOOP.splitlines()
     ]
     (one,) = find_collectives(parse("\n".join(lines)), 16)
-    assert (one.bytes, one.received) == (size, pytest.approx(24 * received))
+    assert (one.bytes, one.received) == (24 * size, pytest.approx(24 * received))
 
 
-def test_pieces_of_one_collective_share_a_channel_and_count_once():
+def test_parts_of_a_collective_with_one_channel_count_once():
     pieces = [
         line.replace("%whole =", "%piece =") + "\n" + line if " all-reduce(" in line else line
         for line in LOOP.splitlines()
@@ -48,7 +48,7 @@ def test_pieces_of_one_collective_share_a_channel_and_count_once():
     assert len(find_collectives(parse("\n".join(pieces)), 16)) == 1
 
 
-def test_groups_of_one_device_move_nothing():
+def test_collectives_of_a_single_device_do_not_count():
     assert find_collectives(parse(LOOP.replace("[2,8]<=[16]", "[16,1]<=[16]")), 16) == []
 
 
@@ -59,16 +59,16 @@ def test_groups_of_one_device_move_nothing():
         ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
         ("replica_groups=mesh['axis_0'=16,'axis_1'=1,'axis_2'=4] {'axis_0','axis_1'}", 16),
         ("replica_groups={}", 12),
-        ("no word of it", 12),
+        ("no groups", 12),
     ],
 )
-def test_how_many_take_part(text, size):
+def test_group_size(text, size):
     assert group_size(text, 12) == size
 
 
-def test_sums_put_like_with_like_and_the_largest_first():
-    small = Collective("all-gather", 4, 100, 2, "forward", ())
-    large = Collective("all-reduce", 4, 1000, 1, "backward", ())
+def test_sums_are_sorted_by_received_bytes():
+    small = Collectives("all-gather", 4, "forward", 2, 200)
+    large = Collectives("all-reduce", 4, "backward", 1, 1000)
     sums = sum_up([small, large, small])
     assert [(s.kind, s.count, s.bytes, s.received) for s in sums] == [
         ("all-reduce", 1, 1000, 1500.0), ("all-gather", 4, 400, 300.0)

@@ -1,4 +1,4 @@
-"""Plans of a small run on this CPU, against what is known of it by counting."""
+"""Plans of a small run on this CPU, compared with figures counted by hand."""
 
 import dataclasses
 
@@ -8,8 +8,7 @@ import pytest
 from vit_jax.config.run import Config
 from vit_jax.models.flops import forward_macs
 from vit_jax.plan.chips import Chip
-from vit_jax.plan.estimate import _asked_for, make_plan
-from vit_jax.plan.sizes import Sizes, find_sizes
+from vit_jax.plan.estimate import Sizes, _requested_memory, find_sizes, make_plan
 
 CHIP = Chip("toy", "cpu", 2**30, 1e12, 1e11, 1e10, "ours")
 SIZES = Sizes(10, 1437, "as given")
@@ -70,7 +69,7 @@ def test_flops_are_counted_through_the_loop(plans):
     assert plans["full"].work.executed_flops == model - no_gradient + again
 
 
-def test_remat_takes_less_memory_for_more_flops(plans):
+def test_remat_needs_less_memory_and_more_flops(plans):
     none, full = plans["none"], plans["full"]
     assert full.memory.temporaries < none.memory.temporaries
     assert full.work.executed_flops > 1.1 * none.work.executed_flops
@@ -78,7 +77,7 @@ def test_remat_takes_less_memory_for_more_flops(plans):
 
 def test_the_bound_follows_from_the_chip(plans):
     plan = plans["none"]
-    seconds = plan.bound.overlapped_s
+    seconds = plan.roofline.overlapped_s
     traffic = plan.work.memory_bytes
     assert traffic is not None
     assert seconds == max(plan.work.executed_flops / 1e12, traffic / 1e11)
@@ -87,11 +86,11 @@ def test_the_bound_follows_from_the_chip(plans):
     assert traffic > 2 * plan.memory.state["parameters"] + 2 * plan.memory.state["optimizer"]
 
 
-def test_the_run_is_as_long_as_its_config_says(plans):
+def test_total_steps_follow_from_epochs_and_examples(plans):
     assert plans["none"].total_steps == round(4 * 1437 / BATCH)
 
 
-def test_a_smaller_device_does_not_fit(plans):
+def test_a_run_does_not_fit_on_a_device_with_one_byte_less(plans):
     plan = plans["none"]
     small = dataclasses.replace(CHIP, memory_bytes=float(plan.memory.total - 1))
     assert dataclasses.replace(plan, chip=small).fits is False
@@ -103,26 +102,26 @@ def test_a_smaller_device_does_not_fit(plans):
         ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO"
          " temporaries (43.50G) exceeds available HBM (15.75G).", 43.5 * 2**30),
         ("RESOURCE_EXHAUSTED: Used 512.0M of 256M hbm.", 2**29),
-        ("RESOURCE_EXHAUSTED: no words", 0),
+        ("RESOURCE_EXHAUSTED: no size", 0),
         ("INTERNAL: temporaries (43.50G)", None),
     ],
 )  # fmt: skip
-def test_what_the_compiler_asked_for_is_read_off_its_message(message, size):
-    assert _asked_for(message) == size
+def test_requested_memory_is_read_from_the_compilers_message(message, size):
+    assert _requested_memory(message) == size
 
 
-def test_sizes_come_from_words_then_data():
+def test_sizes_come_from_the_command_line_then_the_dataset():
     assert find_sizes(config(), None, None) == Sizes(10, 1437, "digits as published")
     assert find_sizes(config(), 5, 100) == Sizes(5, 100, "as given")
     assert find_sizes(config(), None, 100).num_examples == 100
 
 
-def test_an_unknown_dataset_says_which_words_are_missing(tmp_path):
+def test_the_error_of_an_unknown_dataset_names_the_missing_flags(tmp_path):
     from vit_jax.errors import DataError
 
     data = config().data.replace(name="photos", data_dir=str(tmp_path))
     unknown = config().replace(data=data)
-    with pytest.raises(DataError, match=r"say it with --num_classes=N and --num_examples=N"):
+    with pytest.raises(DataError, match=r"add --num_classes=N and --num_examples=N"):
         find_sizes(unknown, None, None)
-    with pytest.raises(DataError, match=r"say it with --num_examples=N"):
+    with pytest.raises(DataError, match=r"add --num_examples=N"):
         find_sizes(unknown, 3, None)

@@ -1,4 +1,4 @@
-"""What is read off a program's text."""
+"""Parsing the text of a compiled program."""
 
 import pytest
 from plan.programs import LOOP
@@ -6,7 +6,7 @@ from plan.programs import LOOP
 from vit_jax.plan.hlo import parse, parse_arrays
 
 
-def test_computations_run_as_often_as_their_loop_turns():
+def test_computations_run_once_per_iteration_of_their_loop():
     program = parse(LOOP)
     assert program.entry == "main"
     assert program.runs == {
@@ -15,25 +15,25 @@ def test_computations_run_as_often_as_their_loop_turns():
     assert program.unknown_loops == ()
 
 
-def test_instructions_inside_fusions_and_reducers_do_not_run_on_their_own():
+def test_instructions_in_fusions_and_reducers_are_not_executed_separately():
     executed = {(i.name, runs) for i, _, runs in parse(LOOP).executed()}
     assert {("layer", 24), ("whole", 24), ("loop", 1), ("new", 1)} <= executed
     assert not {"slice", "update", "sum"} & {name for name, _ in executed}
 
 
-def test_xla_s_own_count_of_turns_goes_before_the_condition():
+def test_a_trip_count_from_xla_takes_precedence_over_the_condition():
     text = LOOP.replace(
         "body=%body\n", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}\n'
     )
     assert parse(text).runs["body"] == 5
 
 
-def test_a_loop_whose_turns_are_not_in_the_text_counts_once_and_is_named():
+def test_a_loop_with_unknown_iterations_counts_once_and_is_listed():
     program = parse(LOOP.replace("%turns = s32[] constant(24)", "%turns = s32[] parameter(1)"))
     assert (program.runs["body"], program.unknown_loops) == (1, ("loop",))
 
 
-def test_loops_in_loops_multiply():
+def test_iterations_of_nested_loops_multiply():
     inner = """
 %inner_body (s: (s32[])) -> (s32[]) {
   %s = (s32[]) parameter(0)

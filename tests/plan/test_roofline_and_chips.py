@@ -1,15 +1,14 @@
-"""Bounds by hand, and what is stated of chips."""
+"""Rooflines computed by hand, and the published figures of chips."""
 
 import pytest
 
-from vit_jax.plan.chips import GIB, TPUS, Chip, cpu_chip, gpu_chip
-from vit_jax.plan.roofline import Work, bound
+from vit_jax.plan.chips import GIB, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
 from vit_jax.train.telemetry import peak_flops
 
 
 def test_a_step_of_vit_l_16_on_v5e():
     # 15.8 TFLOP at 197 TFLOP/s, 81.9 GB at 819 GB/s, 2 GB at 200 GB/s.
-    found = bound(Work(11.82e12, 15.76e12, 81.9e9, 2e9), TPUS["v5e"])
+    found = Roofline(Work(11.82e12, 15.76e12, 81.9e9, 2e9), TPUS["v5e"])
     assert found.parts == pytest.approx({"compute": 0.08, "memory": 0.1, "network": 0.01})
     assert found.overlapped_s == pytest.approx(0.1)
     assert found.in_turn_s == pytest.approx(0.19)
@@ -19,21 +18,22 @@ def test_a_step_of_vit_l_16_on_v5e():
 
 def test_what_is_unknown_is_left_out_and_without_a_peak_there_is_no_bound():
     half = Chip("half", "half", None, 1e12, None, None, "ours")
-    found = bound(Work(5e11, 5e11, 1e9, 1e9), half)
+    found = Roofline(Work(5e11, 5e11, 1e9, 1e9), half)
     assert (found.overlapped_s, found.in_turn_s, found.limited_by) == (0.5, 0.5, "compute")
-    none = bound(Work(5e11, 5e11, 1e9, 1e9), Chip("none", "none", None, None, 1e9, None, "ours"))
+    none = Roofline(Work(5e11, 5e11, 1e9, 1e9), Chip("none", "none", None, None, 1e9, None, "ours"))
     assert (none.overlapped_s, none.in_turn_s, none.mfu(1.0)) == (None, None, None)
 
 
 def test_one_device_needs_no_network_whatever_the_chip():
     alone = Chip("alone", "alone", None, 1e12, None, None, "ours")
-    assert bound(Work(1e12, 1e12, None, 0.0), alone).network_s == 0.0
+    assert Roofline(Work(1e12, 1e12, None, 0.0), alone).network_s == 0.0
 
 
 def test_mfu_is_never_above_one():
     # A step executes fewer FLOPs than convention counts: nothing needs a gradient to the images.
     assert (
-        bound(Work(1.01e12, 1e12, 0.0, 0.0), Chip("c", "c", None, 1e12, 1.0, 1.0, "")).mfu(1) == 1
+        Roofline(Work(1.01e12, 1e12, 0.0, 0.0), Chip("c", "c", None, 1e12, 1.0, 1.0, "")).mfu(1)
+        == 1
     )
 
 

@@ -1,4 +1,4 @@
-"""The order of a search, what it leaves out, and what it calls the fastest."""
+"""The settings that a search tries, in which order, and the one it calls the fastest."""
 
 import jax
 import numpy as np
@@ -9,8 +9,8 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings
+from vit_jax.plan.chips import Work
 from vit_jax.plan.estimate import Memory, Plan
-from vit_jax.plan.roofline import Work, bound
 from vit_jax.plan.search import (
     default_batch_sizes,
     fastest,
@@ -36,8 +36,8 @@ def toy(config):
     work = Work(3.0 * batch, flops, 0.0, 8.0 if mesh.fsdp > 1 else 0.0)
     chip = type(CHIP)("toy", "toy", 100.0, 1.0, 1.0, 1.0, "ours")
     return Plan(
-        config, chip, 4, {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1}, SIZES, 10, 1,
-        Memory({"parameters": total}, 0, 0, ()), work, (), 0, bound(work, chip), 1.0, True,
+        config, chip, {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1}, SIZES, 10, 1,
+        Memory({"parameters": total}, 0, 0, ()), work, (), 0, 1.0, True,
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def toy(config):
         # Devices along tensor must have something to do.
         ([(1, 2, 2)], {"preset": "fsdp"}, [((1, 2, 2), "fsdp_tensor")]),
         ([(2, 1, 2)], {}, [((2, 1, 2), "fsdp_tensor")]),
-        # Rules of one's own cut over an axis that no preset has, on each mesh in another way.
+        # The config's own rules shard over data, which differs from mesh to mesh.
         ([(4, 1, 1), (2, 2, 1)], {"rules": [["head/.*/kernel", ["data", None]]]},
          [((4, 1, 1), "fsdp_tensor"), ((2, 2, 1), "fsdp_tensor"), ((2, 2, 1), "replicated")]),
     ],
@@ -79,7 +79,7 @@ def test_placements_left_out_have_the_same_shardings():
     assert part((1, 2, 2), "fsdp_tensor") == (3, 16, 32)
 
 
-def test_presets_are_tried_and_told_apart():
+def test_presets_that_differ_are_tried():
     tries = list(search(config(), batch_sizes=[16], mesh_sizes=[(1, 4, 1)], plan=toy))
     assert [(t.preset, t.remat) for t in tries] == [("fsdp_tensor", "none"), ("replicated", "none")]
     assert all(t.plan and t.plan.config.mesh.preset == t.preset for t in tries)
@@ -100,7 +100,7 @@ def test_each_mesh_ends_with_its_first_that_fits():
     ]  # fmt: skip
     best = fastest(tries)
     assert best is not None
-    # Both are bound by 96 s of compute; what takes less memory goes first.
+    # Both are bound by 96 s of compute; the one with less memory wins.
     assert (best.mesh, best.remat) == ((1, 4, 1), "none")
 
 

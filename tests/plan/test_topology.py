@@ -1,4 +1,4 @@
-"""Names of topologies."""
+"""Names of topologies and the devices they stand for."""
 
 import sys
 
@@ -19,7 +19,7 @@ from vit_jax.plan.topology import MissingLibrary, find_devices, parse_topology
         ("gpu:4", "gpu", "gpu", (4,)),
     ],
 )
-def test_names(name, platform, generation, shape):
+def test_names_of_topologies(name, platform, generation, shape):
     found = parse_topology(name)
     assert (found.platform, found.generation, found.shape) == (platform, generation, shape)
 
@@ -28,27 +28,27 @@ def test_names(name, platform, generation, shape):
     ("name", "line"),
     [
         ("v5:4x4", "did you mean 'v5"),
-        ("v5e:4x4x4", "expected 2 sides, as TPU v5e is a 2-D torus; use e.g. v5e:16x16"),
+        ("v5e:4x4x4", "expected 2 sides, because TPU v5e is a 2-D torus; use e.g. v5e:16x16"),
         ("v5p:4x4", "expected 3 sides"),
         ("v5e", "expected 2 sides"),
-        ("v5e:32x32", "1,024 chips; expected at most the 256 of one TPU v5e pod"),
+        ("v5e:32x32", "1,024 chips; expected at most 256 chips, the size of a TPU v5e pod"),
         ("cpu:2x2", "expected cpu or cpu:COUNT"),
         ("cpu:0", "expected cpu or cpu:COUNT"),
         ("v5e 4x4", "v5e:16x16"),
     ],
 )
-def test_wrong_names_are_told_in_one_line(name, line):
+def test_the_error_of_a_wrong_name(name, line):
     with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
         parse_topology(name)
 
 
 def test_more_devices_than_are_here():
-    with pytest.raises(ConfigError, match=r"cpu:4096 with \d+ such devices here"):
+    with pytest.raises(ConfigError, match=r"cpu:4096 on a machine with \d+ such devices"):
         find_devices(parse_topology("cpu:4096"))
 
 
 def test_gpus_that_are_not_here():
-    with pytest.raises(ConfigError, match="gpu:2 with 0 such devices here"):
+    with pytest.raises(ConfigError, match="gpu:2 on a machine with 0 such devices"):
         find_devices(parse_topology("gpu:2"))
 
 

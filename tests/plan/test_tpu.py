@@ -1,4 +1,4 @@
-"""The TPU compiler itself, where its wheel is installed; no TPU is needed."""
+"""Plans by the real TPU compiler. They need its wheel but no TPU."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def test_a_small_step_compiles_for_a_tpu_slice(tmp_path):
     assert 0.95 < figures["executed_tflop_a_device"] / figures["model_tflop_a_device"] < 1.05
 
 
-def test_what_is_too_large_is_told_and_not_an_error(tmp_path):
+def test_a_run_that_does_not_fit_is_reported_without_an_error(tmp_path):
     figures, shown = plan(
         tmp_path, "v5e:1x1", "--config.data.global_batch_size=8192", "--config.model.scan=false",
         "--config.model.dtype=float32",

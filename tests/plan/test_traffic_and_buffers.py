@@ -1,4 +1,4 @@
-"""Bytes moved and arrays alive, by hand."""
+"""Memory traffic and the memory peak of a small program, computed by hand."""
 
 from plan.programs import ARGUMENT, LAYER, LOOP
 
@@ -8,33 +8,33 @@ from vit_jax.plan.traffic import count_bytes
 
 
 def test_slices_and_updates_move_a_layer_not_the_stack():
-    # A turn: the slice is read and made, the all-reduce reads and makes a layer, the update reads
-    # and writes one. Beside them the counter: the update reads it (4 bytes), the addition reads it
-    # and a constant and writes (12), the comparison reads two and writes one byte (9).
-    turn = 6 * LAYER + 4 + 12 + 9
-    # The cast reads the argument and makes the stack; the end reads the stack and the argument and
-    # makes a new one, which a copy on the chip reads; of that only the total of 4 bytes comes back.
+    # In an iteration the slice, the all-reduce and the update each read and write a layer. The
+    # update also reads the counter (4 bytes), the addition reads two numbers and writes one (12),
+    # the comparison reads two and writes one byte (9).
+    iteration = 6 * LAYER + 4 + 12 + 9
+    # The cast reads the argument and writes the stack. The end reads the stack and the argument,
+    # writes a new argument, and copies it to memory on the chip. The total writes 4 bytes.
     rest = (ARGUMENT + 24 * LAYER) + (24 * LAYER + 2 * ARGUMENT) + ARGUMENT + 4
-    assert count_bytes(parse(LOOP)) == 24 * turn + rest
+    assert count_bytes(parse(LOOP)) == 24 * iteration + rest
 
 
-def test_the_fullest_moment_is_inside_the_loop():
+def test_the_memory_peak_is_inside_the_loop():
     buffers = find_buffers(parse(LOOP), LOOP)
     found = {(b.shape, b.count): b.bytes for b in buffers if b.bytes > 4}
-    # Both stacks live around the loop, and inside it a layer beside its sum; the update is made in
-    # place, and the new argument takes the place of the old.
+    # Both stacks are alive around the loop, and a layer and its sum inside it. The update is made
+    # in place, and the new argument overwrites the old one.
     assert found == {
         ("bf16[24,512,256]", 2): 2 * 24 * LAYER,
         ("bf16[512,256]", 1): LAYER,
     }
-    assert {b.place for b in buffers if b.shape == "bf16[512,256]"} == {
+    assert {b.part for b in buffers if b.shape == "bf16[512,256]"} == {
         "forward, in the layers",
         "backward, in the layers",
     }
     assert buffers[0].shape == "bf16[24,512,256]"
 
 
-def test_without_donation_the_new_argument_has_memory_of_its_own():
+def test_without_donation_the_new_argument_needs_its_own_memory():
     text = LOOP.replace("input_output_alias={ {0}: (0, {}, may-alias) }, ", "").replace(
         "bf16[24,512,256]", "bf16[1,512,256]"
     )
@@ -44,8 +44,8 @@ def test_without_donation_the_new_argument_has_memory_of_its_own():
     assert "f32[1024,256]" not in {b.shape for b in find_buffers(parse(donated), donated)}
 
 
-def test_what_a_loop_carried_ends_with_its_own_last_reader():
-    """Though another element of the loop's result is taken out later."""
+def test_an_array_that_a_loop_carried_is_freed_after_its_own_last_reader():
+    """Even if another element of the loop's result is read later."""
     end = "  ROOT %both"
     text = LOOP.replace(
         end,
@@ -53,5 +53,5 @@ def test_what_a_loop_carried_ends_with_its_own_last_reader():
         f"  %turn = s32[] get-tuple-element(%loop), index=0\n{end}",
     )
     found = {(b.shape, b.count) for b in find_buffers(parse(text), text) if b.bytes > 4}
-    # Of the two stacks one is read by what is made here; the weights are not needed any more.
+    # Only one of the two stacks is still read; the weights are free.
     assert found == {("bf16[40,512,256]", 1), ("bf16[24,512,256]", 1)}

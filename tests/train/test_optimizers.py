@@ -1,4 +1,6 @@
+import functools
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,11 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model, model_options
-from vit_jax.named_tree import leaf_names
+from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import state_shardings
 from vit_jax.train.optimizers import (
+    _matrix_axes_fn,
     build_optimizer,
     find_optimizers,
     layer_scales,
@@ -176,6 +179,31 @@ def test_the_error_says_why_an_optimizer_of_optax_is_refused(name):
     assert "an optimizer that needs only gradients and a learning rate" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "size"),
+    [
+        # Each layer separately; queries, keys and values separately.
+        ("R26+ViT-S/32", "encoder/blocks/attention/qkv/kernel", (384, 384)),
+        ("R26+ViT-S/32", "encoder/blocks/attention/out/kernel", (384, 384)),
+        ("R26+ViT-S/32", "encoder/blocks/mlp/expand/kernel", (384, 1536)),
+        ("R26+ViT-S/32", "attention_pooling/query/kernel", (384, 384)),
+        ("R26+ViT-S/32", "patch_embedding/kernel", (2048, 384)),
+        ("R26+ViT-S/32", "head/linear/kernel", None),
+        ("R26+ViT-S/32", "position_embedding/table", None),
+        ("ViT-B/16", "patch_embedding/kernel", (16 * 16 * 3, 768)),
+        ("BiT-R50x1", "trunk/stage2/blocks/conv2/kernel", (3 * 3 * 128, 128)),
+    ],
+)
+def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name, size):
+    params = abstract_params(model, **({"pooling": "map"} if "R26" in model else {}))
+    leaf = named_leaves(params)[name]
+    if "/blocks/" in name:  # One layer of the stack.
+        leaf = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    axes = _matrix_axes_fn(optax.contrib.MuonDimensionNumbers)({name: leaf})[name]
+    sides = axes and tuple(math.prod(leaf.shape[i] for i in side) for side in axes)
+    assert sides == size
+
+
 def test_muon_leaves_the_head_and_tables_of_embeddings_to_adam():
     params, grads = vit_tree(0), vit_tree(1)
     config = OptimizerConfig(name="muon", learning_rate=0.1, options={"adam_learning_rate": 0.3})
@@ -274,13 +302,17 @@ def test_layer_decay_by_hand():
     np.testing.assert_allclose(got["encoder"]["blocks"]["mlp"]["kernel"][1], -0.1 * 0.5 * 0.25)
 
 
+@functools.cache
+def abstract_params(model, **options):
+    """The shapes of a model's parameters."""
+    build = functools.partial(build_model, num_classes=3, image_size=32, key=jax.random.key(0))
+    model = nnx.eval_shape(lambda: build(model_options(model, **options)))
+    return nnx.to_pure_dict(nnx.state(model))
+
+
 def powers_of_layer_decay(model, **options):
     """Parameter name -> number of layers below the head, one each layer for a stack."""
-    config = model_options(model, **options)
-    model = nnx.eval_shape(
-        lambda: build_model(config, num_classes=3, image_size=32, key=jax.random.key(0))
-    )
-    params = nnx.to_pure_dict(nnx.state(model))
+    params = abstract_params(model, **options)
     scales = jax.tree.leaves(layer_scales(params, 0.5))
     for scale, leaf in zip(scales, jax.tree.leaves(params), strict=True):
         np.broadcast_shapes(scale.shape, leaf.shape)

@@ -13,12 +13,12 @@ def rates(steps, total=100, learning_rate=1.0, **options):
     return [float(schedule(s)) for s in steps]
 
 
-def test_warmup_rises_linearly_from_zero_and_cosine_ends_at_its_end():
+def test_warmup_is_linear_from_zero_and_cosine_reaches_the_end_rate():
     got = rates([0, 5, 10, 55, 100], warmup_steps=10, end_learning_rate=0.2)
     np.testing.assert_allclose(got, [0, 0.5, 1, 0.6, 0.2], rtol=1e-6)
 
 
-def test_linear_decay_with_its_end():
+def test_linear_decay_reaches_the_end_rate():
     got = rates([0, 10, 55, 100], warmup_steps=10, decay="linear", end_learning_rate=0.1)
     np.testing.assert_allclose(got, [0, 1, 0.55, 0.1], rtol=1e-6)
 
@@ -37,12 +37,12 @@ def test_constant_with_cooldown():
 
 
 def test_durations_in_epochs_and_examples():
-    """100 examples an epoch, 10 a step: one epoch is 10 steps, 50 examples are 5."""
+    """100 examples per epoch, 10 per step: one epoch is 10 steps, 50 examples are 5."""
     assert rates([5], warmup_epochs=1) == pytest.approx([0.5])
     assert rates([1], warmup_examples=50) == pytest.approx([0.2])
 
 
-def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_and_says_so(caplog):
+def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_with_a_warning(caplog):
     got = rates([0, 5, 10], total=20, warmup_steps=10_000, decay="constant")
     np.testing.assert_allclose(got, [0, 0.5, 1])
     assert "warmup of 10000 and cooldown of 0 steps do not fit into 20 steps: using 10 and 0" in (
@@ -50,8 +50,8 @@ def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_and_says_so(caplog):
     )
 
 
-def test_steps_of_bits_rule():
-    """500 steps of warmup, then a tenth of the rate at 30, 60 and 90 % of 10,000."""
+def test_step_decay_of_bit():
+    """500 warmup steps, then a tenth of the rate at 30, 60 and 90% of 10,000 steps."""
     got = rates(
         [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 9999], total=10_000, learning_rate=0.003,
         decay="step", warmup_steps=500,
@@ -60,7 +60,7 @@ def test_steps_of_bits_rule():
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
-def test_the_places_and_the_factor_of_steps_are_read():
+def test_step_at_and_step_factor_are_used():
     got = rates([0, 49, 50, 99], decay="step", step_at=(0.5,), step_factor=0.5)
     np.testing.assert_allclose(got, [1, 1, 0.5, 0.5])
     with pytest.raises(ConfigError, match="shares of the run between 0 and 1"):

@@ -1,4 +1,4 @@
-"""How fast a full training step is: forward, backward, clipping, AdamW, on synthetic images."""
+"""Measures the speed of a full training step on synthetic images."""
 
 import dataclasses
 import json
@@ -23,16 +23,16 @@ NUM_CLASSES = 1000
 
 @dataclasses.dataclass
 class Measurement:
-    """One implementation of one model's step.
+    """The timings of one implementation of a model's training step.
 
     Attributes:
         name: e.g. "vit_jax" or "timm, torch.compile, SDPA".
-        model: "ViT-B/16".
-        batch_size: images a step.
+        model: e.g. "ViT-B/16".
+        batch_size: images per step.
         flops_per_image: model FLOPs of training on one image.
         compile_s: seconds before the first step.
-        peak_memory_mb: memory of state and temporaries (XLA's plan), or at its highest (PyTorch).
-        step_s: seconds a step, one value a round.
+        peak_memory_mb: planned size of state and temporaries (XLA), or measured peak (PyTorch).
+        step_s: seconds per step, one value per round.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Measurement:
 
     @property
     def images_per_second(self) -> float:
-        """Images a second at the median step."""
+        """Images per second at the median step time."""
         return self.batch_size / statistics.median(self.step_s)
 
     @property
     def mfu(self) -> float | None:
-        """Share of the devices' bfloat16 peak that model FLOPs take; None: peak unknown."""
+        """Model FLOPs as a fraction of the devices' bfloat16 peak; None: the peak is unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
         if peak is None:
             return None
@@ -74,26 +74,20 @@ class Measurement:
 
 
 class JaxStep:
-    """The step of this project, compiled and ready to be timed.
+    """This project's training step, compiled and ready to be timed.
 
     Args:
-        config: the run; its data are never opened.
+        config: the run; its data are not opened.
     """
 
     def __init__(self, config: Config):
         mesh = make_mesh(config.mesh)
-        batch_size, size = config.data.global_batch_size, config.data.image_size
+        batch_size = config.data.global_batch_size
         program = build_program(config, mesh, num_classes=NUM_CLASSES, num_examples=batch_size)
         begin = time.perf_counter()
         self._step = program.compile()
         seconds = time.perf_counter() - begin
-        rng = np.random.default_rng(0)
-        batch = {
-            "image": rng.integers(0, 256, (batch_size, size, size, 3), np.uint8),
-            "label": rng.integers(0, NUM_CLASSES, batch_size).astype(np.int32),
-            "mask": np.ones(batch_size, bool),
-        }
-        self._batch = to_devices(batch, mesh)
+        self._batch = to_devices(_random_batch(program.batch_shapes()), mesh)
         self._state = program.init()
         memory: Any = self._step.memory_analysis()
         peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
@@ -103,7 +97,7 @@ class JaxStep:
         self.time(1)
 
     def time(self, steps: int) -> float:
-        """Runs steps and returns the seconds of one, the device's work included."""
+        """Runs steps until the device has finished; returns the seconds of one."""
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
@@ -112,21 +106,36 @@ class JaxStep:
         return (time.perf_counter() - begin) / steps
 
     def close(self) -> None:
-        """Lets go of the state's memory."""
+        """Frees the memory of the state."""
         self._state, self._batch = None, None
 
 
+def _random_batch(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
+    """Returns a batch of random pixels and labels, with nothing masked out."""
+    rng = np.random.default_rng(0)
+
+    def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        if shape.dtype == np.bool_:
+            return np.ones(shape.shape, bool)
+        if np.issubdtype(shape.dtype, np.integer):
+            largest = 255 if shape.dtype == np.uint8 else NUM_CLASSES - 1
+            return rng.integers(0, largest + 1, shape.shape).astype(shape.dtype)
+        return rng.uniform(-1, 1, shape.shape).astype(shape.dtype)
+
+    return {name: array(shape) for name, shape in shapes.items()}
+
+
 class TorchStep:
-    """The same step in PyTorch, in a process of its own that waits while others are timed.
+    """The same step in PyTorch, in a separate process that waits while other steps are timed.
 
     Args:
         library: "transformers" or "timm".
-        config: model, batch size, image size and type are read.
-        flops_per_image: as `JaxStep` has it.
-        compiled: run it through torch.compile.
+        config: its model, batch size, image size and dtype are used.
+        flops_per_image: model FLOPs of training on one image.
+        compiled: use torch.compile.
 
     Raises:
-        TorchMissing: torch or the library is not installed, or cannot make this model.
+        TorchMissing: torch or the library is not installed, or cannot build this model.
     """
 
     def __init__(self, library: str, config: Config, flops_per_image: int, *, compiled: bool):
@@ -139,7 +148,7 @@ class TorchStep:
             "num_classes": NUM_CLASSES,
             "compiled": compiled,
         }
-        # To a file, since a pipe that nobody reads would fill up and stop the process.
+        # A file, because an unread pipe would fill up and block the process.
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
@@ -188,11 +197,11 @@ class TorchStep:
 
 
 class TorchMissing(Exception):
-    """The comparison cannot be made here."""
+    """The PyTorch step cannot run on this machine."""
 
 
 def measure_in_turn(steps: list[Any], *, rounds: int, steps_per_round: int) -> list[Measurement]:
-    """Times several implementations in turn, so that a drifting machine hits all alike."""
+    """Times several steps alternately, so that drifts of the machine affect all of them."""
     for _ in range(rounds):
         for step in steps:
             step.measurement.step_s.append(step.time(steps_per_round))
@@ -202,7 +211,7 @@ def measure_in_turn(steps: list[Any], *, rounds: int, steps_per_round: int) -> l
 
 
 def largest_fast_batch(make: Any, *, start: int, limit: int) -> int:
-    """Returns the batch size with the most images a second, doubling until memory is full.
+    """Doubles the batch size until memory is full; returns the one with the most images per second.
 
     Args:
         make: batch size -> JaxStep.
@@ -210,7 +219,7 @@ def largest_fast_batch(make: Any, *, start: int, limit: int) -> int:
         limit: last size to try.
 
     Raises:
-        UserError: not even the first fits.
+        UserError: the first size does not fit.
     """
     best, speed, size = 0, 0.0, start
     while size <= limit:

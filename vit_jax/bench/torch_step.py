@@ -1,8 +1,8 @@
-"""The training step of another library, for comparison; a worker process of `bench.step`.
+"""Runs the training step of another library for comparison, as a worker process of `bench.step`.
 
-Started with a request as JSON, it answers {"compile_s": ...} when ready, then for each line with a
-number of steps on stdin {"step_s": ..., "peak_memory_mb": ...}; {"error": ...} where it cannot.
-Needs the extra `interop`. Nothing else imports this file, nor torch.
+Its argument is a request as JSON. When it is ready it prints {"compile_s": ...}; then, for each
+number of steps that it reads from stdin, {"step_s": ..., "peak_memory_mb": ...}. If it cannot run,
+it prints {"error": ...}. It needs the extra `interop`.
 """
 
 # pyright: reportMissingImports=false, reportCallIssue=false
@@ -20,7 +20,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     try:
         step = _Step(request)
-    except Exception as error:  # whatever is missing, the caller says so and goes on
+    except Exception as error:  # The caller reports any reason and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
         return
     print(json.dumps({"compile_s": step.time(2)}), flush=True)
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 class _Step:
-    """Forward, backward, clipping by global norm, AdamW."""
+    """Forward pass, backward pass, clipping by global norm and AdamW."""
 
     def __init__(self, request: dict[str, Any]):
         import torch
@@ -78,7 +78,7 @@ class _Step:
         return time.perf_counter() - begin
 
     def peak_memory_mb(self) -> float | None:
-        """Returns the device memory at its highest, where it is known."""
+        """Returns the peak device memory; None: unknown."""
         if self.device != "cuda":
             return None
         return self.torch.cuda.max_memory_allocated() / 2**20
@@ -122,21 +122,21 @@ def _timm_vit(request: dict[str, Any]) -> Any:
 
 
 def import_timm() -> types.ModuleType:
-    """Returns timm, also where no torchvision fits the torch at hand.
+    """Imports timm, even if there is no torchvision that works with this torch.
 
-    timm imports torchvision but needs it for none of its ViTs: empty modules stand in for it.
+    timm imports torchvision but does not use it for ViTs, so empty modules can replace it.
     """
     try:
         import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # RuntimeError: made for another torch.
-        _stand_in_for_torchvision()
+    except (ImportError, RuntimeError):  # RuntimeError: built for another torch.
+        _fake_torchvision()
     import timm
 
     return timm
 
 
-def _stand_in_for_torchvision() -> None:
-    """Puts empty modules under torchvision's names; timm imports but does not use them here."""
+def _fake_torchvision() -> None:
+    """Registers empty modules under torchvision's names."""
 
     class Anything(type):
         def __getattr__(cls, name: str) -> Any:

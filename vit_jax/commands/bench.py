@@ -1,4 +1,4 @@
-"""Measure speed on this machine.
+"""Measure the speed of the training step or of data loading on this machine.
 
 python -m vit_jax bench step --model=ViT-Ti/16 --batch_size=32
 python -m vit_jax bench feed --config.data.name=cifar10 --config.data.data_dir=DATA --stages

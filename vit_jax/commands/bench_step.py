@@ -4,7 +4,7 @@
     python -m vit_jax bench step --model=ViT-B/16,ViT-L/16 --batch_size=auto --dtype=bfloat16
     python -m vit_jax bench step --model=ViT-B/16 --compare=timm-compiled --output=bench.json
 
-In turn with the same step in PyTorch where it is installed (`pip install vit_jax[interop]`).
+If PyTorch is installed (`pip install vit_jax[interop]`), it alternates with the same step there.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
-# Overrides that leave the model what it is.
+# Overrides that do not change what the model computes.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
 COMPARISONS = ("transformers", "timm", "timm-compiled")
 
@@ -35,18 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image_size", type=positive, default=224)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="rounds in turn; medians are shown"
+        "--rounds", type=positive, default=5, help="alternating rounds; the table shows medians"
     )
-    parser.add_argument("--steps", type=positive, default=2, help="steps a round")
+    parser.add_argument("--steps", type=positive, default=2, help="steps per round")
     parser.add_argument(
-        "--compare", default="transformers,timm", help=f"none, or of {', '.join(COMPARISONS)}"
+        "--compare", default="transformers,timm", help=f"none, or some of {', '.join(COMPARISONS)}"
     )
-    parser.add_argument("--output", type=output_file, help="JSON file for the figures")
+    parser.add_argument("--output", type=output_file, help="JSON file for the results")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    # PyTorch is to share the GPU.
+    # Leaves GPU memory to PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from vit_jax.bench.step import JaxStep, largest_fast_batch, measure_in_turn
     from vit_jax.run.folder import environment
@@ -54,13 +54,17 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     wanted = [] if args.compare == "none" else args.compare.split(",")
     for name in wanted:
         if name not in COMPARISONS:
-            raise ConfigError(f"--compare={name}", f"none or {', '.join(COMPARISONS)}", "pick one")
+            raise ConfigError(
+                f"--compare={name}", f"none or some of {', '.join(COMPARISONS)}", "choose some"
+            )
     changed = [
         o for o in overrides if o.startswith("model.") and o.split("=")[0] not in _SAME_MATHS
     ]
     if wanted and changed:
         raise ConfigError(
-            f"--config.{changed[0]} with --compare", "the same model in both", "add --compare=none"
+            f"--config.{changed[0]} with --compare",
+            "the same model in both libraries",
+            "add --compare=none",
         )
     rows: list[dict[str, Any]] = []
     for model in args.model.split(","):
@@ -130,7 +134,7 @@ def _show(rows: list[dict[str, Any]], config: Config) -> None:
         f"{config.model.dtype}, {jax.device_count()} x {device}",
         title_justify="left",
     )
-    for column in ("step of", "images/s", "ms a step", "(min-max)", "MFU", "vit_jax is"):
+    for column in ("step of", "images/s", "ms per step", "(min-max)", "MFU", "vit_jax is"):
         table.add_column(column, justify="left" if column == "step of" else "right")
     for row in rows:
         ratio = rows[0]["images_per_second"] / row["images_per_second"]

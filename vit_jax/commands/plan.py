@@ -1,13 +1,13 @@
-"""Say what a run would need and take on a TPU slice, without a TPU: memory, time, collectives.
+"""Plan a run for a TPU slice, without a TPU: memory, time and collectives.
 
     python -m vit_jax plan --config=configs/pretrain.py:imagenet2012,L/16 --topology=v5e:4x4
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5p:4x4x8 --config.model.remat=full
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
 
-Compiles the run's real training step. TPUs (v4, v5e, v5p, v6e) take the wheel of their compiler,
-`pip install 'vit_jax[tpu]'`, and none of them; cpu:8 stands for eight forced CPU devices, gpu for
-the GPUs of this machine. No data are needed where the dataset is well known.
+Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
+compiler: pip install 'vit_jax[tpu]'. cpu:8 is eight forced CPU devices, gpu is all GPUs of this
+machine. Plans for well-known datasets need no data.
 """
 
 import argparse
@@ -37,33 +37,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", required=True, help="v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, cpu:8, gpu"
     )
-    parser.add_argument("--num_classes", type=positive, help="default: as the dataset has")
-    parser.add_argument("--num_examples", type=positive, help="an epoch; default: likewise")
+    parser.add_argument("--num_classes", type=positive, help="default: those of the dataset")
+    parser.add_argument(
+        "--num_examples", type=positive, help="examples per epoch; default: those of the dataset"
+    )
     parser.add_argument(
         "--search",
         action="store_true",
-        help="try batch sizes, meshes, presets and remat policies, and plan the fastest that fits",
+        help="try batch sizes, meshes, presets and remat policies; show the fastest that fits",
     )
     parser.add_argument(
-        "--batch_sizes", help="global, comma-separated; default: the config's, its double and half"
+        "--batch_sizes",
+        help="global, comma-separated; default: the config's, twice and half of it",
     )
     parser.add_argument(
-        "--meshes", help="data,fsdp,tensor of each, ';' between; default: those that divide"
+        "--meshes", help="data,fsdp,tensor of each mesh, separated by ';'; default: usual ones"
     )
     parser.add_argument(
-        "--mfu", type=_share, default=0.4, help="assumed for the second estimate; default: 0.4"
+        "--mfu",
+        type=_fraction,
+        default=0.4,
+        help="MFU assumed for the second estimate; default: 0.4",
     )
     parser.add_argument(
-        "--output", type=output_file, help="FILE.json, or FILE.csv, to which a row is added"
+        "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if args.output is not None and args.output.suffix not in (".json", ".csv"):
-        raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "name it so")
+        raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "rename it")
     if not args.search and (args.batch_sizes or args.meshes):
-        raise ConfigError("--batch_sizes or --meshes without --search", "both", "add --search")
+        raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
@@ -71,9 +77,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     topology = parse_topology(args.topology)
     prepare(topology)
-    from vit_jax.plan.estimate import make_plan
+    from vit_jax.plan.estimate import find_sizes, make_plan
     from vit_jax.plan.show import COLUMNS, row, show_plan
-    from vit_jax.plan.sizes import find_sizes
 
     console = Console(highlight=False)
     if console.width < COLUMNS:
@@ -132,7 +137,7 @@ def _search(
     best = space.fastest(tried)
     if best is None:
         console.print(
-            "Nothing fits: take smaller --batch_sizes, more --config.accumulation_steps or a larger"
+            "Nothing fits: try smaller --batch_sizes, more --config.accumulation_steps or a larger"
             " --topology.",
             style="bold red",
         )
@@ -144,18 +149,18 @@ def _numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(p.strip().isdecimal() and int(p) for p in parts):
         raise ConfigError(
-            f"--batch_sizes={text}", "positive whole numbers, ',' between", "write 1024,2048"
+            f"--batch_sizes={text}", "positive whole numbers, comma-separated", "write 1024,2048"
         )  # fmt: skip
     return [int(p) for p in parts]
 
 
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction between 0 and 1")
     return value
 
 
@@ -169,7 +174,7 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
             header = next(csv.reader(file))
         if header != list(figures):
             raise ConfigError(
-                f"--output={path} with other columns", "a table of this command",
+                f"--output={path} has other columns", "a table of this command",
                 "name a new file",
             )  # fmt: skip
     with path.open("a", newline="") as file:
@@ -181,19 +186,19 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
-    """Shows on a terminal that work is under way; the function given changes the words."""
+    """Shows a spinner on a terminal; yields a function that changes its text."""
     from rich.console import Console
 
     if not sys.stderr.isatty():
-        yield lambda words: None
+        yield lambda text: None
         return
     with Console(stderr=True).status(text) as status:
-        yield lambda words: status.update(words)
+        yield lambda text: status.update(text)
 
 
 @contextlib.contextmanager
 def _quiet() -> "Iterator[None]":
-    """Keeps what models log, and what compiling a second time would find ready, out of plans."""
+    """Disables log messages of models, and the compilation cache, which would hide compile time."""
     import jax
 
     logger = logging.getLogger("vit_jax")

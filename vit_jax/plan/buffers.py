@@ -1,21 +1,19 @@
-"""Which arrays fill a device's memory at the fullest moment of a compiled step.
+"""Finds the arrays that are alive when a compiled step needs the most device memory.
 
-Walks the instructions in the order in which they are scheduled. An array lives from the instruction
-that makes it to the last that reads it, in tiles as it lies in memory. What a loop's body makes for
-itself lives beside what lives around the loop. Results that take the place of a donated argument
-are not counted, the arguments have their own figure.
+It walks the instructions in scheduled order. An array is alive from the instruction that makes it
+to the last one that reads it; arrays made in the body of a loop add to those alive around the loop.
+Results that overwrite a donated argument are not counted, because arguments are counted separately.
 
-XLA lays arrays out more tightly here and more loosely there (it shares memory between arrays that
-do not live together, and leaves gaps), so that the sum is near its own figure, not equal.
+The sum is close to XLA's own figure but not equal: XLA shares memory between arrays with different
+lifetimes, and leaves gaps.
 """
 
 import dataclasses
 import re
 
-from vit_jax.plan.collectives import place
-from vit_jax.plan.hlo import Computation, Instruction, Program
+from vit_jax.plan.hlo import Computation, Instruction, Program, step_part
 
-_PASSED_ON = {
+_FORWARDED = {
     "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done",
     "collective-permute-done", "async-done", "optimization-barrier", "opt-barrier", "domain",
 }  # fmt: skip
@@ -23,17 +21,17 @@ _PASSED_ON = {
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """An array, or several of one shape and place, alive at the fullest moment.
+    """Arrays of one shape from one part of the step that are alive at the memory peak.
 
     Attributes:
-        shape: of one, e.g. "bf16[24,32,197,1024]".
-        place: the part of the step that makes it.
-        count: how many.
-        bytes: of all together, tile padding included.
+        shape: e.g. "bf16[24,32,197,1024]".
+        part: part of the step that makes them.
+        count: how many there are.
+        bytes: size of all of them, including tile padding.
     """
 
     shape: str
-    place: str
+    part: str
     count: int
     bytes: int
 
@@ -42,31 +40,31 @@ class Buffer:
 class _Value:
     size: int
     shape: str
-    place: str
+    part: str
 
 
-# For each element of a result the value that holds it; None: an argument or another memory.
+# The value in memory of each element of a result; None: an argument, or not in device memory.
 _Held = list[_Value | None]
 
 
 def find_buffers(program: Program, text: str) -> list[Buffer]:
-    """Returns the arrays that live at the fullest moment, the largest first.
+    """Returns the arrays that are alive at the memory peak, the largest first.
 
     Args:
-        program: scheduled, for one device.
-        text: of the program; its first line tells which results take an argument's place.
+        program: the scheduled program of one device.
+        text: text of the program; its first line names the results that overwrite an argument.
     """
     kept = _donated_results(text.partition("\n")[0])
     _, live = _Walk(program).peak(program.entry, None, kept)
     together: dict[tuple[str, str], list[int]] = {}
     for value in live:
-        together.setdefault((value.shape, value.place), []).append(value.size)
+        together.setdefault((value.shape, value.part), []).append(value.size)
     buffers = [Buffer(*key, len(sizes), sum(sizes)) for key, sizes in together.items()]
     return sorted(buffers, key=lambda b: -b.bytes)
 
 
 def _donated_results(header: str) -> set[int]:
-    """Returns the indices of the results that are written over an argument."""
+    """Returns the indices of the results that overwrite an argument."""
     match = re.search(r"input_output_alias=\{(.*?)\}\s*(?:,\s*\w+=|$)", header)
     return {int(i) for i in re.findall(r"\{(\d+)\}: \(", match[1])} if match else set()
 
@@ -76,12 +74,12 @@ class _Walk:
         self._program = program
 
     def peak(self, name: str, arguments: _Held | None, kept: set[int]) -> tuple[int, list[_Value]]:
-        """Returns the most bytes that a computation's own arrays take, and these arrays.
+        """Returns the most bytes that the arrays of a computation need, and these arrays.
 
         Args:
-            name: of the computation.
-            arguments: held by whoever called it.
-            kept: results that take no memory of their own.
+            name: name of the computation.
+            arguments: values of its parameters, which belong to the caller.
+            kept: indices of results that need no memory of their own.
         """
         computation = self._program.computations.get(name, {})
         instructions = list(computation.values())
@@ -92,9 +90,9 @@ class _Walk:
             in_place = {id(v) for k, v in enumerate(held[root.name]) if v is not None and k in kept}
         last: dict[int, int] = {}
         for step, instruction in enumerate(instructions):
-            # Of a loop's results only the one that is taken out is read.
-            taken = instruction.opcode == "get-tuple-element"
-            for used in (instruction.name, *(() if taken else instruction.operands)):
+            # Taking an element out of a tuple does not read the other elements.
+            takes = instruction.opcode == "get-tuple-element"
+            for used in (instruction.name, *(() if takes else instruction.operands)):
                 for value in held.get(used, ()):
                     if value is not None:
                         last[id(value)] = step
@@ -149,17 +147,17 @@ class _Walk:
             index = re.search(r"index=(\d+)", instruction.text)
             source = computation.get(instruction.operands[0])
             if index and source is not None and len(source.arrays) == len(given[0]):
-                return _element(given[0], int(index[1]), count)
+                return given[0][int(index[1]) : int(index[1]) + count]
             return [None] * count
-        if kind == "while" or (kind in _PASSED_ON and given and len(given[0]) == count):
+        if kind == "while" or (kind in _FORWARDED and given and len(given[0]) == count):
             return list(given[0])
-        if kind in _PASSED_ON:  # of a start, which holds operand and result
+        if kind in _FORWARDED:  # The end of an asynchronous operation: operand and result.
             fitting = [v for v in (given[0] if given else []) if v is not None]
             return ([*fitting[:count], *[None] * count])[:count]
         if kind == "constant":
             return [None] * count
         made: _Held = [
-            _Value(a.padded_bytes, str(a), _maker(instruction)) if a.space == 0 else None
+            _Value(a.padded_bytes, str(a), _part(instruction)) if a.space == 0 else None
             for a in instruction.arrays
         ]
         if kind in ("copy-start", "slice-start"):
@@ -170,7 +168,7 @@ class _Walk:
     def _shared(
         self, instruction: Instruction, index: int, value: _Value | None, given: list[_Held]
     ) -> _Value | None:
-        """Returns an operand's value where a result is written into it: updates of a slice."""
+        """Returns the operand's value if the result updates it in place, else the new value."""
         if value is None:
             return None
         name = instruction.name
@@ -178,17 +176,13 @@ class _Walk:
         for values in given if updates and index == 0 else ():
             for other in values:
                 if other is not None and (other.shape, other.size) == (value.shape, value.size):
-                    other.place = value.place  # of what fills it, not of the empty array
+                    other.part = value.part  # The part that fills the array.
                     return other
         return value
 
 
-def _maker(instruction: Instruction) -> str:
-    """Returns the part of the step that makes an array; copies that XLA adds belong to none."""
+def _part(instruction: Instruction) -> str:
+    """Returns the part of the step that makes an array; for copies that XLA adds, the opcode."""
     if instruction.op_name:
-        return place(instruction.op_name)
+        return step_part(instruction.op_name)
     return instruction.opcode.removesuffix("-start")
-
-
-def _element(values: _Held, index: int, count: int) -> _Held:
-    return values[index : index + count]

@@ -1,4 +1,4 @@
-"""What makers state of their chips, and how a JAX device is found among them."""
+"""Published figures of accelerators, and the shortest step times that follow from them."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-# The same list tells the MFU of runs, so that a plan and a run speak of the same peak.
+# Runs compute their MFU from the same table, so plans and runs use the same peaks.
 from vit_jax.train.telemetry import peak_flops
 
 GIB = 2**30
@@ -15,18 +15,18 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One JAX device as its maker describes it; None: not stated.
+    """The published figures of one JAX device; None: not published.
 
     Attributes:
-        name: for people, e.g. "TPU v5e".
-        kind: what `Device.device_kind` says of it, in part.
-        memory_bytes: memory that arrays live in.
+        name: display name, e.g. "TPU v5e".
+        kind: part of `Device.device_kind`.
+        memory_bytes: device memory (HBM).
         peak_flops: dense bfloat16 FLOP/s.
-        memory_bandwidth: bytes/s of that memory.
-        link_bandwidth: bytes/s that arrive over all links to other chips together, one direction.
-        source: of the figures.
-        pod_chips: most chips of one pod; None: not a TPU.
-        dimensions: of a pod's torus.
+        memory_bandwidth: bytes/s of the device memory.
+        link_bandwidth: bytes/s that can arrive over all links to other chips together.
+        source: where the figures come from.
+        pod_chips: number of chips in the largest slice; None: not a TPU.
+        dimensions: dimensions of the pod's torus.
     """
 
     name: str
@@ -52,9 +52,9 @@ def _tpu(
     )  # fmt: skip
 
 
-# Memory is what the TPU compiler plans with, which is a little less than the data sheets' 16, 32,
-# 95 GB. Bandwidths are the data sheets'. Interconnect is stated in Gbit/s a chip, one direction;
-# v4: six links of 50 GB/s (arXiv:2304.01433, Table 4).
+# Memory is the size that the TPU compiler uses, a little less than the 16, 32 and 95 GB of the data
+# sheets. Bandwidths come from the data sheets, interconnect in Gbit/s per chip in one direction;
+# for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4).
 TPUS = {
     "v4": _tpu("v4", "TPU v4", 30.75, 1228, 2400, 4096, 3),
     "v5e": _tpu("v5e", "TPU v5 lite", 15.75, 819, 1600, 256, 2),
@@ -62,7 +62,7 @@ TPUS = {
     "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2),
 }
 
-# Of NVLink half the stated figure, which adds up both directions; of PCIe cards nothing is stated.
+# Published NVLink figures add both directions, so this is half. None is published for PCIe cards.
 _NVIDIA = "nvidia.com/en-us/data-center"
 _GPUS = (
     Chip("A100 40 GB", "A100-SXM4-40GB", 40e9, peak_flops("A100"), 1555e9, 300e9, _NVIDIA),
@@ -75,11 +75,11 @@ _GPUS = (
 
 
 def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
-    """Returns a GPU by the name it gives itself.
+    """Finds a GPU by its device kind.
 
     Args:
         device_kind: e.g. "NVIDIA H200".
-        memory_bytes: that JAX may use on it, where it says so; else the data sheet's.
+        memory_bytes: memory that JAX may use on it; None: that of the data sheet.
 
     >>> gpu_chip("NVIDIA H200", None).memory_bandwidth
     4800000000000.0
@@ -93,12 +93,12 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
 
 
 def cpu_chip(devices: int = 1) -> Chip:
-    """Returns one of the JAX devices that share this machine's CPU, memory and all.
+    """Returns one of several JAX devices that share the CPU and memory of this machine.
 
-    The peak is cores x highest clock rate x float32 operations a cycle of the widest vector unit.
+    The peak is cores x highest clock rate x float32 operations per cycle of the widest vector unit.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    hertz, cycle = _clock_hz(), _flops_a_cycle()
+    hertz, cycle = _clock_hz(), _flops_per_cycle()
     peak = None if hertz is None else (cores or 1) * hertz * cycle / devices
     return Chip(
         f"CPU, {cores} cores", "cpu", psutil.virtual_memory().total / devices, peak, None, None,
@@ -116,9 +116,97 @@ def _clock_hz() -> float | None:
     return (frequency.max or frequency.current) * 1e6 or None
 
 
-def _flops_a_cycle() -> int:
-    """Two fused multiply-adds a cycle: AVX-512 16 numbers each, AVX2 8, NEON and others 4."""
+def _flops_per_cycle() -> int:
+    """Two fused multiply-adds per cycle, of 16 (AVX-512), 8 (AVX2) or 4 (NEON, others) numbers."""
     path = Path("/proc/cpuinfo")
     flags = set(re.findall(r"\w+", path.read_text())) if path.exists() else set()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
     return 2 * 2 * lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The work of one training step on each device.
+
+    Attributes:
+        model_flops: FLOPs of the model, 6 per multiply-accumulate of the forward pass, as MFU
+            counts them.
+        executed_flops: FLOPs of the traced program, including recomputation.
+        memory_bytes: bytes read from and written to device memory; None: unknown.
+        received_bytes: bytes that must arrive from other devices; None: unknown.
+    """
+
+    model_flops: float
+    executed_flops: float
+    memory_bytes: float | None
+    received_bytes: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """The shortest times of a step in seconds; None: a figure of the chip or program is unknown.
+
+    >>> toy = Chip("toy", "toy", 1e9, 100.0, 10.0, 1.0, "none")
+    >>> found = Roofline(Work(300.0, 400.0, 20.0, 1.0), toy)
+    >>> found.overlapped_s, found.in_turn_s, found.limited_by, found.mfu(found.overlapped_s)
+    (4.0, 7.0, 'compute', 0.75)
+    """
+
+    work: Work
+    chip: Chip
+
+    @property
+    def compute_s(self) -> float | None:
+        """Time of the executed FLOPs at the peak."""
+        return _time(self.work.executed_flops, self.chip.peak_flops)
+
+    @property
+    def memory_s(self) -> float | None:
+        """Time of the memory traffic at full bandwidth."""
+        return _time(self.work.memory_bytes, self.chip.memory_bandwidth)
+
+    @property
+    def network_s(self) -> float | None:
+        """Time of the received bytes at the full bandwidth of all links."""
+        return _time(self.work.received_bytes, self.chip.link_bandwidth)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The known times, by name."""
+        times = {"compute": self.compute_s, "memory": self.memory_s, "network": self.network_s}
+        return {name: time for name, time in times.items() if time is not None}
+
+    @property
+    def overlapped_s(self) -> float | None:
+        """Step time if compute, memory and network overlap perfectly: the lower bound."""
+        return max(self.parts.values()) if self.compute_s is not None else None
+
+    @property
+    def in_turn_s(self) -> float | None:
+        """Step time if nothing overlaps."""
+        return sum(self.parts.values()) if self.compute_s is not None else None
+
+    @property
+    def limited_by(self) -> str | None:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda name: self.parts[name]) if self.parts else None
+
+    def mfu(self, step_s: float | None) -> float | None:
+        """Returns the model FLOPs of a step time as a fraction of the peak, at most 1.
+
+        By convention model FLOPs include a gradient to the images, which no step computes.
+        """
+        if not step_s or self.chip.peak_flops is None:
+            return None
+        return min(1.0, self.work.model_flops / (step_s * self.chip.peak_flops))
+
+    def seconds_at_mfu(self, mfu: float) -> float | None:
+        """Returns the step time at an MFU; None: the peak is unknown."""
+        peak = self.chip.peak_flops
+        return None if peak is None else self.work.model_flops / (mfu * peak)
+
+
+def _time(amount: float | None, rate: float | None) -> float | None:
+    if amount == 0:
+        return 0.0
+    return amount / rate if amount is not None and rate else None

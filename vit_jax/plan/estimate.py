@@ -1,6 +1,7 @@
-"""The plan of one run: compiles its real training step and takes the measure of it."""
+"""The plan of one run: compiles its real training step and reads costs off the compiled program."""
 
 import dataclasses
+import math
 import re
 import time
 from typing import Any
@@ -8,28 +9,43 @@ from typing import Any
 import jax
 
 from vit_jax.config.run import Config
+from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
+from vit_jax.data.sources import class_count, open_training_data
+from vit_jax.errors import DataError
 from vit_jax.models.complexity import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
-from vit_jax.plan.chips import Chip
-from vit_jax.plan.collectives import CollectiveSum, find_collectives, sum_up
+from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.roofline import Bound, Work, bound
-from vit_jax.plan.sizes import Sizes
-from vit_jax.plan.traffic import count_bytes
+from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
 from vit_jax.train.program import Program, build_program
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes on one device.
+class Sizes:
+    """The properties of a dataset that a step and a run depend on.
 
     Attributes:
-        state: arguments by part: "parameters", "optimizer", "average", "batch".
-        temporaries: that the step has beside them at the fullest moment, or, where the compiler
-            does not tell that moment, in all; where it did not compile, what it asked for.
-        program: instructions, and results that take no argument's place.
-        buffers: temporaries alive at that moment; empty where it did not compile.
+        num_classes: C.
+        num_examples: examples per epoch.
+        source: where the two come from, for people.
+    """
+
+    num_classes: int
+    num_examples: int
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Memory of one device, in bytes.
+
+    Attributes:
+        state: size of the arguments: "parameters", "optimizer", "average", "batch", "padding".
+        temporaries: memory that the step needs beside the arguments at its peak or, if the compiler
+            does not report the peak, in total. If it did not compile: what the compiler asked for.
+        program: instructions, and results that do not overwrite an argument.
+        buffers: temporaries alive at the peak; empty if the step did not compile.
     """
 
     state: dict[str, int]
@@ -39,108 +55,146 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What a device must have."""
+        """Memory that a device needs."""
         return sum(self.state.values()) + self.temporaries + self.program
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would need and take.
+    """What a run needs, and how fast it can be.
 
     Attributes:
         config: the run.
-        chip: stated figures of a device.
-        devices: how many.
-        mesh: axis -> size.
+        chip: published figures of a device.
+        mesh: axis -> number of devices.
         sizes: classes and examples.
-        total_steps: of the run.
-        parameters: of the model.
-        memory: of a device.
-        work: of a step, on a device.
-        collectives: of a step; empty where it did not compile.
-        unknown_loops: loops whose turns are unknown and count once.
-        bound: shortest times.
-        compile_s: wall time of tracing and compiling the step.
-        compiled: False where the compiler ran out of the chip's memory.
+        total_steps: steps of the run.
+        parameters: number of parameters.
+        memory: memory of a device.
+        work: work of a step on a device.
+        collectives: collectives of a step; empty if it did not compile.
+        unknown_loops: number of loops with unknown iterations, which count once.
+        compile_s: time to trace and compile the step.
+        compiled: False if the compiler ran out of the chip's memory.
     """
 
     config: Config
     chip: Chip
-    devices: int
     mesh: dict[str, int]
     sizes: Sizes
     total_steps: int
     parameters: int
     memory: Memory
     work: Work
-    collectives: tuple[CollectiveSum, ...]
+    collectives: tuple[Collectives, ...]
     unknown_loops: int
-    bound: Bound
     compile_s: float
     compiled: bool
 
     @property
-    def fits(self) -> bool | None:
-        """Whether a device has the memory; None: its memory is unknown."""
-        if self.chip.memory_bytes is None:
-            return self.compiled or False
-        return self.compiled and self.memory.total <= self.chip.memory_bytes
+    def devices(self) -> int:
+        """Number of devices."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def roofline(self) -> Roofline:
+        """Shortest times of a step."""
+        return Roofline(self.work, self.chip)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has enough memory. If its memory is unknown: whether it compiled."""
+        fits = self.chip.memory_bytes is None or self.memory.total <= self.chip.memory_bytes
+        return self.compiled and fits
 
     @property
     def images_per_second(self) -> float | None:
-        """At most, over all devices."""
-        step = self.bound.overlapped_s
+        """Upper bound over all devices."""
+        step = self.roofline.overlapped_s
         return self.config.data.global_batch_size / step if step else None
 
 
+def find_sizes(config: Config, num_classes: int | None, num_examples: int | None) -> Sizes:
+    """Returns classes and examples: as given, else of a well-known dataset, else from the data.
+
+    Args:
+        config: the run. Its data are opened only if something is still unknown.
+        num_classes: from the command line.
+        num_examples: from the command line.
+
+    Raises:
+        DataError: a size is unknown and the data are not here.
+    """
+    sources = ["as given"] if num_classes or num_examples else []
+    if not (num_classes and num_examples):
+        classes, examples = known_size(config.data)
+        if examples is not None or (num_examples and classes):
+            sources.append(f"{config.data.name} as published")
+        num_classes, num_examples = num_classes or classes, num_examples or examples
+    if not (num_classes and num_examples):
+        try:
+            source = open_training_data(config.data).source
+        except DataError as error:
+            wanted = {"--num_classes=N": num_classes, "--num_examples=N": num_examples}
+            raise DataError(
+                f"the size of dataset '{config.data.name}' is not known, and {error.got}",
+                f"a well-known one ({', '.join(DATASET_SIZES)}), or the data",
+                f"add {' and '.join(flag for flag, value in wanted.items() if not value)}",
+            ) from None
+        num_classes = num_classes or class_count(source, config.data.num_classes)
+        num_examples = num_examples or len(source)
+        sources.append("read from the data")
+    return Sizes(num_classes, num_examples, ", ".join(sources))
+
+
 def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> Plan:
-    """Compiles the training step of a run for devices, and measures it.
+    """Compiles the training step of a run for some devices and measures the compiled program.
 
     Args:
         config: the run; its data are not opened.
-        devices: real or abstract.
-        chip: what is stated of one of them.
+        devices: real or abstract devices.
+        chip: published figures of one of them.
         sizes: classes and examples.
 
     Raises:
-        ConfigError, ModelError: sizes that do not go together.
+        ConfigError, ModelError: sizes that do not fit together.
     """
     mesh = make_mesh(config.mesh, devices)
     program = build_program(
         config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
     )
     state = _state_bytes(program)
-    flops = _flops(program, len(devices))
+    model_flops, executed_flops = _flops(program, len(devices))
     begin = time.perf_counter()
-    compiled, wanted = None, None
+    compiled, memory = None, None
     try:
         compiled = program.compile()
     except jax.errors.JaxRuntimeError as error:
-        wanted = _asked_for(str(error))
+        wanted = _requested_memory(str(error))
         if wanted is None:
             raise
+        memory = Memory(state, wanted, 0, ())
     seconds = time.perf_counter() - begin
-    memory, traffic, received = Memory(state, wanted or 0, 0, ()), None, None
-    collectives: list[CollectiveSum] = []
-    loops = 0
+    collectives: list[Collectives] = []
+    traffic, received, unknown_loops = None, None, 0
     if compiled is not None:
         text = compiled.as_text() or ""
         parsed = parse(text)
-        collectives = sum_up(find_collectives(parsed, len(devices)))
+        collectives = find_collectives(parsed, len(devices))
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
         received = sum(c.received for c in collectives)
-        loops = len(parsed.unknown_loops)
-    work = Work(*flops, traffic, received)
+        unknown_loops = len(parsed.unknown_loops)
+    assert memory is not None
     return Plan(
-        config, chip, len(devices), dict(mesh.shape), sizes, program.total_steps,
-        program.num_parameters(), memory, work, tuple(collectives), loops, bound(work, chip),
-        seconds, compiled is not None,
+        config, chip, dict(mesh.shape), sizes, program.total_steps, program.num_parameters(),
+        memory, Work(model_flops, executed_flops, traffic, received), tuple(collectives),
+        unknown_loops, seconds, compiled is not None,
     )  # fmt: skip
 
 
-def _asked_for(message: str) -> int | None:
-    """Returns the bytes of temporaries that the compiler could not place; None: another error."""
+def _requested_memory(message: str) -> int | None:
+    """Returns the size of temporaries that the compiler could not place; None: another error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     match = re.search(r"temporaries \(([\d.]+)([KMGT])\)", message) or re.search(
@@ -153,16 +207,16 @@ def _memory(
     state: dict[str, int], compiled: Any, buffers: tuple[Buffer, ...], platform: str
 ) -> Memory:
     stats: Any = compiled.memory_analysis()
-    # The layout on the device can take more than the numbers do.
+    # Tiles of the layout on the device need more memory than the elements.
     padding = max(stats.argument_size_in_bytes - sum(state.values()), 0)
     if padding:
         state = {**state, "padding": padding}
     program = stats.generated_code_size_in_bytes
     program += max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
     temporaries = stats.temp_size_in_bytes
-    # On TPUs that sum counts arrays that take each other's place, and those in the chip's vector
-    # memory: for ViT-L/16 5.1 GiB, where XLA's own report has 4.29. Its fullest moment agrees with
-    # that report, but for gaps of 0.02. Elsewhere than on TPUs it leaves temporaries out.
+    # On TPUs this sum includes arrays that share memory and arrays in the chip's vector memory: for
+    # ViT-L/16 it is 5.1 GiB, where XLA's own report says 4.29. The peak agrees with that report
+    # within 0.02 GiB. On other platforms the peak does not include temporaries.
     peak = getattr(stats, "peak_memory_in_bytes", None) if platform == "tpu" else None
     if peak:
         temporaries = max(peak - sum(state.values()), 0)
@@ -170,11 +224,11 @@ def _memory(
 
 
 def _state_bytes(program: Program) -> dict[str, int]:
-    """Returns the bytes on one device of each part of the state, and of the batch."""
+    """Returns the size on one device of each part of the state, and of the batch."""
 
     def on_device(tree: Any) -> int:
         return sum(
-            int(jax.numpy.dtype(leaf.dtype).itemsize) * _size(leaf.sharding.shard_shape(leaf.shape))
+            jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
             for leaf in jax.tree.leaves(tree)
         )
 
@@ -188,20 +242,13 @@ def _state_bytes(program: Program) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
-
-
 def _flops(program: Program, devices: int) -> tuple[float, float]:
-    """Returns model FLOPs and executed FLOPs of a step, on each device."""
+    """Returns the model FLOPs and the executed FLOPs of a step on each device."""
     model = program.flops_per_image * program.config.data.global_batch_size
     try:
         traced = jax.make_jaxpr(program.step_fn)(program.abstract, program.batch_shapes())
         executed = 2 * count_macs(traced.jaxpr)
-    except ValueError:  # a loop without a known number of turns
+    except ValueError:  # A loop with an unknown number of iterations.
         executed = 0
-    # A kernel such as cuDNN's attention hides its products from the trace.
+    # Kernels such as cuDNN's attention hide their products from the trace.
     return model / devices, (executed or model) / devices

@@ -1,7 +1,7 @@
-"""Reads the text of a compiled program: its computations, instructions, shapes, and loop counts.
+"""Parses the text of a compiled program: computations, instructions, shapes and loop counts.
 
-XLA's own cost analysis counts the body of a loop once; here every computation knows how often it
-runs, so that what is counted per instruction can be multiplied.
+XLA's own cost analysis counts the body of a loop once. Here every computation knows how often it
+runs.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Type, dimensions and place of one array.
+    """Shape and memory space of one array.
 
     Attributes:
-        dtype: as XLA writes it, e.g. "bf16".
+        dtype: XLA's name of the type, e.g. "bf16".
         dims: sizes.
-        space: memory; 0 is the large one (HBM), others are on the chip.
-        bytes: of its elements, tile padding left out.
-        padded_bytes: of the memory that it takes, tiles of the layout filled up.
+        space: memory space; 0 is device memory (HBM), others are on the chip.
+        bytes: size of its elements.
+        padded_bytes: size in memory, including the padding of the layout's tiles.
     """
 
     dtype: str
@@ -54,10 +54,10 @@ class Instruction:
     Attributes:
         name: without "%".
         opcode: e.g. "fusion".
-        arrays: what it makes; the elements of a tuple, nested ones in a row.
-        operands: names.
-        text: attributes behind the operands.
-        called: role -> computation.
+        arrays: its results; a nested tuple is flattened.
+        operands: names of its operands.
+        text: the attributes after the operands.
+        called: (role, computation) pairs.
         root: whether it is the result of its computation.
     """
 
@@ -71,12 +71,30 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where in the model it comes from, as JAX names it."""
+        """JAX's name of the operation that it comes from."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
 
 Computation = dict[str, Instruction]
+"""Instructions by name, in order."""
+
+
+def step_part(op_name: str) -> str:
+    """Returns the part of a training step that an operation belongs to, from JAX's name of it.
+
+    >>> step_part("jit(step_fn)/transpose(jvp())/while/body/checkpoint/rematted_computation/add")
+    'recomputed forward, in the layers'
+    """
+    if "rematted_computation" in op_name:
+        part = "recomputed forward"
+    elif "transpose(" in op_name:
+        part = "backward"
+    elif "jvp(" in op_name:
+        part = "forward"
+    else:
+        return "outside the gradient" if op_name else "unnamed"
+    return f"{part}, in the layers" if "/while/" in op_name else part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +102,11 @@ class Program:
     """A compiled program.
 
     Attributes:
-        computations: name -> instructions by name, in order (of execution where scheduled).
-        entry: name of the first.
-        runs: how often each computation runs in one execution of the program; those inside fusions,
-            and reducers, as often as what calls them.
-        unknown_loops: loops whose number of turns the text does not tell; they count once.
+        computations: name -> instructions by name, in the order of execution.
+        entry: name of the computation that runs first.
+        runs: how often each computation runs in one execution of the program. Computations inside
+            fusions, and reducers, run as often as their caller.
+        unknown_loops: loops with an unknown number of iterations; they count once.
     """
 
     computations: dict[str, Computation]
@@ -97,7 +115,7 @@ class Program:
     unknown_loops: tuple[str, ...]
 
     def executed(self) -> Iterator[tuple[Instruction, Computation, int]]:
-        """Yields instructions that run on their own, not inside a fusion, and how often each."""
+        """Yields (instruction, its computation, runs) for instructions that are not in a fusion."""
         inner = {
             name
             for computation in self.computations.values()
@@ -112,7 +130,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Reads a program from its text, as `Compiled.as_text` gives it."""
+    """Parses the text of a program, from `Compiled.as_text`."""
     computations: dict[str, Computation] = {}
     entry, current = "", None
     for raw in text.splitlines():
@@ -133,7 +151,7 @@ def parse(text: str) -> Program:
 
 
 def parse_arrays(text: str) -> tuple[Array, ...]:
-    """Returns the arrays of a shape, of a tuple's elements one after the other.
+    """Returns the arrays of a shape; a tuple is flattened.
 
     >>> [str(a) for a in parse_arrays("(f32[2,3]{1,0:T(8,128)}, s32[]{:S(2)})")]
     ['f32[2,3]', 's32[]']
@@ -153,7 +171,7 @@ def _array(dtype: str, dims_text: str, layout: str | None) -> Array:
 
 
 def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Returns the sizes with those that a layout's first tile covers filled up to whole tiles."""
+    """Returns the sizes, rounded up to whole tiles of the layout."""
     order, _, rest = layout.partition(":")
     tile = re.search(r"T\(([\d,]+)\)", rest)
     if not tile or not dims or not order:
@@ -161,7 +179,7 @@ def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
     sizes = list(dims)
     minor_to_major = [int(i) for i in order.split(",")]
     tiles = [int(t) for t in tile[1].split(",")]
-    # The last number of the tile is that of the most minor dimension.
+    # The last size of the tile belongs to the most minor dimension.
     for axis, size in zip(minor_to_major, reversed(tiles), strict=False):
         sizes[axis] = math.ceil(sizes[axis] / size) * size
     return tuple(sizes)
@@ -195,7 +213,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Returns the place of the bracket that closes the one at `start`."""
+    """Returns the position of the parenthesis that closes the one at `start`."""
     depth = 0
     for place in range(start, len(line)):
         depth += (line[place] == "(") - (line[place] == ")")
@@ -213,23 +231,24 @@ def _count_runs(
     def visit(name: str, times: int) -> None:
         runs[name] = runs.get(name, 0) + times
         for instruction in computations.get(name, {}).values():
-            turns = 1
+            iterations = 1
             if instruction.opcode == "while":
-                turns = loop_turns(instruction, computations)
-                if turns is None:
+                iterations = loop_iterations(instruction, computations)
+                if iterations is None:
                     unknown.append(instruction.name)
-                    turns = 1
+                    iterations = 1
             for _, called in instruction.called:
-                visit(called, times * turns)
+                visit(called, times * iterations)
 
     visit(entry, 1)
     return runs, unknown
 
 
-def loop_turns(instruction: Instruction, computations: dict[str, Computation]) -> int | None:
-    """Returns how often a while loop runs: as XLA says, else by its counter's start and bound.
+def loop_iterations(instruction: Instruction, computations: dict[str, Computation]) -> int | None:
+    """Returns the number of iterations of a while loop; None: unknown.
 
-    Loops that JAX makes of scans count from 0 upwards in steps of 1 to a constant.
+    XLA may state it. If not, it is the bound of the loop counter: loops that JAX makes from scans
+    count from 0 to a constant.
     """
     known = _TRIPS.search(instruction.text)
     if known:

@@ -1,4 +1,4 @@
-"""Tries batch sizes, meshes, presets and remat policies, and ranks what fits by its bound."""
+"""Searches batch sizes, meshes, presets and remat policies for the fastest plan that fits."""
 
 import dataclasses
 import itertools
@@ -10,28 +10,27 @@ from vit_jax.config.mesh import Preset
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import resolve
-from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.stacking import Remat, remat_on
 from vit_jax.parallel.mesh import AXES
 from vit_jax.parallel.sharding import PRESETS, Rules
 from vit_jax.plan.estimate import Plan
 
-# What is kept for the backward pass, from the fastest to the smallest.
+# Remat policies from the fastest to the one that needs the least memory.
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 Sizes = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Try:
-    """One setting, and what came of it.
+    """One setting and its plan.
 
     Attributes:
-        batch_size: global.
-        mesh: data, fsdp, tensor.
-        preset: of shardings.
-        remat: policy.
-        plan: None where the setting itself is impossible.
-        problem: why, else "".
+        batch_size: global batch size.
+        mesh: devices along data, fsdp, tensor.
+        preset: sharding preset.
+        remat: remat policy.
+        plan: None if the setting is impossible.
+        problem: why it is impossible, else "".
     """
 
     batch_size: int
@@ -43,31 +42,35 @@ class Try:
 
 
 def meshes(config: Config, devices: int) -> list[Sizes]:
-    """Returns the (data, fsdp, tensor) to try on a number of devices, each once.
+    """Returns the (data, fsdp, tensor) meshes to try on a number of devices.
 
-    All devices along data; all along fsdp; the square root of them along each; and fsdp with two
-    or four along tensor where heads and MLP divide by them.
+    These are: all devices along data; all along fsdp; about the square root along each; and fsdp
+    with two or four along tensor, if the number of attention heads is divisible by them.
     """
-    shape = resolve(config.model)
+    heads = _num_heads(config)
     found = [(devices, 1, 1), (1, devices, 1)]
     root = 2 ** (int(math.log2(devices)) // 2)
     if 1 < root < devices and devices % root == 0:
         found.append((devices // root, root, 1))
-    if not isinstance(shape, ResNetShape):
-        found += [
-            (1, devices // n, n)
-            for n in (2, 4)
-            if devices > n and devices % n == 0 and shape.num_heads % n == 0
-        ]
+    found += [
+        (1, devices // n, n)
+        for n in (2, 4)
+        if heads and heads % n == 0 and devices > n and devices % n == 0
+    ]
     return list(dict.fromkeys(found))
 
 
-def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Preset]]:
-    """Returns each mesh with each preset that means something else on it, in the order of meshes.
+def _num_heads(config: Config) -> int | None:
+    """Returns the number of attention heads; None: the model has no attention."""
+    return getattr(resolve(config.model), "num_heads", None)
 
-    Of presets that come to the same program the config's own is named, else the first; so is the
-    first of several meshes on which nothing is cut. What would let devices along `tensor` all do
-    the same work is left out.
+
+def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Preset]]:
+    """Returns each mesh with each preset that gives a different program, in the order of meshes.
+
+    If several presets give the same program, the config's own is returned, else the first. Meshes
+    on which nothing is sharded are the same program. Presets that would make all devices along
+    `tensor` do the same work are left out.
     """
     own = config.mesh.preset
     names: list[Preset] = [own, *(name for name in PRESETS if name != own)]
@@ -84,7 +87,7 @@ def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Pre
 
 
 def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
-    """Returns the rules without axes of one device, up to the last that cuts something."""
+    """Returns the rules without axes of one device, up to the last rule that shards something."""
     sizes: dict[str, int] = dict(zip(AXES, mesh, strict=True))
     left = [
         (pattern, tuple(axis if axis and sizes[axis] > 1 else None for axis in rule))
@@ -96,16 +99,16 @@ def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
 
 
 def policies(config: Config, platform: str) -> tuple[Remat, ...]:
-    """Returns the remat policies to try; where two come to the same, the first."""
-    first = remat_on(platform, "none", scan=config.model.scan)
-    same = first if not isinstance(resolve(config.model), ResNetShape) else "none"
+    """Returns the remat policies that give different programs."""
+    scan = getattr(config.model, "scan", False) and _num_heads(config) is not None
+    same = remat_on(platform, "none", scan=scan)
     return tuple(r for r in REMATS if r == "none" or r != same)
 
 
 def with_setting(
     config: Config, batch_size: int, mesh: Sizes, preset: Preset, remat: Remat
 ) -> Config:
-    """Returns the run with another batch size, mesh, preset and remat policy."""
+    """Returns a config with another batch size, mesh, preset and remat policy."""
     data, fsdp, tensor = mesh
     return config.replace(
         model=config.model.replace(remat=remat),
@@ -122,18 +125,18 @@ def search(
     remats: tuple[Remat, ...] = REMATS,
     plan: Callable[[Config], Plan],
 ) -> Iterator[Try]:
-    """Yields each setting as soon as it is planned.
+    """Plans settings and yields each when it is ready.
 
-    For each mesh and preset (see `placements`), larger batches go first, and of each batch the
-    policies from the one that recomputes nothing. The first that fits ends that mesh and preset:
-    policies that keep less are slower by their FLOPs, and smaller batches move the same parameters
-    for fewer images.
+    For each mesh and preset (see `placements`) it tries the largest batch first, and for each batch
+    the policy that recomputes least. The first setting that fits ends the search of that mesh and
+    preset: recomputing more costs FLOPs, and smaller batches move the same parameters for fewer
+    images.
 
     Args:
         config: the run.
-        batch_sizes: global.
+        batch_sizes: global batch sizes.
         mesh_sizes: (data, fsdp, tensor) of each mesh.
-        remats: policies, from the one that recomputes least.
+        remats: remat policies, the one that recomputes least first.
         plan: config -> Plan.
     """
     for mesh, preset in placements(config, mesh_sizes):
@@ -149,9 +152,9 @@ def search(
 
 
 def fastest(tries: list[Try]) -> Try | None:
-    """Returns the setting that fits with the most images a second by its bound.
+    """Returns the setting that fits and has the highest bound on images per second.
 
-    Where the chip's rates are unknown it is the one with the largest batch.
+    If the chip's rates are unknown, it is the one with the largest batch.
     """
     fitting = [t for t in tries if t.plan is not None and t.plan.fits]
 
@@ -163,24 +166,25 @@ def fastest(tries: list[Try]) -> Try | None:
 
 
 def default_batch_sizes(config: Config, devices: int) -> list[int]:
-    """Returns the config's global batch size, its double and its half, as far as they divide."""
+    """Returns twice the config's global batch size, that size and half of it, if they divide."""
     size = config.data.global_batch_size
     unit = devices * config.accumulation_steps
     found = [n for n in (2 * size, size, size // 2) if n and n % unit == 0]
     if not found:
         raise ConfigError(
-            f"data.global_batch_size is {size} on {devices} devices",
+            f"is {size} on {devices} devices",
             f"a multiple of {unit}",
-            "set it, or name sizes with --batch_sizes",
+            "change it, or give sizes with --batch_sizes",
+            key="data.global_batch_size",
         )
     return found
 
 
 def parse_meshes(text: str) -> list[Sizes]:
-    """Reads meshes such as "16,1,1;1,16,1".
+    """Parses meshes such as "16,1,1;1,16,1".
 
     Raises:
-        ConfigError: not three positive numbers each.
+        ConfigError: a mesh without three positive numbers.
     """
     found = []
     for part in text.split(";"):

@@ -1,4 +1,4 @@
-"""A plan as tables for people, and as a flat row for files."""
+"""Shows a plan as tables, or as one row for JSON and CSV."""
 
 from typing import Any
 
@@ -10,19 +10,20 @@ from vit_jax.plan.estimate import Plan
 from vit_jax.plan.search import Try, fastest
 from vit_jax.tables import plain_table
 
-# Tables are made for this many columns; a narrower terminal breaks lines, not figures.
+# Width of the tables; narrower terminals wrap the lines.
 COLUMNS = 100
 _ROWS = 6
 
 _NOTES: tuple[str, ...] = (
-    "Memory is what the compiler planned. Times are this program's work at the rates that the"
-    " chip's maker states; nothing was run, and real steps are slower than the overlapped one."
-    " Overlapped: the longest of the three; in turn: their sum. Data, evaluation and saving extra.",
-    "FLOPs are counted in the traced program, loops and recomputation included; MFU counts the"
-    " model's alone. Memory traffic: operands and results of the compiled instructions, each once;"
-    " it can be too much where an instruction reads a part, and caches are not thought of.",
-    "Network: what must reach each device over its links, whatever the route; between slices,"
-    " hosts without such links, and latencies are not thought of.",
+    "Memory is the compiler's plan. Times are the program's work at the chip's published rates:"
+    " nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
+    " longest of the three times, in turn is their sum. Data, evaluation and checkpoints are not"
+    " included.",
+    "FLOPs are counted in the traced program with loops and recomputation; MFU counts only the"
+    " model's. Memory traffic counts each operand and result of a compiled instruction once; it is"
+    " too high if an instruction reads only a part, and ignores caches.",
+    "Network counts the bytes that must reach each device over its links, whatever the route. It"
+    " ignores latency, and connections between slices or hosts without such links.",
 )
 _UNKNOWN = "unknown"
 
@@ -31,9 +32,9 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     """Prints a plan.
 
     Args:
-        plan: of a run.
-        console: to print on.
-        assumed_mfu: for the second estimate of the whole run.
+        plan: the plan.
+        console: prints it.
+        assumed_mfu: MFU for the second estimate of the whole run.
     """
     _say(console, _title(plan), "bold")
     _say(console, _subtitle(plan))
@@ -60,22 +61,21 @@ def _title(plan: Plan) -> str:
 
 def _subtitle(plan: Plan) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
-    ending = "compiled" if plan.compiled else "compiler out of memory"
+    outcome = "compiled" if plan.compiled else "compiler out of memory"
     return (
         f"mesh {mesh}, {plan.config.mesh.preset}; {plan.parameters / 1e6:,.1f} M parameters;"
         f" {plan.sizes.num_classes:,} classes, {plan.sizes.num_examples:,} examples"
-        f" ({plan.sizes.source}); {ending} after {plan.compile_s:.1f} s"
+        f" ({plan.sizes.source}); {outcome} after {plan.compile_s:.1f} s"
     )
 
 
 def _memory_table(plan: Plan) -> Table:
     memory = plan.memory
-    table = plain_table("memory of a device", right=("size",), left="")
+    table = plain_table("memory per device", right=("size",), left="")
     for name, size in memory.state.items():
         table.add_row(name, _size(size), "" if name != "padding" else "of layouts")
-    told = "activations, gradients, copies"
-    told = told if plan.compiled else "asked for by the compiler, in vain"
-    table.add_row("temporaries", _size(memory.temporaries), told)
+    note = "activations, gradients, copies" if plan.compiled else "requested, but not available"
+    table.add_row("temporaries", _size(memory.temporaries), note)
     if memory.program:
         table.add_row("program", _size(memory.program), "")
     table.add_section()
@@ -86,10 +86,10 @@ def _memory_table(plan: Plan) -> Table:
 
 def _buffer_table(plan: Plan) -> Table:
     table = plain_table(
-        "largest temporaries at the fullest moment", right=("arrays", "size"), left="made in"
+        "largest temporaries at the memory peak", right=("arrays", "size"), left="made in"
     )
     for one in plan.memory.buffers[: _ROWS + 2]:
-        table.add_row(one.shape, f"{one.count}", _size(one.bytes), one.place)
+        table.add_row(one.shape, f"{one.count}", _size(one.bytes), one.part)
     rest = plan.memory.buffers[_ROWS + 2 :]
     if rest:
         count = sum(b.count for b in rest)
@@ -98,41 +98,41 @@ def _buffer_table(plan: Plan) -> Table:
 
 
 def _step_table(plan: Plan) -> Table:
-    work, bound, chip = plan.work, plan.bound, plan.chip
+    work, bound, chip = plan.work, plan.roofline, plan.chip
     extra = work.executed_flops / work.model_flops - 1
-    table = plain_table("a step, on a device", right=("work", "stated rate", "ms"), left="")
-    word = f"model {_si(work.model_flops)}FLOP, {extra:+.0%}"
+    table = plain_table("one step on one device", right=("work", "published rate", "ms"), left="")
+    note = f"model {_si(work.model_flops)}FLOP, {extra:+.0%}"
     rows = (
-        ("compute", work.executed_flops, "FLOP", chip.peak_flops, bound.compute_s, word),
+        ("compute", work.executed_flops, "FLOP", chip.peak_flops, bound.compute_s, note),
         ("memory", work.memory_bytes, "B", chip.memory_bandwidth, bound.memory_s, "read, written"),
         ("network", work.received_bytes, "B", chip.link_bandwidth, bound.network_s, "received"),
     )
-    for name, amount, unit, rate, seconds, word in rows:
+    for name, amount, unit, rate, seconds, note in rows:
         table.add_row(
             name,
             _UNKNOWN if amount is None else f"{_si(amount)}{unit}",
             _UNKNOWN if rate is None else f"{_si(rate)}{unit}/s",
             _ms(seconds),
-            word,
+            note,
         )
     table.add_section()
     for name, seconds in (("overlapped", bound.overlapped_s), ("in turn", bound.in_turn_s)):
         mfu = bound.mfu(seconds)
-        word = "" if mfu is None else f"MFU {mfu:.1%}"
+        note = "" if mfu is None else f"MFU {mfu:.1%}"
         if name == "overlapped" and bound.limited_by and seconds is not None:
-            word = f"{word} at most, by {bound.limited_by}"
-        table.add_row(f"[bold]{name}", "", "", f"[bold]{_ms(seconds)}", word)
+            note = f"{note} at most, limited by {bound.limited_by}"
+        table.add_row(f"[bold]{name}", "", "", f"[bold]{_ms(seconds)}", note)
     return table
 
 
 def _collective_table(plan: Plan) -> Table:
     table = plain_table(
-        "collectives a step", right=("over", "times", "values", "received"), left="in the"
+        "collectives per step", right=("devices", "times", "values", "received"), left="part"
     )
     for one in plan.collectives[:_ROWS]:
         table.add_row(
             one.kind, f"{one.group}", f"{one.count:,}", f"{_si(one.bytes)}B",
-            f"{_si(one.received)}B", one.place,
+            f"{_si(one.received)}B", one.part,
         )  # fmt: skip
     rest = plan.collectives[_ROWS:]
     if rest:
@@ -149,17 +149,17 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
         right=("images/s", "time", "chip-hours"),
         left=f"{_epochs(plan):,.4g} epochs",
     )
-    bound = plan.bound
+    bound = plan.roofline
     rows = [("at least", bound.overlapped_s, "overlapped"), ("", bound.in_turn_s, "in turn")]
-    if bound.peak_flops is not None:
-        seconds = plan.work.model_flops / (assumed_mfu * bound.peak_flops)
-        rows.append((f"if it reaches MFU {assumed_mfu:.0%}", seconds, "assumed, --mfu"))
-    for name, seconds, word in rows:
+    at_mfu = bound.seconds_at_mfu(assumed_mfu)
+    if at_mfu is not None:
+        rows.append((f"if it reaches MFU {assumed_mfu:.0%}", at_mfu, "assumed, --mfu"))
+    for name, seconds, note in rows:
         if seconds:
             hours = plan.total_steps * seconds / 3600
             rate = plan.config.data.global_batch_size / seconds
             table.add_row(
-                name, f"{rate:,.0f}", _time(hours), _count(hours * plan.devices), word
+                name, f"{rate:,.0f}", _time(hours), _count(hours * plan.devices), note
             )  # fmt: skip
         elif name:
             table.add_row(name, _UNKNOWN, _UNKNOWN, _UNKNOWN, "")
@@ -172,13 +172,13 @@ def _epochs(plan: Plan) -> float:
 
 def _verdict(plan: Plan) -> str:
     if plan.chip.memory_bytes is None:
-        return f"Needs {_size(plan.memory.total)} a device; what {plan.chip.name} has is unknown"
+        return f"Needs {_size(plan.memory.total)} per device; {plan.chip.name}'s memory is unknown"
     free = 1 - plan.memory.total / plan.chip.memory_bytes
     if plan.fits:
-        return f"Fits: {free:.0%} of {_size(plan.chip.memory_bytes)} are free."
+        return f"Fits: {free:.0%} of {_size(plan.chip.memory_bytes)} is free."
     return (
         f"Does not fit: {_size(plan.memory.total)} on a device with"
-        f" {_size(plan.chip.memory_bytes)}. Less takes: --config.model.remat=dots or full, a"
+        f" {_size(plan.chip.memory_bytes)}. To save memory: --config.model.remat=dots or full, a"
         " smaller --config.data.global_batch_size, --config.mesh.fsdp=-1 with"
         " --config.mesh.data=1, or --search."
     )
@@ -187,12 +187,12 @@ def _verdict(plan: Plan) -> str:
 def _notes(plan: Plan) -> list[str]:
     notes = list(_NOTES)
     if plan.unknown_loops:
-        notes.append(f"{plan.unknown_loops} loops of unknown length count once.")
+        notes.append(f"{plan.unknown_loops} loops with unknown iterations count once.")
     return [*notes, f"Rates: {plan.chip.source}."]
 
 
 def show_search(tries: list[Try], console: Console) -> None:
-    """Prints what a search tried, the fastest that fits marked."""
+    """Prints the settings of a search and marks the fastest that fits."""
     best = fastest(tries)
     table = plain_table(
         "batch",
@@ -200,32 +200,32 @@ def show_search(tries: list[Try], console: Console) -> None:
         left="",
     )
     for one in tries:
-        word = "[bold green]<- fastest" if one is best else ""
+        note = "[bold green]<- fastest" if one is best else ""
         if one.plan is None:
             figures = ("", "", "", "")
-            word = one.problem
+            note = one.problem
         else:
             plan, rate = one.plan, one.plan.images_per_second
-            mfu = plan.bound.mfu(plan.bound.overlapped_s)
+            mfu = plan.roofline.mfu(plan.roofline.overlapped_s)
             figures = (
-                _size(plan.memory.total), _ms(plan.bound.overlapped_s) if plan.compiled else "-",
+                _size(plan.memory.total), _ms(plan.roofline.overlapped_s) if plan.compiled else "-",
                 "-" if mfu is None or not plan.compiled else f"{mfu:.1%}",
                 "-" if rate is None or not plan.compiled else f"{rate:,.0f}",
             )  # fmt: skip
-            word = word or ("" if plan.fits else "too large")
+            note = note or ("" if plan.fits else "too large")
         table.add_row(
             f"{one.batch_size:,}", ",".join(map(str, one.mesh)), one.preset, one.remat, *figures,
-            word,
+            note,
         )  # fmt: skip
     console.print(table)
     took = sum(one.plan.compile_s for one in tries if one.plan is not None)
-    words = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: as overlapped."
-    _say(console, words, "dim")
+    legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
+    _say(console, legend, "dim")
 
 
 def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:
-    """Returns the figures of a plan by name, one value each, for JSON and CSV."""
-    config, memory, bound = plan.config, plan.memory, plan.bound
+    """Returns the figures of a plan by name, for JSON and CSV."""
+    config, memory, bound = plan.config, plan.memory, plan.roofline
     compiled = plan.compiled
 
     def gib(size: float | None) -> float | None:
@@ -234,7 +234,6 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
     def hours(seconds: float | None) -> float | None:
         return None if not seconds else round(plan.total_steps * seconds / 3600 * plan.devices, 1)
 
-    at_mfu = bound.peak_flops and plan.work.model_flops / (assumed_mfu * bound.peak_flops)
     overlapped = bound.overlapped_s if compiled else None
     in_turn = bound.in_turn_s if compiled else None
     mfu = bound.mfu(overlapped)
@@ -259,7 +258,8 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "step_ms_in_turn": None if in_turn is None else round(in_turn * 1e3, 2),
         "mfu_at_most": None if mfu is None else round(mfu, 4),
         "total_steps": plan.total_steps, "chip_hours_at_least": hours(overlapped),
-        "assumed_mfu": assumed_mfu, "chip_hours_at_assumed_mfu": hours(at_mfu or None),
+        "assumed_mfu": assumed_mfu,
+        "chip_hours_at_assumed_mfu": hours(bound.seconds_at_mfu(assumed_mfu)),
         "compile_s": round(plan.compile_s, 1),
     }  # fmt: skip
 
@@ -269,7 +269,7 @@ def _giga(amount: float | None) -> float | None:
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
-    # Words, unlike figures, can be broken to the width of a narrow terminal.
+    # Text, unlike tables, may wrap at the width of a narrow terminal.
     console = Console(highlight=False) if console.is_terminal else console
     console.print(text, style=style, markup=False)
 

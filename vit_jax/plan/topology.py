@@ -1,4 +1,4 @@
-"""Names of devices to plan for, and the devices: abstract TPUs, forced CPU devices, local GPUs."""
+"""Devices to plan for: abstract TPU slices, forced CPU devices, or the GPUs of this machine."""
 
 import dataclasses
 import math
@@ -11,18 +11,18 @@ from vit_jax.plan.chips import TPUS, Chip, cpu_chip, gpu_chip
 
 
 class MissingLibrary(UserError):
-    """Something that planning needs is not installed."""
+    """A library that planning needs is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What `--topology` names.
+    """The devices that `--topology` names.
 
     Attributes:
         name: as given, e.g. "v5e:16x16".
         platform: "tpu", "cpu" or "gpu".
-        generation: of a TPU, e.g. "v5e"; else the platform.
-        shape: of a TPU slice; else the number of devices, or empty for all there are.
+        generation: generation of a TPU, e.g. "v5e"; else the platform.
+        shape: shape of a TPU slice; else the number of devices, or empty for all devices.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Reads a topology's name.
+    """Parses the name of a topology.
 
     Raises:
-        ConfigError: an unknown kind, or a shape that no slice has.
+        ConfigError: an unknown kind of device, or a shape that no slice has.
 
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
@@ -66,23 +66,23 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
     if len(shape) != chip.dimensions or 0 in shape:
         raise ConfigError(
             f"--topology={name}",
-            f"{chip.dimensions} sides, as {chip.name} is a {chip.dimensions}-D torus",
+            f"{chip.dimensions} sides, because {chip.name} is a {chip.dimensions}-D torus",
             f"use e.g. {generation}:{example}",
         )
     assert chip.pod_chips is not None
     if math.prod(shape) > chip.pod_chips:
         raise ConfigError(
             f"--topology={name} with {math.prod(shape):,} chips",
-            f"at most the {chip.pod_chips:,} of one {chip.name} pod",
+            f"at most {chip.pod_chips:,} chips, the size of a {chip.name} pod",
             "plan for a smaller slice or another TPU",
         )
 
 
 def prepare(topology: Topology) -> None:
-    """Sets up JAX for a topology; to be called before the first use of a device.
+    """Sets up JAX for a topology. Call it before the first use of a device.
 
-    Only a plan for GPUs touches accelerators. The TPU compiler asks for none and is told not to
-    look for one, not to write log files, and that several of it may run at once.
+    Only plans for GPUs use accelerators. The TPU compiler needs none; the settings stop it from
+    looking for TPUs and writing log files, and allow several instances at the same time.
     """
     import jax
 
@@ -105,11 +105,11 @@ def prepare(topology: Topology) -> None:
 
 
 def find_devices(topology: Topology) -> list[Any]:
-    """Returns the devices: real ones, or ones that a program can only be compiled for.
+    """Returns real devices, or abstract ones for which programs can only be compiled.
 
     Raises:
         MissingLibrary: libtpu, the TPU compiler, is not installed.
-        ConfigError: a slice that it does not know, or fewer devices here than asked for.
+        ConfigError: the slice does not exist, or this machine has fewer devices.
     """
     if topology.platform == "tpu":
         return _tpu_devices(topology)
@@ -122,9 +122,9 @@ def find_devices(topology: Topology) -> list[Any]:
     wanted = topology.shape[0] if topology.shape else max(len(devices), 1)
     if len(devices) < wanted:
         raise ConfigError(
-            f"--topology={topology.name} with {len(devices)} such devices here",
+            f"--topology={topology.name} on a machine with {len(devices)} such devices",
             f"{wanted} of them",
-            "plan for what is here, for a TPU (v5e:4x4) or for cpu:8, which need not be here",
+            "plan for the devices of this machine, or for v5e:4x4 or cpu:8, which need none",
         )
     return devices[:wanted]
 
@@ -135,20 +135,20 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     except ImportError:
         if "TPU_LIBRARY_PATH" not in os.environ:
             raise MissingLibrary(
-                f"--topology={topology.name} without libtpu, the TPU compiler",
-                "it to be installed; no TPU is needed",
-                "pip install 'vit_jax[tpu]', or 'jax[tpu]' beside a clone",
+                f"--topology={topology.name} needs libtpu, the TPU compiler",
+                "it to be installed (no TPU is needed)",
+                "run pip install 'vit_jax[tpu]', or 'jax[tpu]' in a clone",
             ) from None
     from jax.experimental import topologies
 
     options: dict[str, Any] = {}
     if topology.generation == "v4":
-        options["chip_config_name"] = "megacore"  # both cores of a chip as one device
+        options["chip_config_name"] = "megacore"  # Both cores of a chip are one device.
     if any(side % 2 for side in topology.shape[:2]):
         options["chips_per_host_bounds"] = (*(1 if s % 2 else 2 for s in topology.shape[:2]), 1)
     try:
         found = topologies.get_topology_desc(topology.name, "tpu", **options)
-    except Exception as error:  # whatever libtpu's wrapper raises, the shape is at fault
+    except Exception as error:  # libtpu raises various types; the cause is the shape.
         raise ConfigError(
             f"--topology={topology.name}: {str(error).splitlines()[0]}",
             "a slice that exists",
@@ -158,7 +158,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
 
 
 def chip_of(topology: Topology, devices: list[Any]) -> Chip:
-    """Returns what is stated of one of the devices."""
+    """Returns the published figures of one of the devices."""
     if topology.platform == "tpu":
         return TPUS[topology.generation]
     if topology.platform == "cpu":

@@ -1,8 +1,12 @@
-"""The bytes that a compiled step reads from and writes to a device's memory, loops included."""
+"""Bytes that a compiled step moves: through device memory, and between devices."""
 
-from vit_jax.plan.hlo import Array, Computation, Instruction, Program
+import dataclasses
+import math
+import re
 
-# They name or pass on what is there already.
+from vit_jax.plan.hlo import Array, Computation, Instruction, Program, step_part
+
+# Instructions that only name or forward an existing array.
 _FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional",
     "call", "after-all", "partition-id", "replica-id", "iota", "opt-barrier",
@@ -13,11 +17,11 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def count_bytes(program: Program) -> int:
-    """Returns the bytes that instructions take from and put into the large memory in one step.
+    """Returns the bytes that a step reads from and writes to device memory.
 
-    What an instruction reads counts once, what it writes once, at the size it has in memory, tile
-    padding included; of an operand that is only cut into, the slice. What stays in the chip's own
-    memory does not count. No cache is thought of.
+    Each operand and each result of an instruction counts once, at its padded size in memory; of an
+    operand that is sliced, only the slice counts. Memory on the chip does not count, and caches are
+    ignored.
     """
     return sum(
         runs * _moved(instruction, computation, program.computations)
@@ -36,31 +40,31 @@ def _moved(
         return 0
     operands = [computation[name] for name in instruction.operands if name in computation]
     if kind in ("copy-start", "slice-start"):
-        # The result holds what was given, too: of a copy first, of a slice last but one.
+        # The result contains the operand, too: after the copy, but before the slice.
         made = instruction.arrays[0] if kind == "copy-start" else instruction.arrays[-2]
         source = operands[0].arrays[0] if operands else made
-        return _in_memory(made) + (made.padded_bytes if source.space == 0 else 0)
+        return _size_in_memory(made) + (made.padded_bytes if source.space == 0 else 0)
     if kind == "fusion":
         return _fusion_bytes(instruction, operands, computations)
     if kind in _SLICES:
-        read = sum(map(_in_memory, instruction.arrays)) if _lies(operands[0]) else 0
-        return read + sum(map(_in_memory, instruction.arrays))
+        read = sum(map(_size_in_memory, instruction.arrays)) if _is_in_memory(operands[0]) else 0
+        return read + sum(map(_size_in_memory, instruction.arrays))
     if kind == "dynamic-update-slice":
         update = operands[1].arrays[0]
-        return _in_memory(update) + (update.padded_bytes if _lies(instruction) else 0)
+        return _size_in_memory(update) + (update.padded_bytes if _is_in_memory(instruction) else 0)
     made = instruction.arrays
-    if kind.endswith("-start"):  # The operands, then the results, then a signal or two.
+    if kind.endswith("-start"):  # Contains the operands, the results and then semaphores.
         made = made[len(operands) : 2 * len(operands)] or made
-    return sum(map(_in_memory, made)) + sum(
-        _in_memory(array) for operand in operands for array in operand.arrays
+    return sum(map(_size_in_memory, made)) + sum(
+        _size_in_memory(array) for operand in operands for array in operand.arrays
     )
 
 
-def _in_memory(array: Array) -> int:
+def _size_in_memory(array: Array) -> int:
     return array.padded_bytes if array.space == 0 else 0
 
 
-def _lies(instruction: Instruction) -> bool:
+def _is_in_memory(instruction: Instruction) -> bool:
     return any(array.space == 0 for array in instruction.arrays)
 
 
@@ -70,14 +74,14 @@ def _fusion_bytes(
     inside = computations.get(dict(fusion.called).get("calls", ""), {})
     total = 0
     for index, operand in enumerate(operands):
-        size = sum(map(_in_memory, operand.arrays))
+        size = sum(map(_size_in_memory, operand.arrays))
         if size:
             used = _read_of_parameter(inside, index, computations)
             total += size if used is None else min(size, used)
     written = _written(inside, computations)
-    for place, array in enumerate(fusion.arrays):
+    for index, array in enumerate(fusion.arrays):
         if array.space == 0:
-            update = written[place] if place < len(written) else None
+            update = written[index] if index < len(written) else None
             total += array.padded_bytes if update is None else min(update, array.padded_bytes)
     return total
 
@@ -85,7 +89,7 @@ def _fusion_bytes(
 def _read_of_parameter(
     inside: Computation, index: int, computations: dict[str, Computation]
 ) -> int | None:
-    """Returns the bytes that a fused computation reads of a parameter; None: all of it."""
+    """Returns how many bytes of a parameter a fused computation reads; None: all of them."""
     for instruction in inside.values():
         if instruction.opcode == "parameter" and instruction.text.startswith(f"({index})"):
             return _read_of(instruction.name, inside, computations)
@@ -117,7 +121,7 @@ def _read_of(name: str, inside: Computation, computations: dict[str, Computation
 
 
 def _written(inside: Computation, computations: dict[str, Computation]) -> list[int | None]:
-    """Returns for each result of a fused computation the bytes written; None: all of it."""
+    """Returns the bytes that a fused computation writes to each result; None: all of them."""
     root = next((i for i in inside.values() if i.root), None)
     if root is None:
         return []
@@ -139,3 +143,110 @@ def _update_of(
     if made.opcode != "dynamic-update-slice" or made.operands[1] not in inside:
         return None
     return inside[made.operands[1]].arrays[0].padded_bytes
+
+
+_COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """All collectives of a step of one kind, group size and part of the step.
+
+    Attributes:
+        kind: e.g. "all-reduce".
+        group: number of devices in each group.
+        part: part of the step.
+        count: how many run in a step.
+        bytes: size of their values together: after gathering, or before reducing.
+    """
+
+    kind: str
+    group: int
+    part: str
+    count: int
+    bytes: int
+
+    @property
+    def received(self) -> float:
+        """Bytes that must arrive at each device in a step, whatever the network.
+
+        A device lacks (group - 1) / group of a gathered value. Reducing needs as much; an
+        all-reduce needs both.
+        """
+        part = (self.group - 1) / self.group
+        share = {"all-reduce": 2 * part, "collective-permute": 1.0, "collective-broadcast": 1.0}
+        return self.bytes * share.get(self.kind, part)
+
+
+def find_collectives(program: Program, devices: int) -> list[Collectives]:
+    """Returns the collectives of a program, the ones that move most first.
+
+    The compiler may split a collective into several instructions with the same channel; they count
+    once. Collectives of a single device do not count.
+
+    Args:
+        program: compiled for one of several devices.
+        devices: number of devices of the mesh, for collectives that name no groups.
+    """
+    by_channel: dict[str, Collectives] = {}
+    for name, computation in program.computations.items():
+        runs = program.runs.get(name, 0)
+        for instruction in computation.values():
+            kind = instruction.opcode.removesuffix("-start")
+            if not runs or kind not in _COLLECTIVES:
+                continue
+            found = _collective(kind, instruction, computation, runs, devices)
+            channel = re.search(r"channel_id=(\d+)", instruction.text)
+            key = channel[1] if channel else f"{name}/{instruction.name}"
+            known = by_channel.get(key)
+            if found.group > 1 and (known is None or found.count > known.count):
+                by_channel[key] = found
+    return sum_up(list(by_channel.values()))
+
+
+def sum_up(collectives: list[Collectives]) -> list[Collectives]:
+    """Adds up collectives of the same kind, group size and part; the ones that move most first."""
+    sums: dict[tuple[str, int, str], Collectives] = {}
+    for one in collectives:
+        key = (one.kind, one.group, one.part)
+        before = sums.get(key, Collectives(*key, 0, 0))
+        sums[key] = Collectives(*key, before.count + one.count, before.bytes + one.bytes)
+    return sorted(sums.values(), key=lambda c: -c.received)
+
+
+def _collective(
+    kind: str, instruction: Instruction, computation: Computation, runs: int, devices: int
+) -> Collectives:
+    operands = [computation[name] for name in instruction.operands if name in computation]
+    size = sum(array.bytes for operand in operands for array in operand.arrays)
+    group = group_size(instruction.text, devices) if kind != "collective-permute" else devices
+    if kind == "all-gather":
+        size *= group
+    return Collectives(kind, group, step_part(instruction.op_name), runs, size * runs)
+
+
+def group_size(text: str, devices: int) -> int:
+    """Returns the number of devices in each group of a collective.
+
+    Args:
+        text: attributes with `replica_groups` as lists {{0,1},{2,3}}, as [groups,size]<=[...] or as
+            mesh axes.
+        devices: number of all devices, the answer if there are no groups.
+
+    >>> group_size("replica_groups={{0,1},{2,3}}", 4), group_size("replica_groups=[2,8]<=[16]", 16)
+    (2, 8)
+    """
+    match = re.search(r"replica_groups=\{\{([\d,]*)\}", text)
+    if match:
+        return len(match[1].split(",")) if match[1] else devices
+    match = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", text)
+    if match:
+        return int(match[2])
+    match = re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]\s*\{([^}]*)\}", text)
+    if match:
+        sizes = {m[0]: int(m[1]) for m in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", match[2]))
+    return devices

@@ -1,4 +1,4 @@
-"""Learning rate over time, from optax's pieces."""
+"""Builds the learning-rate schedule from optax's schedules."""
 
 import logging
 
@@ -21,16 +21,16 @@ def build_schedule(
 ) -> optax.Schedule:
     """Returns step -> learning rate: warmup, decay, cooldown.
 
-    Warmup rises linearly from 0, reaching `learning_rate` at its end. Cooldown falls linearly from
-    where the decay stands to 0. Cosine and linear decay end where cooldown begins. Where the run is
-    too short for both, they shrink in proportion to at most half of it, with a warning.
+    Warmup rises linearly from 0 to `learning_rate`. Cooldown falls linearly to 0, starting at the
+    rate that the decay has reached; cosine and linear decay end where it starts. If the run is too
+    short for warmup and cooldown, they shrink in proportion to half of it, with a warning.
 
     Args:
-        config: shape of the schedule.
+        config: the schedule section.
         learning_rate: peak.
         total_steps: steps of the run.
-        batch_size: examples a step.
-        num_examples: examples an epoch.
+        batch_size: examples per step.
+        num_examples: examples per epoch.
 
     Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt,
     cooldown); arXiv:1912.11370, section 3.3 (step).
@@ -59,7 +59,7 @@ def build_schedule(
 def _decay(
     config: ScheduleConfig, peak: float, total_steps: int, warmup: int, cooldown: int
 ) -> optax.Schedule:
-    """Returns the decay, counted from the end of warmup."""
+    """Returns the decay; its step 0 is the end of warmup."""
     steps = max(total_steps - warmup - cooldown, 1)
     if config.decay == "cosine":
         return optax.cosine_decay_schedule(peak, steps, alpha=config.end_learning_rate / peak)
@@ -68,10 +68,13 @@ def _decay(
     if config.decay == "rsqrt":
         return lambda step: peak / jnp.sqrt(1 + step / config.timescale_steps)
     if config.decay == "step":
-        # A step that would come before the end of warmup comes with it.
-        places = [max(round(share * total_steps) - warmup, 0) for share in sorted(config.step_at)]
-        pieces = [
-            optax.constant_schedule(peak * config.step_factor**i) for i in range(len(places) + 1)
+        # Drops that would come during warmup come at its end.
+        boundaries = [
+            max(round(share * total_steps) - warmup, 0) for share in sorted(config.step_at)
         ]
-        return optax.join_schedules(pieces, places)
+        pieces = [
+            optax.constant_schedule(peak * config.step_factor**i)
+            for i in range(len(boundaries) + 1)
+        ]
+        return optax.join_schedules(pieces, boundaries)
     return optax.constant_schedule(peak)

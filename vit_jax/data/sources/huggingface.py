@@ -146,14 +146,14 @@ def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
             raise DataError(
                 f"Hugging Face dataset {name!r}: {(str(error).splitlines() or [''])[0]}",
                 "OWNER/NAME or OWNER/NAME:CONFIG on the hub or in its cache",
-                "check data.name, or set data.data_dir to a folder that save_to_disk wrote",
+                "check data.name, or set data_dir to a folder that save_to_disk wrote",
             ) from None
     folder = Path(data_dir).expanduser()
     try:
         found = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, OSError, IndexError):  # IndexError: no examples.
         raise DataError(
-            f"no dataset in {folder}", "a folder written by save_to_disk", "check data.data_dir"
+            f"no dataset in {folder}", "a folder written by save_to_disk", "check data_dir"
         ) from None
     return found if hasattr(found, "items") else {str(found.split or "train"): found}
 

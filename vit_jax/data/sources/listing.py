@@ -109,7 +109,7 @@ def list_images(path: Path) -> Listing:
             "change their permissions",
         ) from None  # fmt: skip
     raise DataError(
-        f"no folder {path}", "a folder of images, one subfolder per class", "set data.data_dir"
+        f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
     )
 
 

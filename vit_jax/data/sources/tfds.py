@@ -174,7 +174,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         return _prepare_bundled(name, folder)
     prepared = [p for depth in ("*/*", "*/*/*") for p in folder.glob(f"{depth}/dataset_info.json")]
     known = sorted({p.relative_to(folder).parts[0] for p in prepared} | set(BUNDLED))
-    hint = f"set data.data_dir to where it is (here: {', '.join(known[:20])})"
+    hint = f"set data_dir to where it is (here: {', '.join(known[:20])})"
     if not folder.is_dir():
         raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
     close = f"did you mean {nearest(base, known)!r}? Or {hint}"
@@ -184,7 +184,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise DataError(
             f"dataset name {name!r} is a path",
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
-            "to train on a folder of images, set data.source=folder and data.data_dir",
+            "to train on a folder of images, set data.source=folder and data_dir",
         )
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # Hides TFDS's banner about TensorFlow.
@@ -216,7 +216,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             f"dataset {name!r} is not prepared in {folder}",
             f"{builder.data_path} with dataset_info.json",
             f"run: tfds build {name} --data_dir={folder} --file_format=array_record"
-            f" (needs TensorFlow), or set data.data_dir",
+            f" (needs TensorFlow), or set data_dir",
         )
     return builder
 
@@ -243,7 +243,7 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
             raise DataError(
                 f"cannot write {base} to {folder}: {error.strerror or error}",
                 "a writable folder with free space",
-                "set data.data_dir or TFDS_DATA_DIR",
+                "set data_dir or TFDS_DATA_DIR",
             ) from None
     return builder
 
