@@ -15,11 +15,11 @@ from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import AUTO, InitConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
 from vit_jax.config.task import MaskedPatchesConfig, TaskName, check_task
 from vit_jax.errors import ConfigError
+from vit_jax.models.options import ModelConfig
 from vit_jax.schema import Section, option, section
 
 # Metrics of an evaluated split; higher is better.
@@ -118,8 +118,20 @@ class Config(Section):
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
+    @property
+    def keeps_average(self) -> bool:
+        """Whether an average of the parameters is kept, which is then what is evaluated."""
+        return self.ema_decay is not None or self.optimizer.averages_parameters
+
     def check(self) -> None:
         check_duration(self, "train", required=True)
+        if self.ema_decay is not None and self.optimizer.averages_parameters:
+            raise ConfigError(
+                f"is {self.ema_decay} with {self.optimizer.name}",
+                "one average: this optimizer averages the parameters itself",
+                "unset ema_decay or choose another optimizer",
+                key="ema_decay",
+            )
         check_task(self)
         self._check_init()
         self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _SHARES)

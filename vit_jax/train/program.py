@@ -20,8 +20,8 @@ from vit_jax.data.arrays import batch_shapes, labelled_image_arrays
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step
 from vit_jax.models.flops import training_flops
+from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.rng import stream
 from vit_jax.train.classification import classification
 from vit_jax.train.masked_patches import masked_patches
@@ -148,7 +148,7 @@ def build_program(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
+    start_from = make_start_from(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
     placement = Placement(mesh, config.mesh.gradient_dtype)

@@ -81,7 +81,7 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
         raise DataError(
             f"split {split!r} of {dataset}: {str(error).splitlines()[0].rstrip('.')}",
             f"one of {', '.join(shards)}, or a part such as {some}[:90%]",
-            "check data.train_split and evaluation.splits",
+            "check the name of the split",
         ) from None
     sizes = {name: info.num_examples for name, info in infos.items()}
     spans = [
