@@ -1,4 +1,4 @@
-"""Writes a dataset as a folder of photos, one subfolder per class, optionally as large as ImageNet's.
+"""Writes a dataset as a folder of photos, one subfolder per class, optionally of ImageNet's size.
 
     python experiments/speed/photos.py clothing_small DATA PHOTOS
     python experiments/speed/photos.py clothing_small DATA PHOTOS --size=470x390 --kilobytes=110

@@ -1,4 +1,4 @@
-"""Measures the speed of the data loader: by stage, by threads and processes, and against tf.data."""
+"""Measures the speed of the data loader: by stage, by threads and processes, against tf.data."""
 
 import dataclasses
 import json

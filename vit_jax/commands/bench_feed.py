@@ -4,8 +4,8 @@
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
     python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA --compare=tf.data
 
---source is a TFDS name, a folder of images or a CSV file of path,label. --compare runs the same work
-in tf.data if TensorFlow is installed: decode_and_crop, bilinear resize and flip, as in big_vision.
+--source is a TFDS name, a folder of images or a CSV file of path,label. If TensorFlow is installed,
+--compare does the same work in tf.data: decode_and_crop, bilinear resize, flip, as in big_vision.
 """
 
 import argparse
@@ -28,15 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", help="dataset or path; replaces the recipe's")
     parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
     parser.add_argument("--image_size", type=positive, default=None)
-    parser.add_argument(
-        "--stages", action="store_true", help="also measure one thread stage by stage"
-    )
-    parser.add_argument(
-        "--seconds", type=seconds, default=4.0, help="duration of one measurement (4)"
-    )
-    parser.add_argument(
-        "--rounds", type=positive, default=3, help="interleaved rounds; medians are shown (3)"
-    )
+    parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
+    parser.add_argument("--seconds", type=seconds, default=4.0, help="per measurement (4)")
+    parser.add_argument("--rounds", type=positive, default=3, help="interleaved (3)")
     parser.add_argument("--processes", type=whole, default=None, help="reader processes; 0: none")
     parser.add_argument("--compare", default="none", choices=["none", "tf.data"])
     parser.add_argument(
