@@ -23,7 +23,6 @@ _LAYERS = (
     ("analysis",),
     ("report",),
     ("sweep",),
-    ("synthetic",),
     ("commands",),
     ("__main__", "__init__"),
 )

@@ -25,7 +25,6 @@ COMMANDS = {
     "data": "list, look at, check, pack and convert datasets",
     "predict": "name what is on images",
     "analyze": "look inside a model: filters, positions, attention",
-    "synthetic": "learn a synthetic task that tells attention from convolution",
     "models": "list the models, their sizes and costs",
     "convert": "write weights in the format of another project",
     "export": "write a model as one file that runs without this package",

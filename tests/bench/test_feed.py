@@ -22,7 +22,7 @@ def data(folder, **changes):
     return DataConfig.from_mapping(mapping | changes)
 
 
-def test_the_command_writes_what_it_shows(digits_dir, tmp_path, capsys):
+def test_the_command_shows_and_writes_its_figures(digits_dir, tmp_path, capsys):
     output = tmp_path / "feed.json"
     where = f"--config.data.data_dir={digits_dir}"
     assert main(["bench", "feed", where, "--stages", f"--output={output}", *SHORT]) == 0
@@ -103,14 +103,14 @@ def test_examples_in_memory_are_spread_over_the_source(digits_dir):
     assert [e.label for e in memory.read([3, 0])] == [source[99].label, source[0].label]
 
 
-def test_the_comparison_drops_what_tf_data_does_not_do(digits_dir):
+def test_the_comparison_leaves_out_augmentation(digits_dir):
     heavy = data(digits_dir, augment={"randaugment_layers": 2, "three_augment": True})
     plain = feed.plain_jpeg_data(heavy, 0.08)
     assert plain.augment == AugmentConfig(crop="inception", min_area=0.08, antialias=False)
     assert (plain.image_size, plain.global_batch_size) == (8, 16)
 
 
-def test_where_tensorflow_is_missing_one_line_says_so(monkeypatch, digits_dir):
+def test_missing_tensorflow_is_one_line(monkeypatch, digits_dir):
     monkeypatch.setattr(feed.sys, "executable", "/bin/false")
     with pytest.raises(feed.TensorFlowMissingError, match=r"tf.data: .*pip install"):
         feed.TensorFlowFeed([b"one"], image_size=8, batch_size=1, min_area=0.08)
@@ -139,7 +139,7 @@ def test_the_verdict(monkeypatch, feed_rate, ending):
     )
     verdict = bench_feed.verdict(config, feed_rate)
     assert verdict.startswith(f"the feed gives {feed_rate:,.0f} images/s, ViT-Ti/16 on 1 x cpu")
-    assert verdict.endswith(f"wants 100: {ending}")
+    assert verdict.endswith(f"needs 100: {ending}")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_wrong_arguments_are_one_line(argument, capsys):
     assert f"argument {argument.partition('=')[0]}" in capsys.readouterr().err
 
 
-def test_what_is_measured_is_the_subset_that_is_trained_on(digits_dir, monkeypatch, capsys):
+def test_the_subset_that_is_trained_on_is_measured(digits_dir, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(
         feed, "measure_feed",

@@ -26,7 +26,7 @@ def fail(capsys, *arguments) -> tuple[str, str]:
     return captured.out, line.removeprefix("error: ")
 
 
-def test_list_shows_what_is_there_and_what_can_be(capsys, digits_dir, tmp_path):
+def test_list_shows_prepared_and_bundled_datasets(capsys, digits_dir, tmp_path):
     out = run(capsys, "list", f"--data_dir={digits_dir}")
     (line,) = [line for line in out.splitlines() if "digits:1.0.0" in line]
     assert "train 1,437, test 360" in line
@@ -53,7 +53,7 @@ def test_info_of_a_prepared_dataset(capsys, digits_dir):
 def test_info_of_a_folder_and_of_a_csv_file(capsys, photos, tmp_path):
     (photos / "ant" / "notes.txt").write_text("")
     told = json.loads(run(capsys, "info", photos, "--json"))
-    assert (told["source"], told["classes"], told["files_passed_over"]) == ("folder", 3, 1)
+    assert (told["source"], told["classes"], told["files_skipped"]) == ("folder", 3, 1)
     assert told["splits"]["train"]["examples"] == 20
     (tmp_path / "list.csv").write_text("path,label\nMy Photos/ant/000.png,x\n")
     assert json.loads(run(capsys, "info", tmp_path / "list.csv", "--json"))["source"] == "csv"
@@ -73,7 +73,7 @@ def test_check_lists_bad_files_with_reasons_and_exits_with_2(capsys, photos):
     out, line = fail(capsys, "check", photos)
     assert "ant/003.png: unreadable image of 0 bytes" in out
     assert "cat/018.png: unreadable image of 45 bytes" in out
-    assert line.startswith(f"2 bad examples of 20 in {photos}; expected ")
+    assert line.startswith(f"2 of 20 examples are bad in {photos}; expected ")
     out, _ = fail(capsys, "check", photos, "--json")
     told = json.loads(out)["splits"]["train"]
     assert set(told["bad"]) == {"ant/003.png", "cat/018.png"}
@@ -83,18 +83,18 @@ def test_check_lists_bad_files_with_reasons_and_exits_with_2(capsys, photos):
 def test_prepare_then_check_then_info(capsys, photos, tmp_path):
     data = f"--data_dir={tmp_path / 'data'}"
     out = run(capsys, "prepare", photos, data, "--val_fraction=0.5")
-    assert "written: train 10, validation 10 examples of 3 classes" in out
+    assert "is written: train 10, validation 10 examples of 3 classes" in out
     assert f"--config.data.name=my_photos --config.data.data_dir={tmp_path / 'data'}" in out
-    assert "is complete already" in run(capsys, "prepare", photos, data, "--val_fraction=0.5")
+    assert "was complete already" in run(capsys, "prepare", photos, data, "--val_fraction=0.5")
     assert "validation" in run(capsys, "check", "my_photos", data)
     (shard,) = (tmp_path / "data" / "my_photos" / "1.0.0").glob("*train.array_record*")
     shard.write_bytes(shard.read_bytes() + b"x")
     out, line = fail(capsys, "check", "my_photos", data)
-    assert f"{shard.name}: its checksum is another" in out
+    assert f"{shard.name}: wrong checksum" in out
     assert "1 damaged files" in line
 
 
-def test_a_name_that_tfds_has_for_another_dataset_is_told_with_its_version(
+def test_a_name_that_tfds_uses_for_another_dataset_is_shown_with_its_version(
     capsys, photos, tmp_path
 ):
     data = f"--data_dir={tmp_path / 'data'}"
@@ -108,18 +108,18 @@ def test_prepare_takes_a_csv_file(capsys, photos, tmp_path):
         "path,label,split\nMy Photos/ant/000.png,x,train\nMy Photos/ant/001.png,y,test\n"
     )
     out = run(capsys, "prepare", tmp_path / "two.csv", f"--data_dir={tmp_path / 'data'}")
-    assert "data/two/1.0.0 written: train 1, test 1 examples of 2 classes" in out
+    assert "data/two/1.0.0 is written: train 1, test 1 examples of 2 classes" in out
 
 
-def test_prepare_says_what_it_left_out(capsys, photos, tmp_path):
+def test_prepare_reports_skipped_images(capsys, photos, tmp_path):
     (photos / "ant" / "003.png").write_bytes(b"")
     data = f"--data_dir={tmp_path / 'data'}"
     assert "unreadable image" in fail(capsys, "prepare", photos, data, "--name=p")[1]
     out = run(capsys, "prepare", photos, data, "--name=q", "--on_bad_example=skip")
-    assert "left out, since they cannot be read: 1" in out
+    assert "unreadable images skipped: 1" in out
 
 
-def test_an_interrupted_prepare_exits_with_75_and_goes_on(capsys, photos, tmp_path, monkeypatch):
+def test_an_interrupted_prepare_exits_with_75_and_resumes(capsys, photos, tmp_path, monkeypatch):
     def stop(*args):
         raise KeyboardInterrupt
 
@@ -128,15 +128,15 @@ def test_an_interrupted_prepare_exits_with_75_and_goes_on(capsys, photos, tmp_pa
         patch.setattr(pack_module, "encode_record", stop)
         assert main(arguments) == 75
     assert main(arguments) == 0
-    assert "written: train 20" in capsys.readouterr().out
+    assert "is written: train 20" in capsys.readouterr().out
 
 
-def test_convert_of_what_needs_none_and_without_its_package(
+def test_convert_of_an_array_record_dataset_and_without_google_crc32c(
     capsys, digits_dir, tmp_path, monkeypatch
 ):
     data = f"--data_dir={digits_dir}"
     out = run(capsys, "convert", "digits", data)
-    assert "is there as array_record already: 1,797 examples" in out
+    assert "is already array_record: 1,797 examples" in out
     here = tmp_path / "old" / "1.0.0"
     here.mkdir(parents=True)
     for path in (digits_dir / "digits" / "1.0.0").glob("*.json"):
@@ -164,6 +164,6 @@ def test_convert_of_what_needs_none_and_without_its_package(
         (["check", "{here}/gone", "--source=folder"], "no folder {here}/gone"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(capsys, tmp_path, arguments, part):
+def test_a_mistake_is_one_line(capsys, tmp_path, arguments, part):
     arguments = [argument.format(here=tmp_path) for argument in arguments]
     assert part.format(here=tmp_path) in fail(capsys, *arguments)[1]

@@ -90,7 +90,7 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
     shards[0].write_bytes(bytes(content))
     shards[1].unlink()
     assert wrong_checksums(path) == [
-        (shards[0].name, "its checksum is another: changed or damaged"),
+        (shards[0].name, "wrong checksum: changed or damaged"),
         (shards[1].name, "missing"),
     ]
 

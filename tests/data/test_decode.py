@@ -193,12 +193,12 @@ def _cut(encoded: bytes, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("encoded", "part"),
     [
-        (b"", "image of 0 bytes starting with nothing (no format that Pillow knows)"),
+        (b"", "image of 0 bytes starting with nothing (unknown format)"),
         (b"not an image at all", "unreadable image of 19 bytes starting with 6e 6f 74 20"),
         (_cut(encode(noise(32, 32)), 300), "starting with 89 50 4e 47"),
-        (_cut(encode(noise(32, 32), "JPEG"), 300), "(image data end too early)"),
-        (_cut(encode(noise(32, 32), "JPEG"), 2), "(image data end too early)"),
-        (_cut(encode(noise(32, 32), "JPEG", progressive=True), 300), "(image data end too early)"),
+        (_cut(encode(noise(32, 32), "JPEG"), 300), "(the image data are trunc"),
+        (_cut(encode(noise(32, 32), "JPEG"), 2), "(the image data are trunc"),
+        (_cut(encode(noise(32, 32), "JPEG", progressive=True), 300), "(the image data are trunc"),
         (encode(noise(32, 32), "JPEG")[:100], "starting with ff d8 ff e0"),
         (encode(noise(32, 32))[:20], "of 20 bytes"),
         (_cut(encode(noise(32, 32), "WEBP"), 300), "starting with 52 49 46 46"),
@@ -214,7 +214,7 @@ def test_unreadable_bytes_are_a_data_error_in_either_decoder(decoder, encoded, p
     with pytest.raises(DataError) as caught:
         decode(encoded)
     assert part in caught.value.got
-    assert caught.value.expected == "a whole PNG, JPEG or other file that Pillow reads"
+    assert caught.value.expected == "an intact PNG, JPEG or other file that Pillow reads"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, TypeError, ZeroDivisionError])

@@ -64,7 +64,7 @@ def test_the_order_is_golden(photos):
     assert source.fingerprint == "0d90da311219122d"
 
 
-def test_the_order_depends_on_names_alone_not_on_the_place_or_the_order_on_disk(photos, tmp_path):
+def test_the_order_depends_only_on_file_names(photos, tmp_path):
     other = tmp_path / "elsewhere" / "copy"
     for path in sorted(photos.rglob("*.png"), reverse=True):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def test_a_class_may_be_called_train(tmp_path):
     assert source.class_names == ("bus", "car", "train")
 
 
-def test_images_may_lie_deeper_and_other_files_are_passed_over_and_counted(photos):
+def test_images_may_lie_deeper_and_other_files_are_skipped_and_counted(photos):
     (photos / "ant" / "more" / "of").mkdir(parents=True)
     (photos / "ant" / "more" / "of" / "x.JPEG").write_bytes(encoded(50, kind="JPEG"))
     (photos / "ant" / "notes.txt").write_text("")
@@ -118,7 +118,7 @@ def test_images_may_lie_deeper_and_other_files_are_passed_over_and_counted(photo
     (photos / "ant" / ".DS_Store").write_text("")
     (photos / "readme.md").write_text("")
     listing = list_images(photos)
-    assert listing.passed_over == 2
+    assert listing.num_skipped == 2
     assert "ant/more/of/x.JPEG" in listing.names
     assert len(listing.names) == 21
 
@@ -138,7 +138,7 @@ def test_reading_several_equals_reading_one_by_one(photos):
     assert source.read([3, 0, 3]) == [source[3], source[0], source[3]]
 
 
-def test_empty_files_are_refused_unless_they_are_to_be_skipped(photos):
+def test_empty_files_are_refused_unless_bad_examples_are_skipped(photos):
     (photos / "bee" / "010.png").write_bytes(b"")
     (photos / "bee" / "011.png").write_bytes(b"")
     with pytest.raises(DataError) as caught:
@@ -152,7 +152,7 @@ def test_empty_files_are_refused_unless_they_are_to_be_skipped(photos):
 def test_a_class_folder_without_an_image_is_refused(photos):
     (photos / "dog").mkdir()
     (photos / "dog" / "notes.txt").write_text("")
-    with pytest.raises(DataError, match=r"class folder .*dog without an image"):
+    with pytest.raises(DataError, match=r"class folder .*dog holds no image"):
         list_images(photos)
 
 
@@ -172,7 +172,7 @@ def test_a_class_without_an_image_is_allowed_in_val(tmp_path):
         (lambda p: (p / "a.tar.gz").parent.mkdir() or (p / "a.tar.gz").touch(), "is compressed"),
     ],
 )
-def test_what_is_no_folder_of_images_is_refused(prepare, got, tmp_path):
+def test_a_folder_without_class_folders_is_refused(prepare, got, tmp_path):
     prepare(tmp_path / "p")
     with pytest.raises(DataError) as caught:
         list_images(tmp_path / "p")
@@ -180,20 +180,20 @@ def test_what_is_no_folder_of_images_is_refused(prepare, got, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["ant", "."])
-def test_a_link_that_goes_round_in_circles_is_named(photos, target):
+def test_a_cycle_of_links_is_refused(photos, target):
     (photos / "ant" / "deep").mkdir()
     (photos / "ant" / "deep" / "up").symlink_to(photos / target)
-    with pytest.raises(DataError, match=r"up is a link to a folder that it lies in"):
+    with pytest.raises(DataError, match=r"up is a link to a folder that contains it"):
         list_images(photos)
 
 
-def test_links_to_images_and_to_other_folders_are_followed(photos):
+def test_links_to_images_and_other_folders_are_followed(photos):
     (photos / "bee" / "same").symlink_to(photos / "ant")
     (photos / "bee" / "one.png").symlink_to(photos / "cat" / "016.png")
     assert len(list_images(photos).names) == 20 + CLASSES["ant"] + 1
 
 
-def test_a_folder_that_may_not_be_read_is_named(photos, monkeypatch):
+def test_an_unreadable_folder_is_named(photos, monkeypatch):
     scan = os.scandir
 
     def refuse(path):
@@ -202,7 +202,7 @@ def test_a_folder_that_may_not_be_read_is_named(photos, monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"bee: Permission denied; expected .* can be read"):
+    with pytest.raises(DataError, match=r"bee: Permission denied; expected readable folders"):
         list_images(photos)
 
 
@@ -213,7 +213,7 @@ def test_folders_and_tar_files_together_are_refused(photos, tmp_path):
         list_images(tmp_path / "tars")
 
 
-def test_a_tar_file_that_is_cut_off_or_none_is_named(photos, tmp_path):
+def test_a_truncated_or_invalid_tar_file_is_named(photos, tmp_path):
     tars = write_tars(tmp_path / "tars", photos)
     whole = (tars / "bee.tar").read_bytes()
     for content in (whole[:700], b"not a tar file, but long enough for a header" * 20):
@@ -226,11 +226,11 @@ def test_a_tar_file_without_an_image_is_refused(photos, tmp_path):
     tars = write_tars(tmp_path / "tars", photos)
     with tarfile.open(tars / "dog.tar", "w"):
         pass
-    with pytest.raises(DataError, match=r"class tar file .*dog\.tar without an image"):
+    with pytest.raises(DataError, match=r"class tar file .*dog\.tar holds no image"):
         list_images(tars)
 
 
-def test_a_file_that_disappears_is_named(photos):
+def test_a_file_that_disappeared_is_named(photos):
     source = open_folder(photos)
     gone = source[4].id
     (photos / gone).unlink()
@@ -259,7 +259,7 @@ def test_a_csv_file_may_have_splits_other_columns_and_absolute_paths(photos, tmp
     assert open_folder(path, "test").labels().tolist() == [1]
 
 
-def test_labels_that_are_numbers_are_names_in_the_order_of_the_numbers(photos, tmp_path):
+def test_labels_that_are_integers_are_sorted_as_numbers(photos, tmp_path):
     rows = [f"photos/ant/00{i}.png,{label}" for i, label in enumerate((10, 9, 1))]
     source = open_folder(write_csv(tmp_path, "path,label\n" + "\n".join(rows)))
     assert source.class_names == ("1", "9", "10")
@@ -269,17 +269,17 @@ def test_labels_that_are_numbers_are_names_in_the_order_of_the_numbers(photos, t
 @pytest.mark.parametrize(
     ("text", "got"),
     [
-        ("photos/ant/000.png,a\n", "list.csv begins with 'photos/ant/000.png,a'"),
+        ("photos/ant/000.png,a\n", "list.csv is 'photos/ant/000.png,a'"),
         ("path,label\n", "list.csv lists no image"),
         ("path,label\nphotos/ant/000.png,a\nphotos/ant/001.png\n", "line 3 of"),
         ("path,label\nphotos/ant/000.png,\n", "line 2 of"),
         ("path,label\na.png,a\nphotos/ant/000.png,a\nb.png,b\n",
-         "2 of 3 files that {folder}/list.csv names are not there, such as a.png"),
+         "2 of 3 files listed in {folder}/list.csv do not exist, such as a.png"),
         ("path,label\na\0.png,a\n",
-         "1 of 1 files that {folder}/list.csv names are not there, such as a\\0.png"),
+         "1 of 1 files listed in {folder}/list.csv do not exist, such as a\\0.png"),
     ],
 )  # fmt: skip
-def test_a_csv_file_that_cannot_be_right_is_refused(photos, tmp_path, text, got):
+def test_an_invalid_csv_file_is_refused(photos, tmp_path, text, got):
     with pytest.raises(DataError) as caught:
         list_images(write_csv(tmp_path, text))
     assert got.format(folder=tmp_path) in caught.value.got

@@ -129,7 +129,7 @@ def test_dsprites_pixels_become_black_and_white(scenes):
 
 
 def test_a_rule_for_another_dataset_is_one_line(digits_dir):
-    with pytest.raises(DataError, match=r"expected objects, of which data\.label_rule=clevr_count"):
+    with pytest.raises(DataError, match=r"objects, which data\.label_rule=clevr_count"):
         TfdsSource("digits", "train", str(digits_dir), label_rule="clevr_count")
 
 

@@ -5,21 +5,25 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from image_files import write_folder
 from PIL import Image
 
-from vit_jax.config.data import AugmentConfig
+from vit_jax.config.data import AugmentConfig, DataConfig
 from vit_jax.data import batch_memory
 from vit_jax.data import order as order_module
-from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image
+from vit_jax.data.arrays import ArraySpec, Preprocessing, batch_shapes, labelled_image
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import (
     BatchSpec,
     eval_batches,
+    on_device,
     reader_counts,
     train_batches,
 )
 from vit_jax.data.order import ExampleOrder
-from vit_jax.data.sources import Example
+from vit_jax.data.prepare.pack import PackOptions, pack
+from vit_jax.data.sources import Example, open_source
+from vit_jax.data.sources.listing import list_images
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError
 
@@ -123,17 +127,19 @@ def test_labels_belong_to_their_images(batches):
         np.testing.assert_array_equal(batch["label"], batch["image"][:, 0, 0] % 10)
 
 
-def test_the_index_names_the_example(batches):
+def test_the_index_identifies_the_example(batches):
     for batch in batches:
         assert batch["index"].dtype == np.int64
         np.testing.assert_array_equal(batch["index"], batch["image"][:, 0, 0])
 
 
-# Of 4^8 + 1 places Grain's own permutation gives one twice.
-@pytest.mark.parametrize("size", [1, 1000, 4**8, 4**8 + 1, 4**8 + 2])
-@pytest.mark.parametrize("largest_drawn", [0, 10**6])
-def test_the_order_of_an_epoch_is_a_permutation(size, largest_drawn, monkeypatch):
-    monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", largest_drawn)
+# Grain's own permutation of 4^8 + 1 numbers repeats one.
+@pytest.mark.parametrize(
+    ("size", "max_in_memory"),
+    [(1, 10**6), (1000, 10**6), (1, 0), (1000, 0), (4**8, 0), (4**8 + 1, 0), (4**8 + 2, 0)],
+)
+def test_the_order_of_an_epoch_is_a_permutation(size, max_in_memory, monkeypatch):
+    monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", max_in_memory)
     order = ExampleOrder(size, seed=3)
     first, second = order(range(size)), order(range(size, 2 * size))
     assert sorted(first) == sorted(second) == list(range(size))
@@ -252,7 +258,7 @@ def test_evaluation_holds_every_example_once_in_order(source, batch_size, thread
 
 
 @pytest.mark.parametrize(("hosts", "batch_size"), [(2, 16), (4, 64), (4, 8)])
-def test_evaluation_over_hosts_is_that_of_one_with_equally_many_batches(hosts, batch_size):
+def test_evaluation_over_hosts_equals_one_host_with_the_same_number_of_batches(hosts, batch_size):
     # 50 examples in batches of 64: the last host has none of its own.
     source, size = Memory(50), batch_size // hosts
     parts = [
@@ -301,7 +307,7 @@ def test_an_unreadable_image_is_named(threads):
         assert caught.value.got.startswith("example 7 (the bad one) of memory: unreadable image")
 
 
-def test_batches_before_a_bad_example_are_still_there():
+def test_batches_before_a_bad_example_are_returned():
     source = Memory(20, {19: Example(b"", 7, "19")})
     feed = eval_batches(source, PLAIN, spec(4, threads=2))
     assert numbers([next(feed) for _ in range(4)]).tolist() == list(range(16))
@@ -325,7 +331,7 @@ def test_the_real_transform_is_reproducible_over_threads(digits_dir):
     assert one[0]["image"].shape == (64, 8, 8, 3)
 
 
-def test_positions_beyond_32_bits_are_no_trouble(source):
+def test_positions_may_exceed_32_bits(source):
     # Position 5 * 10**10 is the first of an epoch.
     order = numbers(train(source, spec(10), start=5 * 10**9, end=5 * 10**9 + 5))
     assert sorted(order) == list(range(50))
@@ -334,7 +340,7 @@ def test_positions_beyond_32_bits_are_no_trouble(source):
 BAD = {7: Example(b"no image", 7, "number 7"), 8: Example(b"", 8, "number 8")}
 
 
-def test_a_skipped_example_gives_its_place_to_the_next_good_one():
+def test_the_next_good_example_replaces_a_bad_one():
     broken, whole = Memory(50, BAD), Memory(50)
     skip = spec(10, on_bad_example="skip")
     got, want = (train(s, skip, end=5) for s in (broken, whole))
@@ -376,7 +382,7 @@ class Torn(Memory):
         return self.read([index])[0]
 
 
-def test_a_file_that_cannot_be_read_is_skipped_too_and_without_that_named():
+def test_an_unreadable_file_is_skipped_or_named():
     got, want = (train(s, spec(10, on_bad_example="skip"), end=5) for s in (Torn(50), Memory(50)))
     replaced = np.where(numbers(want) == 7, 8, numbers(want))
     np.testing.assert_array_equal(numbers(got), replaced)
@@ -388,13 +394,13 @@ def test_a_file_that_cannot_be_read_is_skipped_too_and_without_that_named():
         train(Torn(50), spec(10), end=5)
 
 
-def test_a_dataset_of_nothing_but_bad_examples_is_an_error():
+def test_a_dataset_of_only_bad_examples_is_an_error():
     broken = Memory(3, {i: Example(b"no image", 0, str(i)) for i in range(3)})
     with pytest.raises(DataError, match="100 examples of memory in a row"):
         train(broken, spec(2, on_bad_example="skip"), end=1)
 
 
-def test_what_is_kept_in_memory_is_kept_by_one_process_unless_asked():
+def test_a_source_in_memory_is_read_by_one_process_unless_asked():
     assert reader_counts(spec(8, threads=None), 16, in_memory=True) == (0, 16)
     assert reader_counts(spec(8, threads=None, num_workers=2), 16, in_memory=True) == (2, 8)
 
@@ -414,3 +420,52 @@ def test_what_is_kept_in_memory_is_kept_by_one_process_unless_asked():
 def test_processes_and_threads_by_cores(cores, asked, got):
     asked = {"threads": None, **asked}
     assert reader_counts(spec(8, **asked), cores) == got
+
+
+@pytest.fixture
+def captions(tmp_path):
+    """A prepared dataset whose text feature "id" is the name of the image file."""
+    photos = write_folder(tmp_path / "photos")
+    pack(list_images(photos), tmp_path, PackOptions(name="photos"))
+    return {"name": "photos", "data_dir": str(tmp_path), "global_batch_size": 8}
+
+
+def test_a_task_can_read_other_features_into_other_arrays(captions):
+    """Two views and the bytes of a caption, without labels."""
+
+    def make_row(example, rng):
+        text = np.frombuffer(example.features["id"], np.uint8)[:10]
+        view = np.asarray(decode(example.image))[:2, :2]
+        return {"view": view, "other": view // 2, "tokens": np.resize(text, 12)}
+
+    arrays = {
+        "view": ArraySpec((2, 2, 3), np.uint8),
+        "other": ArraySpec((2, 2, 3), np.uint8),
+        "tokens": ArraySpec((12,), np.int32, padding=-1),
+    }
+    source = open_source(DataConfig.from_mapping(captions), "train", features=("id",))
+    assert source.class_names == ()
+    assert source[0].label == -1
+    found = list(eval_batches(source, Preprocessing(arrays, make_row), spec(16, threads=2)))
+    assert [batch["mask"].sum() for batch in found] == [16, 4]
+    assert (found[1]["tokens"][4:] == -1).all()
+    texts = [bytes(row[:10].astype(np.uint8)).decode() for row in found[0]["tokens"]]
+    assert texts == [source[i].features["id"].decode()[:10] for i in range(16)]
+    np.testing.assert_array_equal(found[0]["other"], found[0]["view"] // 2)
+    shapes = batch_shapes(arrays, 16)
+    for name, array in on_device(found[0]).items():
+        assert (shapes[name].shape, shapes[name].dtype) == (array.shape, array.dtype)
+    labelled = open_source(DataConfig.from_mapping(captions), "train")
+    assert labelled.fingerprint != source.fingerprint
+    assert labelled[3].features == {}
+
+
+def test_a_missing_feature_is_named(captions):
+    with pytest.raises(DataError, match="has no feature 'caption', which the task reads"):
+        open_source(DataConfig.from_mapping(captions), "train", features=("caption",))
+
+
+def test_a_row_of_another_shape_than_its_spec_is_an_error(source):
+    wrong = with_image(plain, 5, 4, 3)
+    with pytest.raises(ValueError, match=r"'image' is \(4, 4, 3\), its spec says \(5, 4, 3\)"):
+        train(source, spec(8), end=1, preprocessing=wrong)

@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import json
 import os
@@ -154,10 +153,10 @@ def test_without_a_data_dir_the_environment_names_the_folder(digits_dir, train, 
         ("cifar10", "dataset 'cifar10' is not prepared in", "run: tfds build cifar10"),
         ("", "dataset name ''", "did you mean 'digits'?"),
         ("two words", "dataset name 'two words'", "did you mean 'digits'?"),
-        ("/home/photos", "no dataset '/home/photos', which is a path", "correct the path"),
+        ("/home/photos", "dataset name '/home/photos' is a path", "set data.source=folder"),
     ],
 )
-def test_a_dataset_that_is_not_there_is_named(other_dataset, name, got, fix):
+def test_a_missing_dataset_is_named(other_dataset, name, got, fix):
     with pytest.raises(DataError) as caught:
         TfdsSource(name, "train", str(other_dataset()))
     assert caught.value.got.startswith(got)
@@ -226,7 +225,7 @@ def test_an_empty_split_is_refused(digits_dir, split):
     assert caught.value.got == f"split {split!r} of digits/1.0.0 is empty"
 
 
-def test_a_dataset_of_tfrecords_is_refused_with_the_command_that_converts_it(other_dataset):
+def test_a_tfrecord_dataset_is_refused_with_the_command_that_converts_it(other_dataset):
     folder = other_dataset([('"array_record"', '"tfrecord"')])
     for path in (folder / "pixels" / "1.0.0").glob("*.array_record-*"):
         path.rename(path.with_name(path.name.replace("array_record", "tfrecord")))
@@ -245,17 +244,17 @@ def change_features(folder, change):
     path.write_text(json.dumps(features))
 
 
-def test_a_label_that_is_no_class_is_refused(other_dataset):
+def test_a_dataset_without_a_class_feature_is_refused(other_dataset):
     folder = other_dataset()
     change_features(folder, lambda held: held.update(label=held["id"]))
     with pytest.raises(DataError, match="a class 'label'") as caught:
         TfdsSource("pixels", "train", str(folder))
     assert caught.value.got == (
-        "dataset pixels/1.0.0 with features id, image, label without a class feature"
+        "dataset pixels/1.0.0 with features id, image, label has no class feature"
     )
 
 
-def test_of_several_classes_one_is_named_and_changes_the_fingerprint(other_dataset):
+def test_label_key_chooses_among_class_features_and_changes_the_fingerprint(other_dataset):
     folder = other_dataset()
     usual = TfdsSource("pixels", "train", str(folder))
     change_features(folder, lambda held: held.update(second=held["label"]))
@@ -269,7 +268,7 @@ def test_of_several_classes_one_is_named_and_changes_the_fingerprint(other_datas
     assert caught.value.fix == "set data.label_key"
 
 
-def test_the_only_class_is_taken_whatever_its_name(digits_dir, tmp_path):
+def test_the_only_class_feature_is_used_whatever_its_name(digits_dir, tmp_path):
     builder = _Named(data_dir=str(tmp_path), file_format="array_record")
     tfds.disable_progress_bar()
     builder.download_and_prepare()
@@ -300,17 +299,17 @@ class _Named(tfds.core.GeneratorBasedBuilder):
 @pytest.mark.parametrize(
     ("changes", "got", "fix"),
     [
-        ({"source": "folder"}, "data.source is folder and data.data_dir is not set", "--config"),
-        ({"source": "csv"}, "data.source is csv and data.data_dir is not set", "--config"),
-        ({"source": "csv", "data_dir": "{here}"}, "data.source is csv and {here} is a folder",
+        ({"source": "folder"}, "data.source is folder, but data.data_dir is not set", "--config"),
+        ({"source": "csv"}, "data.source is csv, but data.data_dir is not set", "--config"),
+        ({"source": "csv", "data_dir": "{here}"}, "data.source is csv, but {here} is a folder",
          "set data.source=folder"),
         ({"source": "folder", "data_dir": "{here}/list.csv"},
-         "data.source is folder and {here}/list.csv is a file", "set data.source=csv"),
+         "data.source is folder, but {here}/list.csv is a file", "set data.source=csv"),
         ({"source": "folder", "data_dir": "{here}/gone"}, "no folder {here}/gone", "data_dir"),
         ({"source": "tfds", "data_dir": "{here}/gone"}, "no folder {here}/gone", "data_dir"),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_right_is_named(tmp_path, changes, got, fix):
+def test_a_wrong_data_dir_is_named(tmp_path, changes, got, fix):
     (tmp_path / "list.csv").write_text("path,label\n")
     changes = {key: value.format(here=tmp_path) for key, value in changes.items()}
     data = DataConfig.from_mapping({"name": "photos", "global_batch_size": 1, **changes})
@@ -329,14 +328,12 @@ def test_a_config_opens_a_folder_and_a_csv_file(tmp_path):
         assert len(open_training_data(data).source) == count
     (photos / "ant" / "000.png").write_bytes(b"")
     with pytest.raises(DataError, match="1 empty files"):
-        open_source(dataclasses.replace(data, source="folder", data_dir=str(photos)), "train")
-    skipping = dataclasses.replace(
-        data, source="folder", data_dir=str(photos), on_bad_example="skip"
-    )
+        open_source(data.replace(source="folder", data_dir=str(photos)), "train")
+    skipping = data.replace(source="folder", data_dir=str(photos), on_bad_example="skip")
     assert len(open_source(skipping, "train")) == 20
 
 
-def test_sources_may_go_to_reader_processes(digits_dir, tmp_path):
+def test_sources_can_be_pickled(digits_dir, tmp_path):
     photos = write_folder(tmp_path / "photos")
     usual = {"data_dir": str(digits_dir), "global_batch_size": 1}
     members = {"a": MemberConfig(name="digits"), "b": MemberConfig(name="digits", weight=2.0)}
@@ -352,7 +349,7 @@ def test_sources_may_go_to_reader_processes(digits_dir, tmp_path):
         assert sent.read([5, 3]) == source.read([5, 3])
 
 
-def test_a_subset_is_taken_of_the_training_split_alone(digits_dir):
+def test_only_the_training_split_is_reduced_to_a_subset(digits_dir):
     data = DataConfig(
         name="digits",
         data_dir=str(digits_dir),
@@ -366,7 +363,7 @@ def test_a_subset_is_taken_of_the_training_split_alone(digits_dir):
 
 
 @pytest.mark.parametrize("bytes_left", [None, 0, 100_000])
-def test_a_missing_or_cut_off_file_of_a_dataset_is_a_data_error(other_dataset, bytes_left):
+def test_a_missing_or_truncated_file_of_a_dataset_is_a_data_error(other_dataset, bytes_left):
     folder = other_dataset()
     path = folder / "pixels" / "1.0.0" / "pixels-train.array_record-00000-of-00001"
     if bytes_left is None:

@@ -50,8 +50,8 @@ def test_an_empty_part_is_refused_unless_another_is_not():
 
 
 @pytest.mark.parametrize("split", ["train[90%:10%]", "train[:50%]+train[5:4]"])
-def test_a_part_that_ends_before_it_begins_is_refused(split):
-    with pytest.raises(DataError, match="expected parts that end behind where they begin"):
+def test_a_part_whose_end_is_before_its_start_is_refused(split):
+    with pytest.raises(DataError, match="expected parts whose end is after their start"):
         read_split(split, SHARDS, "photos")
 
 

@@ -10,7 +10,7 @@ from vit_jax.config.data import SUBSET_PRESETS, SubsetConfig
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources import labels as labels_module
 from vit_jax.data.sources.labels import cache_dir, cached_labels
-from vit_jax.data.sources.subset import apportion, mix, take_subset
+from vit_jax.data.sources.subset import apportion, take_subset
 from vit_jax.errors import ConfigError, DataError
 
 
@@ -127,7 +127,7 @@ def test_the_whole_split_is_the_source_itself():
     assert manifest["examples"] == manifest["of"] == 3000
 
 
-def test_mixing_is_splitmix64():
+def test_seeded_hash_is_splitmix64():
     mask = 2**64 - 1
 
     def finish(x):
@@ -140,7 +140,7 @@ def test_mixing_is_splitmix64():
     start = finish(0x9E3779B97F4A7C15 + 3)
     numbers = np.array([0, 1, 2**31, 2**32 - 1], np.uint32)
     expected = [finish(int(n) ^ start) for n in numbers]
-    assert mix(3, numbers).tolist() == expected
+    assert seeded_hash(3, numbers).tolist() == expected
 
 
 def test_the_manifest_says_which_examples_these_are(digits_dir):
@@ -176,7 +176,7 @@ def test_the_hash_differs_by_rule_seed_and_dataset():
     assert len(set(hashes)) == 5
 
 
-def test_another_subset_than_the_config_says_is_refused():
+def test_a_subset_with_another_hash_than_the_config_is_refused():
     _, manifest = take_subset(SKEWED, SubsetConfig(fraction=0.1))
     take_subset(SKEWED, SubsetConfig(fraction=0.1, hash=manifest["hash"]))
     with pytest.raises(DataError, match=r"data\.subset\.hash = 0123"):
@@ -217,15 +217,15 @@ def test_presets_are_the_points_of_the_paper():
 
 def test_at_most_one_rule_is_given():
     assert SubsetConfig().rule is None
-    with pytest.raises(ConfigError, match="'preset' and 'fraction' given"):
+    with pytest.raises(ConfigError, match="'preset' is given and so is 'fraction'"):
         SubsetConfig(preset="1_percent", fraction=0.1)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Labels are remembered however few they are, and in a folder of their own."""
+    """Labels are cached however few they are, in a separate folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(labels_module, "_REMEMBER_FROM", 1)
+    monkeypatch.setattr(labels_module, "_MIN_CACHED", 1)
     return tmp_path / "cache" / "vit_jax" / "labels"
 
 
@@ -246,7 +246,7 @@ def test_labels_are_read_once_and_again_when_the_files_change(digits_dir, cache,
     np.testing.assert_array_equal(again.labels(), first)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
-    monkeypatch.setattr(labels_module, "_REMEMBER_FROM", 1)
+    monkeypatch.setattr(labels_module, "_MIN_CACHED", 1)
     kept.write_bytes(b"damaged")
     np.testing.assert_array_equal(again.labels(), first)
     (path,) = (digits_dir / "digits" / "1.0.0").glob("digits-test.*")
@@ -262,7 +262,7 @@ def test_many_labels_are_read_in_order_from_several_threads(cache):
     assert found.dtype == np.uint32
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(cache, monkeypatch):
+def test_labels_are_read_without_a_writable_cache(cache, monkeypatch):
     (cache_dir().parent).mkdir()
     cache_dir().write_text("a file")
     found = cached_labels("x", "x", 3, lambda indices: [7] * len(indices))

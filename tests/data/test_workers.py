@@ -1,95 +1,93 @@
-"""Reader processes: the same batches, and nothing left behind however the run ends."""
+"""Reader processes give the same batches, and end however the run ends."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
+from image_files import write_folder
+from processes import run_command, start_command
 
-ROOT = Path(__file__).resolve().parents[2]
-_FEED = """
+# A script, because types are checked in test processes and checked functions cannot be pickled.
+_SCRIPT = """
 import sys, time
+from pathlib import Path
 import numpy as np
 from vit_jax.config.data import AugmentConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.loader import BatchSpec, train_batches
-from vit_jax.data.sources import TfdsSource
+from vit_jax.data.sources.folder import FolderSource
+from vit_jax.data.sources.listing import list_images
 from vit_jax.data.transforms import make_train_transform
 
-if __name__ == "__main__":
-    folder, workers, out, then = sys.argv[1:]
-    source = TfdsSource("digits", "train", folder)
-    spec = BatchSpec(64, range(64), num_threads=1, num_workers=int(workers))
-    transform = make_train_transform(8, AugmentConfig())
-    preprocessing = labelled_image(transform, 8, 10)
-    feed = train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
-    batches = [next(feed) for _ in range(6)]
-    np.savez(out, *[b["image"] for b in batches], *[b["label"] for b in batches])
+
+def open_feed(workers):
+    source = FolderSource(list_images(Path(sys.argv[1])), "train", "photos")
+    preprocessing = labelled_image(make_train_transform(8, AugmentConfig()), 8, 3)
+    spec = BatchSpec(64, range(64), num_threads=1, num_workers=workers)
+    return train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
+
+
+def compare():
+    with open_feed(0) as one, open_feed(3) as several:
+        for _ in range(6):
+            expected, found = next(one), next(several)
+            assert found.keys() == expected.keys()
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+def run(end):
+    feed = open_feed(1)
+    for _ in range(3):
+        next(feed)
     print("ready", flush=True)
-    if then == "wait":
-        time.sleep(600)
-    if then == "fail":
+    if end == "fail":
         raise RuntimeError("a bug")
-    if then == "close":
+    if end == "close":
         feed.close()
+    if end.startswith("SIG"):
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    compare() if sys.argv[2] == "compare" else run(sys.argv[2])
 """
-
-
-def start(folder, workers, out, then):
-    return subprocess.Popen(
-        [sys.executable, "-c", _FEED, str(folder), str(workers), str(out), then],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-
-
-def gone(processes, timeout_s=300):
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
-    return not alive
 
 
 def shared_memory():
     return set(Path("/dev/shm").glob("*"))
 
 
-def test_the_batches_are_those_of_one_process(digits_dir, tmp_path):
-    for workers in (0, 2, 3):
-        process = start(digits_dir, workers, tmp_path / f"{workers}.npz", "close")
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
-    want = np.load(tmp_path / "0.npz")
-    for workers in (2, 3):
-        got = np.load(tmp_path / f"{workers}.npz")
-        assert got.files == want.files
-        for name in want.files:
-            np.testing.assert_array_equal(got[name], want[name])
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers")
+    (folder / "feed.py").write_text(_SCRIPT)
+    return folder / "feed.py", write_folder(folder / "photos")
 
 
+def test_batches_do_not_depend_on_the_number_of_processes(arguments):
+    done = run_command(*arguments, "compare")
+    assert done.returncode == 0, done.stderr
+
+
+# Starting a reader process takes seconds of CPU time, so these runs have only one.
 @pytest.mark.parametrize("end", ["close", "exit", "fail", "SIGINT", "SIGTERM", "SIGKILL"])
-def test_no_process_and_no_shared_memory_is_left(digits_dir, tmp_path, end):
+def test_no_process_and_no_shared_memory_is_left(arguments, end):
     before = shared_memory()
-    is_signal = end.startswith("SIG")
-    process = start(digits_dir, 2, tmp_path / "out.npz", "wait" if is_signal else end)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    family = psutil.Process(process.pid).children(recursive=True)
-    if is_signal:
-        assert len(family) >= 2
+    process = start_command(*arguments, end)
+    run, readers = psutil.Process(process.pid), []
+    deadline = time.monotonic() + 100
+    while "ready" not in process.printed()[0] and time.monotonic() < deadline:
+        readers = run.children(recursive=True) or readers
+        time.sleep(0.05)
+    assert readers, process.printed()
+    if end.startswith("SIG"):
         process.send_signal(getattr(signal, end))
-    try:
-        process.communicate(timeout=100)
-    except subprocess.TimeoutExpired:
-        # Python drops a KeyboardInterrupt that hits it in a finaliser; who waits presses again.
-        assert end == "SIGINT"
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=500)
-    assert gone(family), [p.cmdline() for p in family if p.is_running()]
-    deadline = time.monotonic() + 300
+    process.wait(timeout=100)
+    alive = psutil.wait_procs(readers, timeout=100)[1]
+    assert not alive, [p.cmdline() for p in alive]
     while (left := shared_memory() - before) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left

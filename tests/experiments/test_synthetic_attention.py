@@ -1,53 +1,329 @@
-"""The sweep of experiments/synthetic_attention expands to the runs that its page speaks of."""
+"""The runs, tasks, models and constructions of experiments/synthetic_attention."""
 
-import argparse
+import csv
+import json
 from collections import Counter
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
-from vit_jax.commands import synthetic
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
+from experiments.synthetic_attention import run as script
+from experiments.synthetic_attention.models import (
+    SequenceModel,
+    Shape,
+    count_parameters,
+    reach,
+    solve_association,
+    solve_convolution,
+    solve_double_if,
+)
+from experiments.synthetic_attention.tasks import (
+    Association,
+    Batch,
+    Convolution,
+    DoubleIf,
+    accuracy,
+    cross_entropy,
+    distances,
+    flag_first,
+    offset_table,
+    recovery,
+    relative_error,
+)
+from vit_jax.models.attention import SelfAttention
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def configs(tmp_path, monkeypatch):
-    """Name of a job -> the config that its command makes of its arguments."""
-
-    def make(arg):
-        monkeypatch.chdir(ROOT)
-        plan = Plan(read_sweep(f"experiments/synthetic_attention/sweep.py:{arg}"), tmp_path)
-        parser = argparse.ArgumentParser()
-        synthetic.add_arguments(parser)
-        found = {}
-        for name, job in plan.jobs.items():
-            args, rest = parser.parse_known_args(job.command()[4:])
-            assert all(word.startswith("--config.") for word in rest)
-            texts = [word.removeprefix("--config.") for word in rest]
-            found[name] = synthetic.config_of(args, texts)
-        return found
-
-    return make
-
-
-def test_the_small_sweep_compares_three_models_at_three_lengths_with_three_seeds(configs):
-    small = configs("small")
-    counts = Counter(config.task for config in small.values())
-    assert counts == {"association": 3 * 3 * 3, "double_if": 3 * 3 * 3, "convolution": 18}
-    one = small["association/dilated_cnn/48/seed2"]
-    assert (one.model, one.length, one.seed, one.network.layers) == ("dilated_cnn", 48, 2, 3)
-    torus = small["convolution/torus/seed0"]
-    assert (torus.length, torus.convolution.grid, torus.convolution.taps) == (64, (8, 8), 9)
-    low = small["convolution/ring/low_rank/5_heads/seed1"]
-    assert (low.convolution.rank, low.convolution.span, low.convolution.heads) == (2, 12, 5)
+RESULTS = Path(__file__).resolve().parents[2] / "experiments/synthetic_attention/results"
 
 
-def test_the_full_sweep_has_sequences_of_512_tokens_and_five_seeds(configs):
-    full = configs("full")
-    counts = Counter(config.task for config in full.values())
+def call(model, x):
+    """Compiled as a whole: compiling op by op would take most of a test's time."""
+    return jax.jit(lambda x: model(x))(jnp.asarray(x))
+
+
+def drawn(draw, seed, count):
+    return jax.jit(draw, static_argnums=1)(jax.random.key(seed), count)
+
+
+def score(model, batch):
+    """Accuracy of a model, compiled."""
+    return jax.jit(lambda batch: accuracy(model, batch))(batch)
+
+
+def random_orthogonal(seed, size):
+    return jax.random.orthogonal(jax.random.key(seed), size)
+
+
+def random_convolution(grid=(1, 32), features=8, taps=5, span=2, rank=None, seed=0):
+    return Convolution.random(
+        grid, features=features, taps=taps, span=span, rank=rank or features, seed=seed
+    )
+
+
+def test_the_small_runs_are_those_of_the_committed_results():
+    with (RESULTS / "runs.csv").open() as file:
+        committed = {row["name"]: row for row in csv.DictReader(file)}
+    runs = {run.name: run for run in script.list_runs("small")}
+    assert runs.keys() == committed.keys()
+    assert Counter(run.task for run in runs.values()) == {
+        "association": 3 * 3 * 3, "double_if": 3 * 3 * 3, "convolution": 18
+    }  # fmt: skip
+    for name, run in runs.items():
+        row, config = committed[name], run.config()
+        assert run.labels == {k[6:]: v for k, v in row.items() if k.startswith("label.") and v}
+        for key, text in row.items():
+            section, _, option = key.partition(".")
+            if section in ("convolution", "network", "training"):
+                value = config[section][option]
+                shown = "" if value is None else json.dumps(value)
+                assert shown == text or float(shown) == float(text), (name, key)
+        for key in ("task", "model", "length", "seed"):
+            assert str(config[key]) == row[key]
+
+
+def test_the_full_runs_have_sequences_of_512_tokens_and_five_seeds():
+    full = {run.name: run for run in script.list_runs("full")}
+    counts = Counter(run.task for run in full.values())
     assert counts == {"association": 105, "double_if": 105, "convolution": (8 + 1 + 1) * 5}
     longest = full["double_if/attention/512/seed4"]
     assert (longest.length, longest.network.width, longest.training.steps) == (512, 64, 5000)
+
+
+def test_a_run_trains_and_writes_a_run_folder(tmp_path):
+    run = script.Run(
+        "ring", {}, "convolution", 8, 0,
+        convolution=script.ConvolutionOptions(features=2, taps=2, heads=2),
+        training=script.Training(120, learning_rate=0.03, warmup_steps=10, interval_steps=60),
+    )  # fmt: skip
+    result = script.execute(run, tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert result["step"] == 120
+    assert result["eval/test/relative_error"] < 0.3
+    # 2 heads x 8 offsets; values 2 x (2 x 2) and 4 biases; 4 x 2 and 2 biases out.
+    assert result["parameters"] == 16 + 12 + 10
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [60, 120, 120]
+    assert rows[1]["train/loss"] < rows[0]["train/loss"]
+    for name in ("config.json", "env.json", "job.json", "report/attention.csv"):
+        assert (tmp_path / name).stat().st_size > 10
+    assert (tmp_path / "report" / "attention.png").stat().st_size > 5000
+
+
+def test_figures_of_a_sequence_run():
+    run = script.Run(
+        "x", {}, "association", 8, 0, "cnn", network=Shape(layers=1, width=8, mlp_dim=8),
+        training=script.Training(steps=2, batch_size=4, warmup_steps=1),
+    )  # fmt: skip
+    built, model = script.build(run)
+    assert [
+        step for step, _ in script.train(model, built.draw, cross_entropy, run.training, 0)
+    ] == [2]
+    figures = script.measure(run, built, model)
+    assert figures["reach"] == 1
+    at = [key for key in figures if key.startswith("distance/")]
+    assert at == [f"distance/{d}/accuracy_top1" for d in (1, 2, 3, 4, 6, 7)]
+    assert all(0 <= figures[key] <= 1 for key in [*at, "eval/test/accuracy_top1"])
+
+
+def test_association_marks_the_images_of_the_first_token():
+    matrix = random_orthogonal(0, 5)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)
+    batch = drawn(Association(matrix, 12).draw, 1, 200)
+    tokens, labels = np.asarray(batch.inputs), np.asarray(batch.labels)
+    assert (tokens[:, 0, 5] == 1).all()
+    assert (tokens[:, 1:, 5] == 0).all()
+    distance = np.linalg.norm(tokens[..., :5] - tokens[:, :1, :5] @ np.asarray(matrix).T, axis=-1)
+    np.testing.assert_array_equal(distance[:, 1:] < 1e-4, labels[:, 1:] == 1)
+    assert 0.45 < labels[:, 1:].mean() < 0.55
+    assert not np.asarray(batch.asked)[:, 0].any()
+    assert np.asarray(batch.asked)[:, 1:].all()
+
+
+def test_double_if_counts_what_the_first_token_asks_for():
+    task = DoubleIf(4, 12)
+    batch = drawn(task.draw, 0, 500)
+    kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
+    wanted = np.where(kinds[:, 0] == 0, 1, 3)
+    assert set(kinds[:, 0]) == {0, 2}
+    counts = (kinds == wanted[:, None]).sum(1)
+    others = (kinds == np.where(wanted == 1, 3, 1)[:, None]).sum(1)
+    np.testing.assert_array_equal(batch.labels[:, 0], counts)
+    for numbers in (counts, others):
+        assert np.bincount(numbers, minlength=5).min() > 70
+    assert np.asarray(batch.asked).sum(1).tolist() == [1] * 500
+
+
+def test_double_if_at_a_distance_has_nothing_to_count_beyond_it():
+    batch = drawn(lambda key, count: DoubleIf(4, 12).draw_at(key, count, 5), 0, 300)
+    kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
+    wanted = np.where(kinds[:, 0] == 0, 1, 3)
+    assert (kinds[:, 5] == wanted).all()
+    assert not np.isin(kinds[:, 6:], (1, 3)).any()
+
+
+def test_only_the_labels_that_are_asked_for_count():
+    logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]]))
+    batch = Batch(
+        jnp.zeros((1, 3, 1)), jnp.array([[1, 1, 1]]), jnp.array([[False, True, True]])
+    )  # fmt: skip
+    assert accuracy(lambda inputs: logits, batch) == 0.5
+    expected = -(np.log(0.75) + np.log(0.1)) / 2
+    np.testing.assert_allclose(cross_entropy(lambda inputs: logits, batch), expected, rtol=1e-6)
+
+
+def test_distances_end_with_the_last_token():
+    assert distances(2) == (1,)
+    assert distances(64)[-3:] == (32, 48, 63)
+
+
+def test_offsets_go_round_the_torus():
+    table = offset_table((2, 3))
+    assert table[0].tolist() == [0, 1, 2, 3, 4, 5]
+    # From row 1, column 2: to row 0, column 0 it is one down and one right, each round the end.
+    assert table[5].tolist() == [4, 5, 3, 1, 2, 0]
+
+
+def test_recovery_of_a_known_shape():
+    """Means over heads 0.05, 0.5, 0.15, 0.3: the two largest are the taps."""
+    taps = np.array([1, 3])
+    weights = np.array([[0.0, 0.8, 0.2, 0.0], [0.1, 0.2, 0.1, 0.6]], np.float32)
+    assert recovery(weights, taps) == pytest.approx(
+        {"attention_on_taps": 0.8, "taps_found": 1.0, "heads_on_one_tap": 1.0}
+    )
+    assert recovery(weights, np.array([0, 1])) == pytest.approx(
+        {"attention_on_taps": 0.55, "taps_found": 0.5, "heads_on_one_tap": 0.5}
+    )
+
+
+def test_a_kernel_of_low_rank_has_it_and_outputs_of_variance_one():
+    task = random_convolution(rank=2)
+    assert np.linalg.matrix_rank(task.kernel).tolist() == [2] * 5
+    assert task.offsets[:, 1].tolist() == [-2, -1, 0, 1, 2]
+    assert task.taps.tolist() == [30, 31, 0, 1, 2]
+    seeds = [random_convolution(rank=2, seed=s) for s in range(50)]
+    power = np.mean([np.square(t.kernel).sum() / 8 for t in seeds])
+    assert 0.9 < power < 1.1
+
+
+@pytest.mark.parametrize(
+    ("grid", "taps", "span", "rank"), [((1, 20), 4, 9, None), ((5, 6), 9, 1, 3)]
+)
+def test_attention_by_offset_is_any_convolution(grid, taps, span, rank):
+    task = random_convolution(grid, taps=taps, span=span, rank=rank, seed=3)
+    x, y = drawn(task.draw, 0, 4)
+    # One head per tap, and two that are not needed.
+    model = solve_convolution(task, taps + 2)
+    np.testing.assert_allclose(call(model, x), y, atol=2e-6)
+    assert float(y.std()) > 0.3
+    assert relative_error(model, (x, y)) < 1e-10
+
+
+def test_the_convolution_equals_numpys():
+    task = random_convolution((1, 16), features=3, taps=3, span=4)
+    x, y = drawn(task.draw, 1, 1)
+    expected = np.zeros((16, 3))
+    for (_, offset), matrix in zip(task.offsets, task.kernel, strict=True):
+        for i in range(16):
+            expected[i] += np.asarray(x)[0, (i + offset) % 16] @ matrix
+    np.testing.assert_allclose(y[0], expected, atol=1e-5)
+
+
+def test_the_relative_bias_of_the_vits_can_be_a_convolution_too():
+    """With a query that does not depend on the content: its bias times the vector of an offset."""
+    width, tokens, offsets = 12, 10, (-2, 0, 1)
+    model = SelfAttention(width, 3, tokens=tokens, relative=True, rngs=nnx.Rngs(0))
+    kernel = np.random.default_rng(0).standard_normal((3, 4, width)).astype(np.float32)
+    qkv = np.zeros((width, 3, 3, 4), np.float32)
+    bias = np.zeros((3, 3, 4), np.float32)
+    table = np.zeros((2 * tokens - 1, 3, 4), np.float32)
+    bias[0, :, 0] = 1
+    for head, offset in enumerate(offsets):
+        qkv[4 * head : 4 * head + 4, 2, head] = np.eye(4)  # A head takes its own features.
+        table[-offset + tokens - 1, head, 0] = 120 * 2  # Query minus key; logits are halved.
+    model.qkv.kernel[...], model.qkv.bias[...] = jnp.asarray(qkv), jnp.asarray(bias)
+    model.relative.table[...], model.out.kernel[...] = jnp.asarray(table), jnp.asarray(kernel)
+    x = np.random.default_rng(1).standard_normal((2, tokens, width)).astype(np.float32)
+    found = call(model, x)[0]
+    inside = np.arange(2, tokens - 1)  # Where all taps lie in the sequence.
+    expected = sum(
+        x[:, inside + offset, 4 * head : 4 * head + 4] @ kernel[head]
+        for head, offset in enumerate(offsets)
+    )
+    np.testing.assert_allclose(found[:, inside], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [2, 300])
+def test_one_block_of_attention_solves_association_at_any_length(length):
+    task = Association(random_orthogonal(5, 8), length)
+    batch = drawn(task.draw, 0, 64)
+    assert score(solve_association(task), batch) == 1
+
+
+def test_association_marks_all_and_only_the_tokens_that_are_equal():
+    """Tokens that the task does not draw: many different ones, of any size, and near misses."""
+    task = Association(random_orthogonal(5, 4), 6)
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((50, 6, 4)).astype(np.float32) * 3
+    image = tokens[:, 0] @ np.asarray(task.matrix).T
+    tokens[:, 2] = tokens[:, 5] = image
+    tokens[:, 3] = image + 0.05 * np.eye(4, dtype=np.float32)[rng.integers(0, 4, 50)]
+    logits = call(solve_association(task), flag_first(jnp.asarray(tokens)))
+    assert (np.asarray(logits.argmax(-1)) == np.array([0, 0, 1, 0, 0, 1])).all()
+
+
+@pytest.mark.parametrize(("length", "most"), [(3, 1), (400, 30)])
+def test_one_block_of_attention_counts_at_any_length(length, most):
+    task = DoubleIf(most, length)
+    batch = drawn(task.draw, 0, 64)
+    model = solve_double_if(task)
+    assert score(model, batch) == 1
+    assert model.embed.in_features == 6
+    far = drawn(lambda key, count: task.draw_at(key, count, length - 1), 1, 64)
+    assert score(model, far) == 1
+    assert int(far.labels[:, 0].min()) >= 1
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cnn", 3), ("dilated_cnn", 7)])
+def test_a_cnn_output_does_not_depend_on_tokens_beyond_its_reach(kind, expected):
+    shape = Shape(layers=3, width=16)
+    assert reach(kind, shape, 20) == expected
+    model = SequenceModel(kind, 9, 2, shape, rngs=nnx.Rngs(0))
+    task = Association(random_orthogonal(0, 8), 20)
+    x = drawn(task.draw, 1, 1).inputs
+    outputs = jax.jacrev(lambda first: model(x.at[:, 0].set(first)).sum((0, 2)))
+    jacobian = jax.jit(outputs)(x[0, 0])
+    depends = np.abs(np.asarray(jacobian)).max(1)
+    assert (depends[: expected + 1] > 1e-6).all()
+    assert (depends[expected + 1 :] == 0).all()
+
+
+def test_beyond_its_reach_a_cnn_has_accuracy_one_half_with_any_weights():
+    """Two sequences that differ only in x_1 have opposite marks beyond the reach."""
+    model = SequenceModel("cnn", 9, 2, Shape(layers=3), rngs=nnx.Rngs(2))
+    task = Association(random_orthogonal(0, 8), 20)
+    batch = drawn(task.draw, 1, 64)
+    # The y whose image is the other vector of the sequence: U^T of a token that is not U x_1.
+    other = ~batch.labels.astype(bool) & batch.asked
+    place = np.asarray(other.argmax(1))
+    y = np.asarray(batch.inputs)[np.arange(64), place, :8] @ np.asarray(task.matrix)
+    swapped = batch.inputs.at[:, 0, :8].set(y)
+    one, two = (np.asarray(call(model, x)).argmax(-1)[:, 4:] for x in (batch.inputs, swapped))
+    np.testing.assert_array_equal(one, two)
+    labels = np.asarray(batch.labels)[:, 4:]
+    assert ((one == labels).mean() + (two == 1 - labels).mean()) / 2 == 0.5
+
+
+def test_models_of_equal_shape_have_equal_size():
+    """Attention has biases of queries and keys, 2 D per block, that the CNN lacks."""
+    shape = Shape(layers=3, width=32)
+    sizes = {
+        kind: count_parameters(
+            nnx.eval_shape(lambda kind=kind: SequenceModel(kind, 9, 2, shape, rngs=nnx.Rngs(0)))
+        )
+        for kind in ("attention", "cnn", "dilated_cnn")
+    }
+    assert sizes["cnn"] == sizes["dilated_cnn"] == 25_442
+    assert sizes["attention"] - sizes["cnn"] == 3 * 2 * 32

@@ -1,4 +1,4 @@
-"""How fast the feed is: by stage, by threads and processes, and beside tf.data."""
+"""Measures the speed of the data loader: by stage, by threads and processes, against tf.data."""
 
 import dataclasses
 import json
@@ -22,14 +22,14 @@ from vit_jax.data.sources import Example, Source
 from vit_jax.data.transforms import Transform, make_train_transform
 from vit_jax.errors import DataError, UserError
 
-# Examples that stages and tf.data work on, held in memory.
+# Examples kept in memory for measuring stages and tf.data.
 SAMPLE = 512
-# Examples that are read at a time.
+# Examples read at a time.
 _CHUNK = 32
 
 
 class TensorFlowMissingError(UserError):
-    """tf.data cannot be measured here."""
+    """tf.data cannot be measured on this machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Rate:
 
     Attributes:
         name: what was measured.
-        images_per_second: by the clock.
-        cpu_ms_per_image: processor time, of all threads of this process, an image.
+        images_per_second: by wall-clock time.
+        cpu_ms_per_image: CPU time of all threads of this process; None: unknown.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Rate:
 
 
 class MemorySource:
-    """Some examples of a source, held in memory as they are stored.
+    """Some examples of a source, kept encoded in memory.
 
     Args:
-        source: where they are from.
-        count: how many to hold.
+        source: all examples.
+        count: number of examples to keep, spread over the source.
     """
 
     def __init__(self, source: Source, count: int = SAMPLE):
@@ -81,15 +81,15 @@ def measure_feed(
     num_workers: int | None,
     seconds: float,
 ) -> Rate:
-    """Measures whole batches, as training gets them.
+    """Measures whole batches as training reads them.
 
     Args:
         source: examples.
         data: the data section.
         num_classes: labels lie below it.
-        num_threads: reader threads; of each process, if there are processes.
+        num_threads: reader threads, in each process.
         num_workers: reader processes; 0: none.
-        seconds: how long to measure, after a first batch.
+        seconds: duration of the measurement, after the first batches.
     """
     size = data.global_batch_size
     data = data.replace(num_threads=num_threads, num_workers=num_workers)
@@ -98,10 +98,10 @@ def measure_feed(
     preprocessing = labelled_image(transform, data.image_size, num_classes)
     source = cached(source, data.cache_mb)
     if isinstance(source, DecodedSource):
-        source.read(range(len(source)))  # The first epoch pays for it, the others do not.
+        source.read(range(len(source)))  # Only the first epoch decodes.
     batches = train_batches(source, preprocessing, spec, seed=0, start_step=0, end_step=10**6)
     with batches:
-        for _ in range(2 + spec.prefetch):  # What was made ready before the clock starts.
+        for _ in range(2 + spec.prefetch):  # Batches that are prepared before the clock starts.
             next(batches)
         begin, cpu, count = time.perf_counter(), time.process_time(), 0
         while count == 0 or time.perf_counter() - begin < seconds:
@@ -113,16 +113,15 @@ def measure_feed(
 
 
 def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rate]:
-    """Measures one thread at each stage: reading, then ever more of the transform.
+    """Measures one thread stage by stage: reading alone, then more and more of the transform.
 
     Returns:
-        Rates whose names say what is in them; each holds all that is in the one before, but for
-        reading, which is by itself.
+        One rate per stage. Each stage after reading includes the one before.
     """
     encoded = [example.image for example in _readable(source, data)]
     plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
     rng = np.random.default_rng(0)
-    # Drawn, since a permutation of a large source would fill the memory.
+    # Random indices: a permutation of a large source would fill the memory.
     chunk = rng.integers(len(source), size=(SAMPLE, _CHUNK)).tolist()
     stages: list[tuple[str, Callable[[Any], Any], list[Any], int]] = [
         (f"read, in chunks of {_CHUNK}", source.read, chunk, _CHUNK),
@@ -141,10 +140,10 @@ def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rat
 
 
 def _readable(source: Source, data: DataConfig) -> list[Example]:
-    """Returns some examples; those that cannot be decoded are left out or named, as training does.
+    """Returns some examples without those that cannot be decoded.
 
     Raises:
-        DataError: a bad example that is not to be skipped, or no good one.
+        DataError: a bad example that may not be skipped, or no readable example.
     """
     found = []
     for example in MemorySource(source).examples:
@@ -158,8 +157,8 @@ def _readable(source: Source, data: DataConfig) -> list[Example]:
             found.append(example)
     if not found:
         raise DataError(
-            f"{source.name} without a readable image among {SAMPLE}", "some",
-            "look at it with: python -m vit_jax data check",
+            f"{source.name} has no readable image among {SAMPLE}", "at least one",
+            "list bad images with: python -m vit_jax data check",
         )  # fmt: skip
     return found
 
@@ -183,13 +182,13 @@ def _time(
 
 
 class TensorFlowFeed:
-    """tf.data in a process of its own: decode_and_crop_jpeg, resize, flip, batch.
+    """tf.data in a separate process: decode_and_crop_jpeg, resize, flip, batch.
 
     Args:
         examples: JPEG files.
         image_size: side of the result.
         batch_size: images a batch.
-        min_area: smallest crop, as a share of the image.
+        min_area: smallest crop, as a fraction of the image's area.
 
     Raises:
         TensorFlowMissingError: TensorFlow is not installed, or fails.
@@ -225,7 +224,7 @@ class TensorFlowFeed:
             )
 
     def measure(self, seconds: float) -> float:
-        """Returns images/s over some seconds."""
+        """Measures for some seconds and returns images/s."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -234,7 +233,7 @@ class TensorFlowFeed:
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        self._process.communicate()  # Closes the pipes too.
+        self._process.communicate()  # Also closes the pipes.
         self._folder.cleanup()
 
     def _answer(self) -> dict[str, Any]:
@@ -244,6 +243,6 @@ class TensorFlowFeed:
 
 
 def plain_jpeg_data(data: DataConfig, min_area: float) -> DataConfig:
-    """Returns a data section with what tf.data does in the comparison, and nothing more."""
+    """Returns the data section with only the augmentation that the tf.data process does."""
     augment = AugmentConfig(crop="inception", min_area=min_area, antialias=False)
     return data.replace(augment=augment)

@@ -1,9 +1,9 @@
-"""The same work in tf.data, for comparison; a worker process of `bench.feed`.
+"""The work of the data loader in tf.data: a worker process of `bench.feed`.
 
-Started with a request as JSON, it answers {} when ready, then for each line with a number of
-seconds on stdin {"images_per_second": ...}; {"error": ...} where it cannot. Decoding is fused with
-the crop and resizing is plain bilinear without antialiasing, as in big_vision. Nothing else imports
-this file, nor TensorFlow.
+The request is a JSON argument. The process prints {} when it is ready, or {"error": ...}. Then it
+reads a number of seconds per line from stdin and prints {"images_per_second": ...}. Decoding is
+fused with the crop and resizing is bilinear without antialiasing, as in big_vision. No other module
+imports this file or TensorFlow.
 """
 
 # pyright: reportMissingImports=false
@@ -20,12 +20,12 @@ def main() -> None:
     try:
         batches = iter(_dataset(request))
         next(batches)
-    except Exception as error:  # whatever is missing, the caller says so and goes on
+    except Exception as error:  # The caller reports the error and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
         return
     print("{}", flush=True)
     for line in sys.stdin:
-        for _ in range(4):  # What was made ready meanwhile.
+        for _ in range(4):  # Batches prepared in the meantime.
             next(batches)
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < float(line):

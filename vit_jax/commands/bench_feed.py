@@ -1,11 +1,11 @@
-"""Measure the feed: images/s by threads and processes, by stage, beside the model and tf.data.
+"""Measure the data loader in images/s: by threads, processes and stage, with the model or tf.data.
 
     python -m vit_jax bench feed --source=cifar10 --data_dir=DATA --stages
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
     python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA --compare=tf.data
 
---source is a TFDS name, a folder of images or a CSV file of path,label. --compare does the same in
-tf.data, where TensorFlow is installed: decode_and_crop, bilinear resize and flip, as big_vision.
+--source is a TFDS name, a folder of images or a CSV file of path,label. If TensorFlow is installed,
+--compare does the same work in tf.data: decode_and_crop, bilinear resize, flip, as in big_vision.
 """
 
 import argparse
@@ -24,17 +24,17 @@ from vit_jax.schema import parse_override
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--config", help="recipe whose data section is measured")
-    parser.add_argument("--source", help="dataset or path, instead of the recipe's")
-    parser.add_argument("--data_dir", help="TFDS folder; as --config.data.data_dir")
+    parser.add_argument("--config", help="recipe whose data section to measure")
+    parser.add_argument("--source", help="dataset or path; replaces the recipe's")
+    parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
     parser.add_argument("--image_size", type=positive, default=None)
-    parser.add_argument("--stages", action="store_true", help="one thread, stage by stage")
-    parser.add_argument("--seconds", type=seconds, default=4.0, help="a measurement")
-    parser.add_argument("--rounds", type=positive, default=3, help="in turn; medians are shown")
-    parser.add_argument("--processes", type=whole, default=None, help="0: do not try processes")
+    parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
+    parser.add_argument("--seconds", type=seconds, default=4.0, help="per measurement (4)")
+    parser.add_argument("--rounds", type=positive, default=3, help="interleaved (3)")
+    parser.add_argument("--processes", type=whole, default=None, help="reader processes; 0: none")
     parser.add_argument("--compare", default="none", choices=["none", "tf.data"])
     parser.add_argument(
-        "--model", default=None, help="what to feed; measured on this device, for the verdict"
+        "--model", default=None, help="also measure this model on this device and compare"
     )
     parser.add_argument("--output", type=output_file, help="JSON file for the figures")
 
@@ -86,8 +86,8 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
         kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
         if kind != "tfds" and args.data_dir is not None:
             raise ConfigError(
-                f"--source={path} is a path and --data_dir={args.data_dir} another",
-                "--data_dir with the name of a dataset", "leave --data_dir out",
+                f"--source={path} is a path, but --data_dir={args.data_dir} is given too",
+                "--data_dir only with the name of a dataset", "leave --data_dir out",
             )  # fmt: skip
         where = [] if kind == "tfds" else [f"data.data_dir={path}"]
         name = {"tfds": args.source, "folder": path.name, "csv": path.stem}[kind]
@@ -141,7 +141,7 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int) -> Any:
-    """Measures the same work here and in tf.data in turn, both from memory, and shows the ratio."""
+    """Measures the same work here and in tf.data, interleaved and from memory; shows the ratio."""
     from vit_jax.bench.feed import (
         MemorySource,
         TensorFlowFeed,
@@ -176,7 +176,7 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
         name: statistics.median(column)
         for name, column in zip(names, zip(*rounds, strict=True), strict=True)
     }
-    # Of each round by itself: a busy moment of the machine slows down both.
+    # The ratio within a round: other load on the machine slows both down.
     figures["ratio"] = statistics.median(round[0] / round[1] for round in rounds)
     print(
         f"decode, random crop, resize, flip from memory on {cores} cores: vit_jax"
@@ -188,20 +188,20 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
 
 
 def verdict(config: Config, feed_rate: float) -> str:
-    """Returns what the device wants of the feed, and who waits for whom."""
+    """Compares the speed of the feed with what the device needs, in a sentence."""
     import jax
 
     from vit_jax.bench.step import JaxStep, measure_in_turn
 
-    wanted = measure_in_turn([JaxStep(config)], rounds=3, steps_per_round=2)[0].images_per_second
+    needed = measure_in_turn([JaxStep(config)], rounds=3, steps_per_round=2)[0].images_per_second
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    waits = 1 - feed_rate / wanted
-    ending = (
+    waits = 1 - feed_rate / needed
+    conclusion = (
         f"the feed is the bottleneck, the device waits {waits:.0%} of the time"
         if waits > 0
-        else f"the feed is {feed_rate / wanted:.1f} times as fast as the device"
+        else f"the feed is {feed_rate / needed:.1f} times as fast as the device"
     )
     return (
-        f"the feed gives {feed_rate:,.0f} images/s, {config.model.name} on {device} wants"
-        f" {wanted:,.0f}: {ending}"
+        f"the feed gives {feed_rate:,.0f} images/s, {config.model.name} on {device} needs"
+        f" {needed:,.0f}: {conclusion}"
     )

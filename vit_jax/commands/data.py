@@ -141,9 +141,8 @@ def _list(args: argparse.Namespace) -> None:
         table.add_row(name, "", "", "", "prepared on first use")
     _print(f"datasets in {folder}", table)
     if not all(e.readable for e in entries):
-        print(
-            f"to convert tfrecord for training: python -m vit_jax data convert NAME --data_dir={folder}"
-        )
+        command = f"python -m vit_jax data convert NAME --data_dir={folder}"
+        print(f"tfrecord datasets have to be converted for training: {command}")
 
 
 def _info(args: argparse.Namespace) -> None:

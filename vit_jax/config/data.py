@@ -30,9 +30,9 @@ SUBSET_PRESETS: dict[str, tuple[str, float]] = {
 
 
 class SubsetConfig(Section):
-    """A subset of the training split. Classes keep their shares; larger subsets contain smaller ones.
+    """A subset of the training split. Classes keep their shares; larger subsets contain smaller.
 
-    Set at most one of `preset`, `fraction`, `examples` and `per_class`; none of them: all examples.
+    Set at most one of `preset`, `fraction`, `examples` and `per_class`; none: all examples.
     """
 
     preset: (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vit_jax.errors import SweepError, nearest
 
 # Commands whose workdir is a run folder that they can go on in.
-COMMANDS = ("train", "fewshot", "synthetic")
+COMMANDS = ("train", "fewshot")
 # An override or argument that is this and a job's name becomes the folder of that job.
 REFERENCE = "job:"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*(/[A-Za-z0-9][A-Za-z0-9._=+,-]*)*")

@@ -1,0 +1,85 @@
+"""A command that the fork server starts is what `python` would have started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT, run_command, start_command
+
+PROGRAM = """
+import json, os, signal, sys, threading
+import jax
+print(json.dumps({
+    "pid": os.getpid(), "argv": sys.argv, "cwd": os.getcwd(), "name": __name__,
+    "devices": jax.device_count(), "variable": os.environ.get("FORK_TEST"),
+    "cache": jax.config.jax_enable_compilation_cache, "threads": threading.active_count(),
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+    "warnings": "error" in [w[0] for w in __import__("warnings").filters],
+}), flush=True)
+print("to stderr", file=sys.stderr)
+if "raise" in sys.argv:
+    raise ValueError("on purpose")
+if "wait" in sys.argv:
+    signal.pause()
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_a_forked_command_is_what_python_would_have_started(program, tmp_path):
+    env = {
+        "FORK_TEST": "a b", "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3",
+    }  # fmt: skip
+    forked = run_command(program, "x", "--y=z", env=env, cwd=tmp_path)
+    real = subprocess.run(
+        [sys.executable, str(program), "x", "--y=z"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+    assert forked.returncode == real.returncode == 3
+    assert forked.stderr == real.stderr == "to stderr\n"
+    found, expected = json.loads(forked.stdout), json.loads(real.stdout)
+    assert found.pop("pid") != expected.pop("pid")
+    assert found == expected
+    assert (found["devices"], found["cache"], found["variable"]) == (3, False, "a b")
+    # The next child has a backend of its own.
+    assert json.loads(run_command(program).stdout)["devices"] == 1
+
+
+def test_signals_go_to_the_child_and_its_end_is_told(program):
+    waiting = start_command(program, "wait")
+    while not waiting.printed()[1]:
+        assert waiting.poll() is None
+    assert json.loads(waiting.printed()[0])["pid"] == waiting.pid
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(timeout=0.01)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == -signal.SIGTERM
+    interrupted = start_command(program, "wait")
+    while not interrupted.printed()[1]:
+        pass
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(60) == -signal.SIGINT
+    assert "KeyboardInterrupt" in interrupted.communicate()[1]
+
+
+def test_an_uncaught_error_ends_the_child_with_its_traceback(program):
+    done = run_command(program, "raise")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: on purpose"
+
+
+def test_a_module_is_run_with_its_arguments():
+    done = run_command("-m", "vit_jax", "checkpoint", "inspect", "/nowhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no folder /nowhere")
