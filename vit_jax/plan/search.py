@@ -53,11 +53,12 @@ def meshes(config: Config, devices: int) -> list[Sizes]:
     root = 2 ** (int(math.log2(devices)) // 2)
     if 1 < root < devices and devices % root == 0:
         found.append((devices // root, root, 1))
-    if not isinstance(shape, ResNetShape):
+    heads = getattr(shape, "num_heads", None)
+    if heads is not None:
         found += [
             (1, devices // n, n)
             for n in (2, 4)
-            if devices > n and devices % n == 0 and shape.num_heads % n == 0
+            if devices > n and devices % n == 0 and heads % n == 0
         ]
     return list(dict.fromkeys(found))
 
