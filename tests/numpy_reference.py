@@ -1,7 +1,7 @@
-"""A ViT and ResNets written out by hand in float64 NumPy, straight from the papers' formulas.
+"""A ViT, ResNets and an MLP-Mixer in float64 NumPy, written from the papers' formulas.
 
-One image at a time: tokens are [N, D], feature maps [H, W, C]. `p` are nested dicts of parameters,
-named as those of the models.
+They take one image at a time: tokens are [N, D], feature maps [H, W, C]. `p` are nested dicts of
+parameters with the names that the models use.
 """
 
 import numpy as np
@@ -121,6 +121,20 @@ def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-
     else:
         features = {"token": x[0], "gap": patches.mean(0), "flatten": patches.reshape(-1)}[pooling]
     return linear(features, p["head"]["linear"])
+
+
+def mixer(image, p):
+    """Logits [C] of an MLP-Mixer."""
+    kernel = p["patch_embedding"]["kernel"]
+    size = kernel.shape[0]
+    rows, columns = image.shape[0] // size, image.shape[1] // size
+    patches = image.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(-1, size, size, 3)
+    x = np.einsum("nijc,ijcd->nd", patches, kernel) + p["patch_embedding"]["bias"]
+    for layer in range(len(p["blocks"]["token_norm"]["scale"])):
+        own = slice_layer(p["blocks"], layer)
+        x = x + mlp(layer_norm(x, own["token_norm"]).T, own["token_mixing"]).T
+        x = x + mlp(layer_norm(x, own["channel_norm"]), own["channel_mixing"])
+    return linear(layer_norm(x, p["norm"]).mean(0), p["head"]["linear"])
 
 
 def standardize(kernel, version):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 from pydantic_core import CoreSchema, core_schema
 
-from vit_jax.errors import KEY, PARENT, ConfigError, nearest
+from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest
 
 # Not `Self`: beartype cannot check it in a class that it does not decorate as a whole.
 S = TypeVar("S", bound="Section")
@@ -299,7 +299,7 @@ def _read_literal(text: str, annotation: Any) -> Any:
         return text
 
 
-def _config_error(cls: type[Section], error: pydantic.ValidationError) -> ConfigError:
+def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserError:
     """Returns the first error of a section: an unknown key, else a missing one, else a value."""
     rows = error.errors(include_url=False)
     names = {row["type"]: str(row["loc"][0]) for row in reversed(rows) if row["loc"]}
@@ -320,7 +320,7 @@ def _config_error(cls: type[Section], error: pydantic.ValidationError) -> Config
 
 def _error_of_value(
     annotation: Any, error: pydantic.ValidationError, metadata: Iterable[Any] = (), skip: int = 0
-) -> ConfigError:
+) -> UserError:
     """Returns the first error of a value; its key is the path inside the value.
 
     Args:
@@ -342,7 +342,7 @@ def _error_of_value(
                 annotation = inner[0] if inner[-1] is ... else inner[part]
                 break
     key, value = ".".join(path), row["input"]
-    if isinstance(raised, ConfigError):
+    if isinstance(raised, UserError):
         return raised.under(key)
     if row["type"].startswith(("greater_than", "less_than")):
         return ConfigError(f"is {value!r}", f"a value {_range(metadata)}", "correct it", key=key)

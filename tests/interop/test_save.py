@@ -42,6 +42,8 @@ ROUND_TRIPS = [
     ("timm", "ViT-Ti/8", {"pooling": "gap", "class_token": True}),
     ("timm", "ViT-Ti/8", {"pooling": "map"}),
     ("big_transfer", "BiT-R26x1", {}),
+    ("vision_transformer", "Mixer-S/8", {"depth": 2, "width": 24}),
+    ("orbax", "Mixer-S/8", {"depth": 2, "token_mlp_dim": 5}),
     ("orbax", "BiT-R-Nano", {}),
     ("orbax", "ViT-Ti/8", {"position_embedding": "rope_2d", "mlp": "swiglu", "num_registers": 2}),
 ]

@@ -74,6 +74,13 @@ def check_task(config: Section) -> None:
                 key="masked_patches",
             )
         return
+    if not hasattr(values.model, "pooling"):
+        raise ConfigError(
+            f"is {values.model.name!r}, {values.model.kind}, with task masked_patches",
+            "a model that can hide patches",
+            "use a ViT or a hybrid",
+            key="model.name",
+        )
     for key in _OF_CLASSIFICATION:
         value, usual = _value_and_default(config, key)
         if value != usual:
@@ -89,13 +96,6 @@ def check_task(config: Section) -> None:
             " or ".join(map(repr, _POOLINGS)),
             "leave it out; fine-tuning may choose another",
             key="model.pooling",
-        )
-    if values.model.name.startswith("BiT-"):
-        raise ConfigError(
-            f"is {values.model.name!r}, a ResNet, with task masked_patches",
-            "a model with patches",
-            "use a ViT or a hybrid",
-            key="model.name",
         )
 
 

@@ -20,8 +20,8 @@ from vit_jax.interop.vit_formats import (
     with_learned_table,
 )
 from vit_jax.models.registry import list_models, model_options, resolve
-from vit_jax.models.resnet import ResNetShape
-from vit_jax.models.vit import ViTShape
+from vit_jax.models.resnet import RESNET_UNITS, ResNetShape
+from vit_jax.models.vit import VIT_SIZES, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -239,7 +239,10 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
 
 
 def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
-    for name in list_models():
+    names = list_models()
+    if shape.stride % 16 == 0:
+        names += [f"R{r}+ViT-{v}/{shape.stride}" for r in RESNET_UNITS for v in VIT_SIZES]
+    for name in names:
         if resolve(model_options(name)) == shape:
             return {"name": name}, shape.stride
     hybrids = [name for name in list_models() if "+" in name]

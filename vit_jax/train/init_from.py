@@ -1,6 +1,7 @@
 """Starting from other weights: which model they are, and its parameters on this run's devices."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import re
@@ -20,7 +21,6 @@ from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_options, resolve
-from vit_jax.models.vit import ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -135,11 +135,12 @@ def _check_family(config: Config) -> None:
     given = {k: v for k, v in config.model.to_mapping().items() if v}
     options = read_options(config.init_from, {**given, "grid": config.init.grid})
     theirs, ours = resolve(model_options(**options)), resolve(config.model)
-    if isinstance(theirs, ViTShape) and isinstance(ours, ViTShape):
-        sizes = ("width", "depth", "mlp_dim", "num_heads", "stem")
+    if type(theirs) is type(ours):
+        # Another patch size is resampled.
+        sizes = [f.name for f in dataclasses.fields(theirs) if f.name != "patch_size"]
         differing = [s for s in sizes if getattr(theirs, s) != getattr(ours, s)]
     else:
-        differing = [] if theirs == ours else ["kind"]
+        differing = ["kind"]
     if differing:
         said = ", ".join(
             f"{s} {getattr(theirs, s)}" for s in differing if s not in ("kind", "stem")

@@ -1,0 +1,139 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+from flax import nnx
+from random_models import (
+    assert_equal_training,
+    assert_every_parameter_gets_a_gradient,
+    params64,
+    random_images,
+    random_model,
+    run,
+)
+
+from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.registry import create_model, list_models
+
+TINY = {"width": 8, "depth": 2, "token_mlp_dim": 5, "channel_mlp_dim": 12}
+
+
+def make(**options):
+    """A tiny Mixer with 2x3 patches of 4 pixels, every parameter random."""
+    return random_model("Mixer-S/4", image_size=(8, 12), **{**TINY, **options})
+
+
+def images(batch=2):
+    return random_images(batch, (8, 12))
+
+
+def test_logits_equal_the_formula_written_out_in_float64():
+    model, x = make(), images()
+    with jax.default_matmul_precision("highest"):
+        found = run(model, x)
+    params = params64(model)
+    want = [reference.mixer(image, params) for image in np.float64(x)]
+    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("S/32", 19), ("S/16", 18), ("B/32", 60), ("B/16", 59), ("L/32", 206), ("L/16", 207),
+     ("H/14", 431)],
+)  # fmt: skip
+def test_parameters_are_those_of_the_paper(name, millions):
+    """arXiv:2105.01601, Table 1, which does not count the head."""
+    model = nnx.eval_shape(lambda: create_model(f"Mixer-{name}", num_classes=0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
+    assert round(count / 1e6) == millions
+
+
+def test_the_listed_names_are_those_of_the_paper():
+    listed = [name for name in list_models() if name.startswith("Mixer")]
+    assert [name.removeprefix("Mixer-") for name in listed] == [
+        "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14",
+    ]  # fmt: skip
+
+
+def test_remat_and_unrolling_change_neither_output_nor_gradient():
+    changes = ({}, {"remat": "full"}, {"remat": "dots"}, {"scan": False})
+    models = [make(stochastic_depth=0.3, **changed) for changed in changes]
+    assert_equal_training(models, images(), key=jax.random.key(3))
+
+
+def test_every_parameter_gets_a_gradient_but_one_that_the_norms_cancel():
+    """That bias adds the same number to all channels of a token; every LayerNorm subtracts it."""
+    zero = ("blocks/token_mixing/contract/bias",)
+    assert_every_parameter_gets_a_gradient(make(), images(), zero)
+
+
+def test_a_new_model_has_zero_logits_and_lecun_kernels():
+    model = create_model("Mixer-S/4", num_classes=5, image_size=8, head_bias_init=-2.0, depth=2)
+    np.testing.assert_array_equal(model(random_images(size=8)), np.full((2, 5), -2, np.float32))
+    mlp = model.blocks.channel_mixing
+    assert np.std(mlp.expand.kernel[...]) == pytest.approx(512**-0.5, rel=0.02)
+    assert np.abs(mlp.expand.bias[...]).max() == 0
+    assert np.std(mlp.expand.kernel[0] - mlp.expand.kernel[1]) > 0.01
+
+
+def test_bfloat16_agrees_to_its_precision_and_keeps_float32_parameters():
+    single, half = make(), make(dtype="bfloat16")
+    stored = {str(x.dtype) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(half)))}
+    assert stored == {"float32"}
+    logits, found = half(images(), return_intermediates=("block_output",))
+    assert (found["block_output"].dtype, logits.dtype) == (jnp.bfloat16, jnp.float32)
+    want = np.asarray(single(images()))
+    assert 1e-5 < np.abs(np.asarray(logits) - want).max() / np.abs(want).max() < 0.05
+
+
+def test_stochastic_depth_needs_a_key_and_drops_whole_branches():
+    model, x = make(stochastic_depth=0.9, num_classes=0), images()
+    np.testing.assert_array_equal(model(x), model(x))
+    _, found = model(x, return_intermediates=("block_output",))
+
+    @jax.jit
+    @jax.vmap
+    def blocks(key):
+        return model(x, key=key, return_intermediates=("block_output",))[1]["block_output"]
+
+    outputs = blocks(jax.random.split(jax.random.key(0), 300))  # [300, L, B, N, D]
+    # The first block is never dropped; the last drops both branches of an example with 0.9^2.
+    np.testing.assert_allclose(outputs[:, 0], found["block_output"][None, 0].repeat(300, 0), 1e-4)
+    unchanged = (outputs[:, 1] == outputs[:, 0]).all((-1, -2)).mean()
+    assert unchanged == pytest.approx(0.81, abs=0.05)
+
+
+def test_intermediates_are_named_and_consistent():
+    model = make()
+    names = ("embedded", "token_mixing_output", "block_output", "encoded", "pre_logits")
+    logits, found = model(images(), return_intermediates=names)
+    assert {name: value.shape for name, value in found.items()} == {
+        "embedded": (2, 6, 8),
+        "token_mixing_output": (2, 2, 6, 8),
+        "block_output": (2, 2, 6, 8),
+        "encoded": (2, 6, 8),
+        "pre_logits": (2, 8),
+    }
+    np.testing.assert_allclose(found["encoded"].mean(1), found["pre_logits"], rtol=1e-5)
+    np.testing.assert_allclose(model.head(found["pre_logits"])[0], logits, rtol=1e-5)
+    with pytest.raises(ModelError, match="unknown intermediate 'attention_weights'"):
+        model(images(), return_intermediates=("attention_weights",))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"image_size": 10}, ModelError, "10x10 with patch size 4; expected a multiple of 4"),
+        ({"dropout": 0.1}, ConfigError, "unknown config key 'dropout' for an MLP-Mixer"),
+        ({"stochastic_depth": 1.0}, ConfigError, "below 1"),
+    ],
+)
+def test_sizes_and_options_that_do_not_fit_are_named(options, error, match):
+    with pytest.raises(error, match=match):
+        create_model("Mixer-S/4", **{"image_size": 8, **TINY, **options})
+
+
+def test_images_must_have_the_size_that_the_model_is_made_for():
+    with pytest.raises(ModelError, match=r"\(2, 8, 8, 3\).*expected \(batch, 8, 12, 3\)"):
+        make()(random_images(size=8))
