@@ -4,6 +4,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
+# Exit code of a command that was asked to stop and saved its state. sysexits.h EX_TEMPFAIL: "try
+# again later". Schedulers are told to requeue on it.
+EXIT_STOPPED = 75
+
+
 class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.
 

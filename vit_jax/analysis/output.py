@@ -12,19 +12,11 @@ from matplotlib.figure import Figure
 
 from vit_jax.analysis.distance import AttentionDistance
 from vit_jax.analysis.filters import EmbeddingFilters
-from vit_jax.analysis.masked_patches import MaskedPrediction
 from vit_jax.analysis.position import PositionSimilarity
 from vit_jax.analysis.receptive_field import ReceptiveField
 from vit_jax.analysis.rollout import Rollout
 
-Result = (
-    EmbeddingFilters
-    | PositionSimilarity
-    | AttentionDistance
-    | Rollout
-    | ReceptiveField
-    | MaskedPrediction
-)
+Result = EmbeddingFilters | PositionSimilarity | AttentionDistance | Rollout | ReceptiveField
 Row = dict[str, Any]
 
 # Format of pictures -> metadata without the time, which some would state.
@@ -34,13 +26,27 @@ FORMATS = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 def write_result(
     name: str, result: Result, figure: Figure, folder: Path, formats: Sequence[str]
 ) -> list[Path]:
-    """Writes FOLDER/NAME.csv, .npz and the figure.
+    """Writes an analysis, see `write_files`."""
+    arrays = {f.name: np.asarray(getattr(result, f.name)) for f in dataclasses.fields(result)}
+    return write_files(name, figure, rows_of(result), arrays, folder, formats)
+
+
+def write_files(
+    name: str,
+    figure: Figure,
+    rows: Sequence[Row],
+    arrays: dict[str, np.ndarray],
+    folder: Path,
+    formats: Sequence[str],
+) -> list[Path]:
+    """Writes FOLDER/NAME.csv, NAME.npz and the figure.
 
     Args:
         name: of the analysis.
-        result: its arrays.
         figure: its picture.
-        folder: is there.
+        rows: of the table, at least one.
+        arrays: by name.
+        folder: exists.
         formats: of the picture, from FORMATS.
 
     Returns:
@@ -51,17 +57,13 @@ def write_result(
         for kind, path in zip(formats, paths, strict=True):
             figure.savefig(path, dpi=160, metadata=FORMATS[kind])
     table = folder / f"{name}.csv"
-    rows = rows_of(result)
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    arrays = folder / f"{name}.npz"
-    fields: dict[str, Any] = {
-        f.name: np.asarray(getattr(result, f.name)) for f in dataclasses.fields(result)
-    }
-    np.savez_compressed(arrays, **fields)
-    return [*paths, table, arrays]
+    archive = folder / f"{name}.npz"
+    np.savez_compressed(archive, **arrays)  # pyright: ignore[reportArgumentType]
+    return [*paths, table, archive]
 
 
 def rows_of(result: Result) -> list[Row]:
@@ -89,19 +91,6 @@ def rows_of(result: Result) -> list[Row]:
         return [
             {"image": image, "row": row, "column": column, "share": _digits(share)}
             for (image, row, column), share in np.ndenumerate(result.maps)
-        ]
-    if isinstance(result, MaskedPrediction):
-        return [
-            {
-                "image": place[0],
-                "row": place[1],
-                "column": place[2],
-                "hidden": int(result.hidden[place]),
-                "source": int(result.source[place]),
-                "colour": int(result.colour[place]),
-                "predicted": int(result.predicted[place]),
-            }
-            for place in zip(*np.nonzero(result.corrupted), strict=True)
         ]
     return [
         {

@@ -11,7 +11,7 @@
   distance         mean attention distance of every head, in pixels
   rollout          what of a photo attention lets through to the output
   receptive_field  how far the pixels lie that a feature depends on, beside a CNN of that depth
-  masked_patches   what a run with task masked_patches takes hidden patches to be
+  masked_patches   colours that a run with task masked_patches predicts for hidden patches
 
 Pictures, a CSV file of the numbers and an npz file of the arrays are written for each. Without
 --images and --dataset, a run folder is looked at with the images that it was evaluated on. What of
@@ -29,6 +29,7 @@ from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
+from vit_jax.tasks import tasks_with_pictures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from vit_jax.models.vit import ViT
 
 OVERRIDES = "--model."
-WHAT = ("filters", "positions", "distance", "rollout", "receptive_field", "masked_patches")
+OF_TASKS = tuple(tasks_with_pictures())
+WHAT = ("filters", "positions", "distance", "rollout", "receptive_field", *OF_TASKS)
 _WITH_IMAGES = WHAT[2:]
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num_pictures",
         type=positive,
         default=8,
-        help="of the images, for rollout, masked_patches (8)",
+        help=f"of the images, for {', '.join(('rollout', *OF_TASKS))} (8)",
     )
     group.add_argument(
         "--num_gradients", type=positive, default=16, help="of the images, for receptive_field (16)"
@@ -90,10 +92,11 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     formats = _chosen("--formats", args.formats, ("png", "svg", "pdf"))
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
-    if args.untrained and "masked_patches" in (asked or ()):
+    of_task = next((name for name in OF_TASKS if name in (asked or ())), None)
+    if args.untrained and of_task is not None:
         raise ConfigError(
-            "--untrained with masked_patches, colours that a run has learned",
-            ",".join(name for name in WHAT if name != "masked_patches"), "leave one out",
+            f"--untrained with {of_task}, which shows what a run has learned",
+            ",".join(name for name in WHAT if name not in OF_TASKS), "leave one out",
         )  # fmt: skip
 
     from vit_jax.interop.load import load
@@ -152,8 +155,8 @@ def _applicable(loaded: "Loaded", asked: list[str] | None, run_folder: Path | No
             position_similarity(loaded.model)
         if what in ("distance", "rollout"):
             with_attention(loaded.model, what)
-        if what == "masked_patches":
-            _masked_run(run_folder, loaded.image_size)
+        if what in OF_TASKS:
+            _check_task(what, run_folder)
 
     found = []
     for what in asked or WHAT:
@@ -162,7 +165,7 @@ def _applicable(loaded: "Loaded", asked: list[str] | None, run_folder: Path | No
         except ModelError as error:
             if asked is not None:
                 raise
-            if what != "masked_patches":  # Few runs are of that task.
+            if what not in OF_TASKS:
                 log.info("left out: %s", error.got)
         else:
             found.append(what)
@@ -178,29 +181,17 @@ def _run_folder(model: str) -> Path | None:
     return None
 
 
-def _masked_run(run_folder: Path | None, image_size: tuple[int, int]) -> Path:
-    """Returns the run folder of a model of masked patch prediction.
-
-    Raises:
-        ModelError: no run folder, a run of another task, or images of another size.
-    """
+def _check_task(name: str, run_folder: Path | None) -> None:
+    """Raises ModelError unless the checkpoint lies in a run folder of this task."""
     from vit_jax.run.folder import read_config
 
-    config = None if run_folder is None else read_config(run_folder)
-    task = None if config is None else config.task
-    if run_folder is None or task != "masked_patches":
+    task = None if run_folder is None else read_config(run_folder).task
+    if task != name:
         raise ModelError(
-            "masked_patches of " + ("no run folder" if task is None else f"a run of {task}"),
-            "the run folder of a run with task masked_patches",
-            "ask for something else, or train one with configs/masked_patches.py",
+            f"{name} of " + ("no run folder" if task is None else f"a run of {task}"),
+            f"the run folder of a run with task {name}",
+            "ask for something else, or give another run",
         )
-    side = config.data.image_size if config is not None else 0
-    if image_size != (side, side):
-        raise ModelError(
-            f"masked_patches at {image_size[0]}x{image_size[1]} pixels of a model for {side}",
-            "the size that it was trained at", "leave --image_size out",
-        )  # fmt: skip
-    return run_folder
 
 
 def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None) -> "Images":
@@ -245,9 +236,20 @@ def _analyze(
     output: Path,
     formats: list[str],
 ) -> None:
-    from vit_jax.analysis.output import write_result
+    from vit_jax.analysis.output import write_files, write_result
     from vit_jax.commands.analyze_summary import print_summary
 
+    if what in OF_TASKS:
+        from vit_jax.tasks.task import load_pictures
+
+        run_folder, checkpoint = _run_folder(args.model), Path(args.model).expanduser()
+        assert images is not None
+        assert run_folder is not None
+        pixels = images.some(args.num_pictures).pixels
+        picture = load_pictures(what)(run_folder, checkpoint, pixels, args.batch_size)
+        write_files(what, picture.figure, picture.rows, picture.arrays, output, formats)
+        print(f"{what}: {picture.summary}")
+        return
     result, figure = _result_and_figure(what, args, loaded, images)
     write_result(what, result, figure, output, formats)
     print_summary(result)
@@ -274,27 +276,11 @@ def _result_and_figure(
         few = images.some(args.num_pictures)
         result = analysis.attention_rollout(model, few.normalized, batch_size=args.batch_size)
         return result, figures.draw_rollout(result, few.pixels)
-    if what == "masked_patches":
-        return _masked_patches(args, images.some(args.num_pictures))
     few = images.some(args.num_gradients)
     result = analysis.receptive_field(
         model, few.normalized, batch_size=args.batch_size, seed=args.seed
     )
     return result, figures.draw_receptive_field(result, max(loaded.image_size), loaded.options.name)
-
-
-def _masked_patches(args: argparse.Namespace, images: "Images") -> tuple["Result", "Figure"]:
-    from vit_jax import analysis
-    from vit_jax.analysis.masked_figure import draw_masked
-    from vit_jax.interop.masked_patches import load_masked_model
-
-    path = Path(args.model).expanduser()
-    size = images.pixels.shape[1:3]
-    model, config = load_masked_model(_masked_run(_run_folder(args.model), size), path)
-    result = analysis.masked_prediction(
-        model, images.normalized, config, batch_size=args.batch_size
-    )  # fmt: skip
-    return result, draw_masked(result, images.pixels)
 
 
 def _made(folder: Path) -> Path:
@@ -327,7 +313,7 @@ def _describe(
             "from": images.origin,
             "distance": len(images.names),
             "rollout": list(images.some(args.num_pictures).names),
-            "masked_patches": list(images.some(args.num_pictures).names),
+            **{name: list(images.some(args.num_pictures).names) for name in OF_TASKS},
             "receptive_field": len(images.some(args.num_gradients).names),
         },
         "seed": args.seed,

@@ -6,7 +6,6 @@ from rich.table import Table
 
 from vit_jax.analysis.distance import AttentionDistance
 from vit_jax.analysis.filters import EmbeddingFilters
-from vit_jax.analysis.masked_patches import MaskedPrediction
 from vit_jax.analysis.output import Result
 from vit_jax.analysis.position import PositionSimilarity
 from vit_jax.analysis.receptive_field import ReceptiveField
@@ -39,13 +38,6 @@ def print_summary(result: Result) -> None:
         console.print(
             f"rollout: what the {result.view} sees, images: {len(result.maps)}; the patch that"
             f" counts most counts {peaks.min():.1f} to {peaks.max():.1f} times an equal share",
-            soft_wrap=True,
-        )
-    elif isinstance(result, MaskedPrediction):
-        console.print(
-            f"masked_patches: images: {len(result.colour)}, {result.corrupted[0].sum()} of"
-            f" {result.colour[0].size} patches corrupted; {result.accuracy:.1%} of their colours"
-            " predicted exactly",
             soft_wrap=True,
         )
     else:

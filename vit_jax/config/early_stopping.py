@@ -8,15 +8,15 @@ from vit_jax.schema import Section, option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig(Section):
-    """Makes the weights of the best evaluation the result of a run, not those of its last step.
+    """The result of a run is its best evaluated step instead of its last.
 
     Source: arXiv:2010.11929, section 4.3 (subsets of JFT).
     """
 
-    # What is best, of a split that is evaluated at an interval, e.g. "eval/minival/accuracy_top1":
-    # the largest, of a loss the smallest; of equal ones the first. None: the last weights.
+    # Metric of a split that is evaluated at intervals, e.g. "eval/minival/accuracy_top1". The largest
+    # value is best, for a loss the smallest, and the first of equal values. None: off.
     metric: str | None = option(None)
-    # End after so many evaluations in a row that are no better; None: all steps are made.
+    # Stop after this many evaluations in a row without a better one; None: train all steps.
     patience_evaluations: int | None = option(None, at_least=1)
 
     def check(self) -> None:

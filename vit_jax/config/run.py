@@ -7,7 +7,6 @@ files and the command line. Nothing downstream reads a raw dictionary.
 import dataclasses
 from typing import Literal
 
-from vit_jax.config.classification import LossConfig, MixingConfig
 from vit_jax.config.data import DataConfig
 from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
@@ -18,9 +17,12 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.model import ModelConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
-from vit_jax.config.task import MaskedPatchesConfig, TaskName, check_task
+from vit_jax.config.task import check_task
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
+from vit_jax.tasks.classification.config import LossConfig, MixingConfig
+from vit_jax.tasks.distillation.config import DistillationConfig
+from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 
 # Metrics of an evaluated split of which more is better.
 _SHARES = ("accuracy_top1", "accuracy_top5")
@@ -64,6 +66,8 @@ class LoggingConfig(Section):
     attention_interval_steps: int | None = option(None, at_least=1)
     # Which examples each step was made of, in examples-HOST.jsonl: a "hash" of them, or "all".
     example_ids: Literal["none", "hash", "all"] = option("none")
+    # First and last step of a profiler trace, written to the folder `profile` of the run.
+    profile_steps: tuple[int, int] | None = option(None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,8 +88,9 @@ class Config(Section):
     """One run."""
 
     seed: int = option(0, at_least=0, below=2**32)
-    # What is learned: the classes of images; or, without labels, colours of patches (B.1.2).
-    task: TaskName = option("classification")
+    # What the run learns, see `vit_jax.tasks`.
+    task: Literal["classification", "masked_patches", "distillation"] = option("classification")
+    distillation: DistillationConfig = section(DistillationConfig)
     masked_patches: MaskedPatchesConfig = section(MaskedPatchesConfig)
     model: ModelConfig = section()
     data: DataConfig = section()

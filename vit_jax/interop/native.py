@@ -9,16 +9,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from vit_jax.config.task import task_config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import best_step
+from vit_jax.run.about import best_step, weights_item
 
 DESCRIPTION, ARRAYS = "model.json", "params"
-# Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
-_OF_TASK = {"classification": (), "masked_patches": ("mask_token", "head/.*")}
 
 
 def is_native(path: Path) -> bool:
@@ -79,13 +78,14 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     step = _chosen_step(path)
     config = json.loads((step / "config" / "metadata").read_text())
     side = config["data"]["image_size"]
-    about = {"model": config["model"], "image_size": [side, side]}
-    about["task"] = config.get("task", "classification")
+    task = task_config(config.get("task", "classification"))
+    about = {"model": task.model_section(config), "image_size": [side, side]}
+    about["own_parameters"] = task.own_parameters
     about["view"] = _view(config["data"])
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
         about["class_names"] = json.loads(classes.read_text())["names"]
-    return about, step / (ARRAYS if config.get("ema_decay") is None else "ema")
+    return about, step / weights_item(has_average=config.get("ema_decay") is not None)
 
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:
@@ -145,8 +145,8 @@ def _view(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Published:
-    of_task = _OF_TASK[about.get("task", "classification")]
-    head = None if "head/.*" in of_task else params.get("head/linear/kernel")
+    own = tuple(about.get("own_parameters", ()))
+    head = None if "head/.*" in own else params.get("head/linear/kernel")
     names = about.get("class_names")
     if names and (head is None or len(names) != head.shape[1]):
         names = None  # A dataset may name fewer classes than the head was made for.
@@ -158,5 +158,5 @@ def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Pub
         tuple(row(name, name, Same()) for name in params),
         class_names=tuple(names) if names else None,
         view=EvalView(**about.get("view", {})),
-        of_pretraining=of_task,
+        of_pretraining=own,
     )

@@ -40,6 +40,14 @@ class About:
     config: dict[str, Any]
 
 
+def weights_item(*, has_average: bool) -> str:
+    """Returns the checkpoint item that holds a run's weights: its moving average if it keeps one.
+
+    The items are named like the attributes of the training state.
+    """
+    return "ema" if has_average else "params"
+
+
 def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     """Returns what `read_about` finds, for JSON.
 
