@@ -8,7 +8,7 @@ import pytest
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.train.classification import make_prepare
+from vit_jax.tasks.classification.task import make_prepare
 from vit_jax.train.program import build_program
 
 

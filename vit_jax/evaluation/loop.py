@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ EvalStep = Callable[..., dict[str, jax.Array]]
 _BATCHES_IN_FLIGHT = 2
 
 
+@runtime_checkable
 class Totals(Protocol):
     """Adds up the outputs of an evaluation step over the batches of one split."""
 

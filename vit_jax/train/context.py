@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -100,6 +100,7 @@ class StepOutput:
     host_batch: dict[str, np.ndarray]
 
 
+@runtime_checkable
 class Hook(Protocol):
     """Something that happens after training steps."""
 

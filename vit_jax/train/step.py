@@ -4,7 +4,7 @@ Training, divergence reports, plans and benchmarks all use this function.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,8 @@ from vit_jax.train.state import TrainState
 
 # Receives a kind of tensor, such as "gradient", and a tree of them, while the step is traced.
 Observe = Callable[[str, Any], None]
-
-
-class StepFn(Protocol):
-    """(state, batch, *frozen) -> (state, metrics)."""
-
-    def __call__(
-        self, state: TrainState, batch: Batch, *frozen: Any, observe: Observe = ...
-    ) -> tuple[TrainState, Metrics]: ...
+# (state, batch, *frozen, observe=...) -> (state, metrics).
+StepFn = Callable[..., tuple[TrainState, Metrics]]
 
 
 def _ignore(kind: str, tree: Any) -> None:
