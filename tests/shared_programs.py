@@ -1,4 +1,4 @@
-"""Programs shared by the tests of a process: training runs with equal programs compile them once."""
+"""Programs that the tests of a process share: equal programs are compiled once."""
 
 import json
 

@@ -197,7 +197,8 @@ def mix_often(images, times: int = 8, *, mixup_alpha=0.0, cutmix_alpha=0.0):
 
 def test_without_mixing_images_and_whole_number_labels_come_back_untouched():
     images, labels = ramp_images(4), jnp.arange(4, dtype=jnp.int32)
-    found = mix(images, labels, num_classes=5, mixup_alpha=0.0, cutmix_alpha=0.0, key=jax.random.key(0))
+    key = jax.random.key(0)
+    found = mix(images, labels, num_classes=5, mixup_alpha=0.0, cutmix_alpha=0.0, key=key)
     assert found[0] is images
     assert found[1] is labels
 
@@ -242,7 +243,8 @@ def test_cutmix_alone_only_pastes():
 
 def test_the_share_of_mixup_is_beta_distributed():
     images = constant_images([0.0, 1.0], 1)
-    shares = np.array([labels[0, 0] for _, labels in mix_often(images, times=4000, mixup_alpha=0.2)])
+    mixed = mix_often(images, times=4000, mixup_alpha=0.2)
+    shares = np.array([labels[0, 0] for _, labels in mixed])
     assert abs(shares.mean() - 0.5) < 0.03
     # Variance of Beta(a, a): 1 / (4 (2 a + 1)) = 1 / 5.6.
     assert abs(shares.var() - 0.1786) < 0.015

@@ -152,7 +152,10 @@ def test_a_diverged_run_names_the_tensor_and_keeps_its_checkpoint(config, tmp_pa
         train(config, tmp_path / "run", StopSignals())
     report = tmp_path / "run" / "report" / "divergence-8.txt"
     line = str(caught.value)
-    assert "train/loss is nan at step 8 (when run again: batch image (6,144 of 6,144 values not" in line
+    assert (
+        "train/loss is nan at step 8 (when run again: batch image (6,144 of 6,144 values not"
+        in line
+    )
     assert str(report) in line
     assert "the last good checkpoint is step 5" in line
     text = report.read_text().splitlines()

@@ -41,5 +41,5 @@ def test_the_largest_logit_of_each_layer_is_over_some_images_without_dropout():
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(ConfigError, match=r"attention_interval_steps' with BiT-R-Mini"):
+    with pytest.raises(ConfigError, match=r"attention_interval_steps' is set for BiT-R-Mini"):
         make_largest_logits(build({"name": "BiT-R-Mini"}))

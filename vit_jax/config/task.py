@@ -70,9 +70,11 @@ def check_task(config: Any) -> None:
         for name, value in getattr(config, key).to_mapping().items():
             if value != usual[name]:
                 raise ConfigError(
-                    f"'{key}.{name}' is {value!r} with task {config.task}, which does not read it",
-                    repr(usual[name]), "leave it out, or choose another task",
-                )  # fmt: skip
+                    f"is {value!r} with task {config.task}, which does not read it",
+                    repr(usual[name]),
+                    "leave it out, or choose another task",
+                    key=f"{key}.{name}",
+                )
     chosen.check(config)
 
 
@@ -89,8 +91,7 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
     """
     for key in keys:
         *path, leaf = key.split(".")
-        section = functools.reduce(getattr, path, config)
-        value = getattr(section, leaf)
-        (usual,) = (f.default for f in dataclasses.fields(section) if f.name == leaf)
+        section: Any = functools.reduce(getattr, path, config)
+        value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
         if value != usual:
-            raise ConfigError(f"'{key}' is {value!r} with {reason}", repr(usual), "leave it out")
+            raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)

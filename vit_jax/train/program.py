@@ -20,8 +20,8 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import batch_shapes
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
+from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataFacts, Task, build_task
 from vit_jax.train.optimizers import build_optimizer

@@ -1,6 +1,5 @@
 """Config section of distillation, and the options that do not go with it."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,37 +8,42 @@ from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(Section):
     """Distillation: minimises (1 - alpha) * label loss + alpha * teacher loss."""
 
-    # The teacher's weights: any path that `load_pretrained` reads. It sees the same augmented and
-    # mixed images as the student (arXiv:2106.05237), resized if its image size differs.
     teacher: str | None = option(None)
-    # soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);
-    # hard: cross-entropy with the teacher's most likely class (arXiv:2012.12877).
+    """Weights of the teacher: any path that `load_pretrained` reads. It sees the same augmented
+    and mixed images as the student (arXiv:2106.05237), resized if its image size differs.
+    """
     targets: Literal["soft", "hard"] = option("soft")
+    """soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);
+    hard: cross-entropy with the teacher's most likely class (arXiv:2012.12877).
+    """
     temperature: float = option(1.0, above=0)
-    # Weight of the teacher loss; 1: labels are not used.
+    """Divides the logits of both models before the softmax of soft targets."""
     alpha: float = option(0.5, at_least=0, at_most=1)
-    # Adds a distillation token with a head of its own, which learns from the teacher while the
-    # usual head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877).
+    """Weight of the teacher loss; 1: labels are not used."""
     token: bool = option(False)
+    """Adds a distillation token with its own head, which learns from the teacher, while the usual
+    head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877).
+    """
 
 
 def _check(config: Any) -> None:
     section: DistillationConfig = config.distillation
     if section.teacher is None:
         raise ConfigError(
-            "no 'distillation.teacher' with task distillation",
+            "is not set with task distillation",
             "the weights of a teacher",
-            "set --config.distillation.teacher=PATH",
+            "add --config.distillation.teacher=PATH",
+            key="distillation.teacher",
         )
     if section.targets == "hard" and section.temperature != 1:
         raise ConfigError(
-            f"'distillation.temperature' is {section.temperature:g} with hard targets",
+            f"is {section.temperature:g} with hard targets",
             "1.0, because hard targets have no temperature",
             "leave it out, or set distillation.targets=soft",
+            key="distillation.temperature",
         )
     check_defaults(config, ("loss.class_weights",), "task distillation")
 

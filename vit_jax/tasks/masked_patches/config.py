@@ -1,6 +1,5 @@
 """Config section of masked patch prediction, and the options that do not go with it."""
 
-import dataclasses
 from typing import Any
 
 from vit_jax.config.task import TaskConfig, check_defaults
@@ -18,21 +17,22 @@ _ABOUT_LABELS = (
 _POOLINGS = ("token", "gap")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedPatchesConfig(Section):
     """Masked patch prediction: corrupt patch embeddings and predict the patches' mean colours.
 
     Source: arXiv:2010.11929, B.1.2.
     """
 
-    # Share of an image's patches that are corrupted and predicted.
     corrupt: float = option(0.5, above=0, at_most=1)
-    # Share of the corrupted patches that a learned embedding replaces, and share that the embedding
-    # of another patch of the same image replaces. The rest keep their own embedding.
+    """Share of an image's patches that are corrupted and predicted."""
     mask: float = option(0.8, at_least=0, at_most=1)
+    """Share of the corrupted patches that a learned embedding replaces."""
     random: float = option(0.1, at_least=0, at_most=1)
-    # Bits per channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours.
+    """Share of the corrupted patches that the embedding of another patch of the image replaces.
+    The rest keep their own embedding.
+    """
     bits: int = option(3, at_least=1, at_most=5)
+    """Per channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
 
     @property
     def num_colours(self) -> int:
@@ -42,9 +42,10 @@ class MaskedPatchesConfig(Section):
     def check(self) -> None:
         if self.mask + self.random > 1 + 1e-9:
             raise ConfigError(
-                f"'mask' is {self.mask:g} and 'random' {self.random:g}",
+                f"is {self.mask:g} and 'random' {self.random:g}",
                 "shares of the corrupted patches, at most 1 together",
                 "lower one; the rest of the corrupted patches keep their embedding",
+                key="mask",
             )
 
 
@@ -52,16 +53,17 @@ def _check(config: Any) -> None:
     check_defaults(config, _ABOUT_LABELS, "task masked_patches, which predicts colours of patches")
     if config.model.name.startswith("BiT-"):
         raise ConfigError(
-            f"'model.name' is {config.model.name!r}, a ResNet, with task masked_patches",
+            f"is {config.model.name!r}, a ResNet, with task masked_patches",
             "a model with patches",
             "use a ViT or a hybrid",
+            key="model.name",
         )
     if config.model.pooling not in _POOLINGS:
         raise ConfigError(
-            f"'model.pooling' is {config.model.pooling!r} with task masked_patches, which does not"
-            " pool",
+            f"is {config.model.pooling!r} with task masked_patches, which does not pool",
             " or ".join(map(repr, _POOLINGS)),
             "leave it out; fine-tuning may choose another",
+            key="model.pooling",
         )
 
 

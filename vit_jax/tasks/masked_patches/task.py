@@ -18,9 +18,9 @@ from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.corruption import Corruption, draw_corruption
 from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.placement import constrain
 from vit_jax.models.registry import build_model
 from vit_jax.models.vit import ViT
-from vit_jax.parallel.placement import constrain
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig

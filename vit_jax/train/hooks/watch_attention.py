@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.config.durations import is_due
 from vit_jax.data.device import to_unit_range
 from vit_jax.errors import ConfigError
+from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_parts
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.program import Program
@@ -60,8 +60,8 @@ def make_largest_logits(program: Program) -> Any:
     model = nnx.merge(program.graphdef, program.abstract.params)
     if _NAME not in model.intermediates:
         raise ConfigError(
-            f"'logging.attention_interval_steps' with {program.config.model.name}",
-            "a model with attention", "leave it out",
+            f"is set for {program.config.model.name}", "a model with attention", "leave it out",
+            key="logging.attention_interval_steps",
         )  # fmt: skip
     batch_size = program.config.data.global_batch_size
     stride = max(batch_size // (batch_parts(program.mesh) * _IMAGES), 1)
