@@ -24,8 +24,8 @@ from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
-STUDENT = np.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]], np.float32)
-TEACHER = np.array([[3.0, 1.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
+STUDENT = jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])
+TEACHER = jnp.array([[3.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 TINY = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
 
 

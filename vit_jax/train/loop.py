@@ -91,10 +91,8 @@ def _train_once(
 ) -> dict[str, Any]:
     """Trains until the end or the first divergence.
 
-    Args:
-        config, workdir, stop, program: see `train`.
-        left_out: batches to skip after a rewind; None: as many as the checkpoint says.
-        explain: find the tensor that is at fault if the run diverges.
+    After a rewind, `left_out` batches are skipped; None: as many as the checkpoint says. With
+    `explain`, the error of a divergence names the tensor at fault.
     """
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)

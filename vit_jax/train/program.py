@@ -49,7 +49,7 @@ class Program:
         schedule: step -> learning rate.
         step_fn: one training step, not jitted.
         abstract: shapes, dtypes and shardings of the state.
-        abstract_frozen: the same for the last arguments of the step: (), or a tree of frozen arrays.
+        abstract_frozen: the same for the last arguments of the step: (), or one tree of arrays.
         init_params: makes the parameters of a new model; may be traced.
         start_from: parameters -> state at step 0; may be traced.
         eval_step: evaluates one batch, jitted.

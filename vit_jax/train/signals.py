@@ -31,7 +31,7 @@ class StopSignals:
 
     def __init__(
         self,
-        first: str = "stopping: finishing this step and saving (Ctrl-C again to exit without saving)",
+        first: str = "stopping: finishing this step and saving (Ctrl-C again: exit without saving)",
         again: str = "interrupted without saving",
     ) -> None:
         self.requested = False

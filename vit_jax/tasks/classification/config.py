@@ -7,7 +7,7 @@ from vit_jax.schema import Section, option
 
 
 class MixingConfig(Section):
-    """Mixing of image pairs on the device. If both are on, each batch uses one, chosen at random."""
+    """Mixing of image pairs on the device. If both are on, each batch uses one at random."""
 
     mixup_alpha: float = option(0.0, at_least=0)
     """Of Beta(alpha, alpha), from which mixup draws its ratio (arXiv:1710.09412); 0: off."""

@@ -26,8 +26,11 @@ from vit_jax.tasks.task import BatchLoss, DataFacts, Forward, Frozen, Metrics, T
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
-# (params, images, dropout key) -> logits that learn from labels, logits that learn from the teacher.
+# (params, images, dropout key) -> logits that learn from labels, and from the teacher.
 Heads = Callable[..., tuple[Float[Array, "B C"], Float[Array, "B C"]]]
+
+# Attribute of the student that holds the head of the distillation token.
+_HEAD = "distillation_head"
 
 
 def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
@@ -56,7 +59,8 @@ def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
             assert isinstance(model, ViT)
             assert model.registers is not None
             width = model.registers[...].shape[-1]
-            model.distillation_head = Head(width, num_classes, rngs=nnx.Rngs(params=key))
+            head = Head(width, num_classes, rngs=nnx.Rngs(params=key))
+            setattr(model, _HEAD, head)
         return model
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
@@ -98,7 +102,8 @@ def make_heads(forward: Forward, graphdef: nnx.GraphDef, *, token: bool) -> Head
             return logits, logits
         logits, found = forward(params, batch, key=key, return_intermediates=("encoded",))
         model = nnx.merge(graphdef, params)
-        teacher_logits, _ = model.distillation_head(found["encoded"][:, model.num_prefix - 1])
+        head = getattr(model, _HEAD)
+        teacher_logits, _ = head(found["encoded"][:, model.num_prefix - 1])
         return logits, teacher_logits
 
     return heads_fn
@@ -208,7 +213,7 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
         size = (images.shape[0], *image_size, 3)
         if images.shape != size:
             images = jax.image.resize(images, size, "bilinear")
-        logits = nnx.merge(graphdef, teacher_params)(images)
+        logits: Any = nnx.merge(graphdef, teacher_params)(images)
         return jax.lax.stop_gradient(logits)
 
     macs = forward_macs(weights.options, num_classes=num_classes, image_size=image_size)
