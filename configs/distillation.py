@@ -8,7 +8,7 @@ Follows:   deit: arXiv:2012.12877, Table 9 and section 5: a distillation token w
            300 epochs, batch 1024, AdamW, mixup and CutMix. patient: arXiv:2106.05237: soft targets
            only, mixup, and the teacher sees the same views as the student.
 Expected:  deit: DeiT-B with the token reaches 83.4 % ImageNet top-1 (Table 4 there) with a RegNetY
-           teacher. Not repeated with this code.
+           teacher. Not reproduced with this code.
 Hardware:  deit, patient: a TPU or GPU cluster. small: 2 CPU cores, about a minute, after the
            teacher of configs/quickstart.py.
 Data:      deit, patient: TFDS `imagenet2012` prepared as ArrayRecord. small: scikit-learn's digits.

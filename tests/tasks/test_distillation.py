@@ -12,6 +12,7 @@ from processes import ROOT
 from shared_programs import shared_program, stop_after
 from weight_files import random_weights
 
+from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
 from vit_jax.errors import ConfigError, WeightsError
@@ -21,6 +22,7 @@ from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.distillation.task import hard_loss, soft_loss
 from vit_jax.train.loop import train
+from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
@@ -172,7 +174,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
 
 
 def test_its_weights_are_a_model_whose_token_is_a_register(finished):
-    folder, config, result = finished
+    folder, config, _ = finished
     loaded = load(folder)
     assert loaded.options.to_mapping()["num_registers"] == 1
     assert loaded.num_classes == 10
@@ -183,6 +185,22 @@ def test_its_weights_are_a_model_whose_token_is_a_register(finished):
     # The teacher is not in the checkpoint.
     about = json.loads((folder / "checkpoints" / "6" / "about" / "metadata").read_text())
     assert set(about["arrays"]["params"]) == own
+
+
+@pytest.mark.parametrize(("arg", "classes"), [("deit", 1000), ("patient", 1000), ("small", 10)])
+def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
+    random_weights(tmp_path / "weights", num_classes=classes, image_size=(16, 16))
+    overrides = [f"distillation.teacher={tmp_path / 'weights'}"]
+    if arg != "small":
+        overrides += ["model.name=ViT-Ti/16", "data.image_size=32", "data.global_batch_size=8"]
+    config = load_config(f"{ROOT}/configs/distillation.py:{arg}", overrides)
+    program = build_program(
+        config, make_mesh(config.mesh), num_classes=classes, num_examples=100_000
+    )
+    _, metrics = jax.eval_shape(
+        program.step_fn, program.abstract, program.batch_shapes(), *program.abstract_frozen
+    )
+    assert {"train/label_loss", "train/teacher_loss"} < set(metrics)
 
 
 def test_a_teacher_with_other_classes_is_refused(tmp_path):
