@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic_core import CoreSchema, core_schema
@@ -90,6 +90,9 @@ class Section(pydantic.BaseModel):
         use_attribute_docstrings=True,
     )  # fmt: skip
 
+    kind: ClassVar[str] = ""
+    """What has these keys, e.g. "a ResNet"; named in the error for an unknown key."""
+
     def __init__(self, **values: Any):
         fields = type(self).model_fields
         for key in values.keys() & fields.keys():
@@ -152,11 +155,11 @@ def parse_override(
         raise _error_of_value(annotation, error).under(key) from None
 
 
-def unknown_key(key: str, names: Iterable[str]) -> ConfigError:
+def unknown_key(key: str, names: Iterable[str], kind: str = "") -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
     names = sorted(names)
     return ConfigError(
-        f"unknown config key '{KEY}'", f"one of {', '.join(names)}",
+        f"unknown config key '{KEY}'{f' for {kind}' if kind else ''}", f"one of {', '.join(names)}",
         f"did you mean '{PARENT}{nearest(key, names)}'?", key=key,
     )  # fmt: skip
 
@@ -250,7 +253,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     """
     head, dot, rest = key.partition(".")
     if head not in cls.model_fields:
-        raise unknown_key(head, cls.model_fields)
+        raise unknown_key(head, cls.model_fields, cls.kind)
     field, inside = cls.model_fields[head], mapping.get(head)
     inside = inside if isinstance(inside, Mapping) else {}
     annotation = field.annotation
@@ -301,7 +304,7 @@ def _config_error(cls: type[Section], error: pydantic.ValidationError) -> Config
     rows = error.errors(include_url=False)
     names = {row["type"]: str(row["loc"][0]) for row in reversed(rows) if row["loc"]}
     if "extra_forbidden" in names:
-        return unknown_key(names["extra_forbidden"], cls.model_fields)
+        return unknown_key(names["extra_forbidden"], cls.model_fields, cls.kind)
     if "missing" in names:
         name = names["missing"]
         return ConfigError(

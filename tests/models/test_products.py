@@ -3,8 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-
-from vit_jax.models.placement import Placement, placed
 from vit_jax.models.products import (
     Linear,
     LinearGeneral,
@@ -13,6 +11,8 @@ from vit_jax.models.products import (
     rescale,
     spread,
 )
+
+from vit_jax.models.activation_sharding import Placement, placed
 from vit_jax.models.registry import create_model
 
 

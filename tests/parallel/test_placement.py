@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.models.placement import Placement, constrain, current_placement, placed
+from vit_jax.models.activation_sharding import Placement, constrain, current_placement, placed
 from vit_jax.models.registry import create_model
 from vit_jax.parallel.mesh import make_mesh
 

@@ -6,7 +6,7 @@ from typing import Any
 from vit_jax.commands.arguments import positive, whole
 from vit_jax.errors import ConfigError
 from vit_jax.interop.normalization import NORMALIZATIONS
-from vit_jax.models.options import ModelConfig
+from vit_jax.models.registry import AutoConfig
 from vit_jax.schema import parse_override
 
 
@@ -59,7 +59,7 @@ def model_overrides(overrides: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"argument '--model.{text}'", "--model.KEY=VALUE", "correct it")
-        options[key] = parse_override(ModelConfig, key, value)
+        options[key] = parse_override(AutoConfig, key, value)
     return options
 
 

@@ -2,17 +2,17 @@
 
     python -m vit_jax models
     python -m vit_jax models ViT-B/16 --image_size=384 --model.num_registers=4
-    python -m vit_jax models ViT-B/16 R50+ViT-B/16 BiT-R50x1 --dtype=bfloat16
+    python -m vit_jax models ViT-B/16 R50+ViT-B/16 BiT-R50x1 Mixer-B/16 --dtype=bfloat16
     python -m vit_jax models ViT-B/16 --complexity
 
-Nothing is trained or downloaded: the figures are told by the code, on any machine the same.
-`--complexity` compares one layer of self-attention, convolution and recurrence at a model's size.
+The figures are computed from the code, without training, downloading or running anything, and are
+the same on every machine. `--complexity` compares one layer of self-attention, convolution and
+recurrence at a model's size.
 """
 
 import argparse
 import contextlib
 import logging
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive, whole
 from vit_jax.commands.load_options import model_overrides
-from vit_jax.errors import ConfigError, ModelError
+from vit_jax.errors import ConfigError
 from vit_jax.models.options import ModelConfig
 from vit_jax.tables import plain_table
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from vit_jax.models.summary import Summary
 
 OVERRIDES = "--model."
-# Tables are made for this many columns; a narrower terminal breaks lines, not figures.
+# Width of the tables. In a narrower terminal lines are wrapped, not truncated.
 _COLUMNS = 100
 
 _UNITS = (
-    "1 GFLOP = 1e9 floating-point operations; 1 GMAC = 1e9 multiply-accumulates = 2 GFLOPs. Both of"
-    " the matmuls and convolutions in the forward pass of one image. Papers mix the two."
+    "1 GFLOP = 1e9 floating-point operations; 1 GMAC = 1e9 multiply-accumulates = 2 GFLOPs. Both"
+    " count the matmuls and convolutions in the forward pass of one image. Papers mix the two."
 )
 _ACTIVATIONS = (
-    "Activations: what a training step keeps of one image from the forward to the backward pass, by"
-    " its code, parameters and the image left out; 1 MB = 1e6 bytes. Attention as on a CPU; a GPU's"
+    "Activations: what a training step keeps per image from the forward to the backward pass,"
+    " without parameters and the image; 1 MB = 1e6 bytes. Attention is computed as on a CPU; a GPU's"
     " flash kernel keeps no attention weights."
 )
 _MEASURED = (
     "Parameters: counted in the modules.",
     "MACs: multiply-accumulates of one image, counted in the traced programs; 2 operations each.",
-    "Steps: scan iterations of these programs that have to wait for each other.",
-    "Path: applications of layer or cell until the last token depends on the first, by gradient.",
-    "Recurrence: h' = tanh(Wx + b + Uh); a GRU costs 3, an LSTM 4 times as much, in as many steps.",
+    "Steps: scan iterations of these programs that wait for each other.",
+    "Path: applications of the layer or cell until the last token depends on the first.",
+    "Recurrence: h' = tanh(Wx + b + Uh); a GRU costs 3 times as much, an LSTM 4 times.",
 )
 
 
@@ -59,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="NAME", help="e.g. ViT-B/16, any patch size; default: all"
     )
     parser.add_argument(
-        "--image_size", type=positive, help="in pixels; default: 224, of Mini, Micro, Nano 32"
+        "--image_size",
+        type=positive,
+        help="in pixels; default: 224, or 32 for Mini, Micro and Nano",
     )
     parser.add_argument(
-        "--num_classes", type=whole, default=1000, help="of the head; 0: none; default: 1000"
+        "--num_classes", type=whole, default=1000, help="of the head; 0: no head; default: 1000"
     )
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16"], help="of the activations"
@@ -76,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    # Only shapes are computed; accelerators stay with whoever trains on them.
+    # Only shapes are computed, so accelerators stay free for training.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from rich.console import Console
     from rich.progress import track
@@ -108,13 +110,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         _show_all(console, title, found, by_family=not args.names)
     if left_out:
-        console.print(f"Left out: {len(left_out)} ResNets, which have no such option.")
+        console.print(f"Left out: {len(left_out)} models without these options.")
     return 0
 
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Keeps what models log of themselves, such as the attention kernel, from between the rows."""
+    """Silences log lines of models, such as the attention kernel, between the rows."""
     logger = logging.getLogger("vit_jax")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -127,42 +129,41 @@ def _without_log() -> Iterator[None]:
 def _choose(
     args: argparse.Namespace, names: list[str], overrides: dict
 ) -> tuple[list[tuple[ModelConfig, int]], list[str]]:
-    """Returns the models with their image sizes, and the names that cannot have an override."""
-    from vit_jax.models.registry import model_options, resolve
-    from vit_jax.models.summary import fitting_image_size, usual_image_size
+    """Returns the models with their image sizes, and the names without the given options."""
+    from vit_jax.models.registry import default_image_size, model_options
+    from vit_jax.models.summary import fitting_image_size
 
     if "name" in overrides:
         raise ConfigError(
-            f"'--model.name={overrides['name']}'", "the model's name without an option",
+            f"'--model.name={overrides['name']}'",
+            "the model's name without an option",
             f"write models {overrides['name']}",
-        )  # fmt: skip
+        )
     chosen, left_out = [], []
     for name in names:
         try:
-            options = model_options(**{"name": name, "dtype": args.dtype, **overrides})
+            options = model_options(name, dtype=args.dtype, **overrides)
         except ConfigError as error:
-            raise error.under("model") from None
-        try:
-            shape = resolve(options)
-        except ModelError:
             if args.names:
-                raise
-            left_out.append(name)  # A ResNet, shown with all the others.
+                raise error.under("model") from None
+            left_out.append(name)  # Of a family without one of the options.
             continue
-        wanted = args.image_size or usual_image_size(name)
-        chosen.append((options, fitting_image_size(shape, wanted)))
+        wanted = args.image_size or default_image_size(name)
+        chosen.append((options, fitting_image_size(options, wanted)))
     return chosen, left_out
 
 
 def _show_all(
     console: "Console", title: str, found: list[tuple[ModelConfig, "Summary"]], *, by_family: bool
 ) -> None:
+    from vit_jax.models.registry import family_of
+
     table = plain_table(
         "model", right=("px", "tokens", "parameters", "GMACs", "GFLOPs", "activations")
-    )  # fmt: skip
+    )
     last = None
     for options, one in found:
-        family = _family(options, one)
+        family = family_of(options.name)
         if by_family and last not in (None, family):
             table.add_section()
         last = family
@@ -179,19 +180,11 @@ def _show_all(
     _show(console, f"{count}, {title}", table, _UNITS, _ACTIVATIONS)
 
 
-def _family(options: ModelConfig, one: "Summary") -> str:
-    from vit_jax.models.registry import is_small
-
-    if is_small(options.name):
-        return "small"
-    return "resnet" if one.tokens is None else options.name.partition("ViT")[0][:1]
-
-
 def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summary") -> None:
     side = one.image_size
     table = plain_table("", right=("",), left="")
-    for label, figure, word in _sizes(options, one):
-        table.add_row(label, figure, word)
+    for label, figure, note in one.sizes:
+        table.add_row(label, figure, note)
     table.add_section()
     for part, count in one.parts.items():
         table.add_row(part, f"{count:,}", f"{count / one.parameters:.1%}")
@@ -200,43 +193,11 @@ def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summar
     kept, weights = one.activations.total_bytes, one.activations.attention_bytes
     table.add_row("GMACs", f"{one.macs / 1e9:,.2f}", "")
     table.add_row("GFLOPs", f"{one.flops / 1e9:,.2f}", "2 x GMACs")
-    table.add_row("activations", _megabytes(kept), "an image")
+    table.add_row("activations", _megabytes(kept), "per image")
     if weights:
         table.add_row("  attention weights", _megabytes(weights), f"{weights / kept:.1%} of them")
     title = f"{options.name} at {side} x {side} px, {title}"
     _show(console, title, table, _UNITS, _ACTIVATIONS)
-
-
-def _sizes(options: ModelConfig, one: "Summary") -> list[tuple[str, str, str]]:
-    """Returns label, figure and a word on it for each size of a model."""
-    from vit_jax.models.resnet import ResNetShape
-    from vit_jax.models.vit import has_class_token, mlp_hidden
-
-    shape, grid = one.shape, f"{one.grid[0]} x {one.grid[1]}"
-    if isinstance(shape, ResNetShape):
-        return [
-            ("units", f"{sum(shape.units)}", " + ".join(map(str, shape.units))),
-            ("width", f"{shape.width:,}", "channels after the root"),
-            ("last feature map", grid, f"{shape.channels:,} channels, stride {shape.stride}"),
-        ]
-    stem, registers = shape.stem, options.num_registers
-    tokens = ["class token"] * has_class_token(options)
-    if registers:
-        tokens.append(f"{registers} register{'s' * (registers > 1)}")
-    tokens.append(f"{math.prod(one.grid):,} patches")
-    rows = [
-        ("width", f"{shape.width:,}", ""),
-        ("depth", f"{shape.depth}", "blocks"),
-        ("heads", f"{shape.num_heads}", f"of {shape.width // shape.num_heads}"),
-        ("MLP dim", f"{mlp_hidden(shape, options):,}", ""),
-        ("patch size", f"{shape.patch_size}", "px" if stem is None else "on the stem's map"),
-        ("grid", grid, f"stride {shape.stride} px"),
-        ("tokens", f"{one.tokens:,}", " + ".join(tokens)),
-    ]
-    if stem is not None:
-        units = " + ".join(map(str, stem.units)) or "root only"
-        rows.insert(0, ("stem units", f"{sum(stem.units)}", units))
-    return rows
 
 
 def _show_complexity(console: "Console", options: ModelConfig, image_size: int) -> None:
@@ -259,7 +220,7 @@ def _show_complexity(console: "Console", options: ModelConfig, image_size: int) 
     )
     notes = [*_MEASURED, _share(first)]
     if first.tokens > MEASURED_TOKENS:
-        notes.append(f"Above {MEASURED_TOKENS:,} tokens the path is the formula's.")
+        notes.append(f"With more than {MEASURED_TOKENS:,} tokens, the path is by formula.")
     _show(console, title, table, *notes)
 
 
@@ -267,8 +228,8 @@ def _share(attention: "Layer") -> str:
     tokens, width = attention.tokens, attention.width
     share = 2 * tokens**2 * width / (4 * tokens * width**2 + 2 * tokens**2 * width)
     return (
-        "Orders: arXiv:1706.03762, section 4 and Table 1. Of self-attention it counts the N² part"
-        f" alone, here {share:.0%} of the layer; the four projections are the rest."
+        "Orders: arXiv:1706.03762, section 4 and Table 1. For self-attention, it counts only the N²"
+        f" part, here {share:.0%} of the layer; the rest are the four projections."
     )
 
 
@@ -277,7 +238,7 @@ def _show(console: "Console", title: str, table: "Table", *notes: str) -> None:
 
     console.print(title, style="bold", markup=False)
     console.print(table)
-    # Words, unlike figures, can be broken to the width of a narrow terminal.
+    # Notes can be wrapped to the width of a narrow terminal.
     console = Console(highlight=False) if console.is_terminal else console
     for note in notes:
         console.print(note, style="dim", markup=False)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
-from vit_jax.config.init import AUTO
 from vit_jax.config.run import Config
+from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import ConfigError, UserError
+from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
 
 
@@ -41,7 +42,8 @@ def load_config(
         ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
-    for override in overrides:
+    # The name first, because it decides which other keys the model section has.
+    for override in sorted(overrides, key=lambda o: not o.startswith("model.name=")):
         key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(
@@ -65,7 +67,7 @@ def read_mapping(spec: str) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing or cannot be read.
     """
-    return _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
+    return upgrade_config(_read_json(spec)) if spec.endswith(".json") else _call_get_config(spec)
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:

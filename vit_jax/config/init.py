@@ -4,9 +4,6 @@ from typing import Literal
 
 from vit_jax.schema import Section, check_patterns, option
 
-AUTO = "auto"
-"""`model.name` of a run whose architecture is that of the weights it starts from."""
-
 OF_THE_RUN = frozenset(
     {
         "dropout",

@@ -28,10 +28,6 @@ class MeshConfig(Section):
     whole name counts. The axes are those of the last dimensions, e.g. ("head/linear/kernel",
     (None, "tensor")); what is left out on the left is not cut.
     """
-    gradient_dtype: Literal["float32", "bfloat16"] | None = option(None)
-    """Type in which the gradient of a parameter is summed, over the examples of a device and
-    over devices, before it becomes float32; None: the type that its layer computes in.
-    """
 
     def check(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)

@@ -5,7 +5,8 @@ Each section gives the type, range, default and meaning of its keys and checks i
 of the package reads only these frozen sections, never raw dictionaries.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
@@ -14,18 +15,25 @@ from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
-from vit_jax.config.init import AUTO, InitConfig
+from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
 from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
-from vit_jax.models.options import ModelConfig
-from vit_jax.schema import Section, option, section
+from vit_jax.models.options import AUTO, ModelConfig
+from vit_jax.schema import ChosenBy, Section, option, section
 from vit_jax.tasks import TASKS
 
 # Metrics of an evaluated split; higher is better.
 _SHARES = ("accuracy_top1", "accuracy_top5")
+
+
+def _options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
+    """Returns the section class of the model that a mapping names."""
+    from vit_jax.models.registry import options_class  # Imports JAX.
+
+    return options_class(mapping)
 
 
 class CheckpointConfig(Section):
@@ -106,7 +114,7 @@ class Config(_TaskSections):
 
     seed: int = option(0, at_least=0, below=2**32)
     """All randomness derives from this seed, a stream name and the step."""
-    model: ModelConfig = section()
+    model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()
     data: DataConfig = section()
     optimizer: OptimizerConfig = section()
     train_steps: int | None = option(None, at_least=1, below=2**31)

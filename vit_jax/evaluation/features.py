@@ -17,8 +17,8 @@ from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.placement import Placement, placed
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.hosts import is_first_host
@@ -90,7 +90,7 @@ def freeze(
         return {"features": features, "label": batch["label"], "mask": batch["mask"]}
 
     everywhere = NamedSharding(mesh, PartitionSpec())
-    step = jax.jit(placed(step_fn, Placement(mesh)), out_shardings=everywhere)
+    step = jax.jit(with_mesh(step_fn, mesh), out_shardings=everywhere)
     grid = getattr(model, "grid", None)
     return FrozenModel(image_size, step, nnx.to_pure_dict(state), grid)
 

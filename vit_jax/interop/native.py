@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax.config.task import task_config
+from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
@@ -74,12 +75,13 @@ def read_options(path: Path) -> dict[str, Any]:
 def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns what describes the model, and the folder of its arrays."""
     if (path / DESCRIPTION).is_file():
-        return json.loads((path / DESCRIPTION).read_text()), path / ARRAYS
+        about = json.loads((path / DESCRIPTION).read_text())
+        return {**about, "model": upgrade_model(about["model"])}, path / ARRAYS
     step = _chosen_step(path)
     config = json.loads((step / "config" / "metadata").read_text())
     side = config["data"]["image_size"]
     task = task_config(config.get("task", "classification"))
-    about = {"model": task.model_section(config), "image_size": [side, side]}
+    about = {"model": upgrade_model(task.model_section(config)), "image_size": [side, side]}
     about["own_parameters"] = task.own_parameters
     about["view"] = _view(config["data"])
     classes = step.parents[1] / "classes.json"

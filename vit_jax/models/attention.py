@@ -13,10 +13,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.layers import LayerNorm, softmax
-from vit_jax.models.placement import constrain
 from vit_jax.models.position import RelativeBias, rotate
-from vit_jax.models.products import LinearGeneral
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel to use, the token count to pad to, and why."""
+    """The kernel to use, the number of tokens to pad to, and why this kernel."""
 
     implementation: Implementation
     padded_tokens: int
@@ -46,47 +45,46 @@ def choose_attention(
     has_bias: bool,
     platform: str | None = None,
 ) -> AttentionChoice:
-    """Chooses the attention kernel for a shape and says why.
+    """Chooses the attention kernel for a shape.
 
-    cuDNN's flash attention trains on even token counts only, so that odd ones (every class-token
-    ViT) are padded by one token that `key_value_seq_lengths` hides.
+    cuDNN's flash attention can only train with an even number of tokens. Odd numbers, as in every
+    ViT with a class token, are padded by one token, which `key_value_seq_lengths` masks.
 
     Args:
         requested: "auto", "xla", "cudnn" or "einsum".
         tokens: N, class token and registers included.
         head_dim: features of a head.
-        num_heads: heads.
+        num_heads: number of heads.
         dtype: type of queries, keys and values.
-        has_bias: whether logits get a position bias.
+        has_bias: whether a position bias is added to the logits.
         platform: "cpu", "gpu" or "tpu"; None: the default backend.
 
-    Returns:
-        The choice; `padded_tokens` equals `tokens` unless the kernel needs padding.
-
     Raises:
-        ModelError: cuDNN is asked for and cannot work here.
+        ModelError: cuDNN is requested and does not support this case.
     """
     platform = platform or jax.default_backend()
     padded = tokens + tokens % 2
     if requested in ("xla", "einsum"):
-        return AttentionChoice(requested, tokens, "asked for")
+        return AttentionChoice(requested, tokens, "requested")
     problem = None
     if platform not in ("gpu", "cuda"):
         problem = f"cuDNN needs a GPU, this is a {platform}"
     elif dtype not in (jnp.bfloat16, jnp.float16):
         problem = f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
     elif has_bias:
-        problem = "the position bias has a gradient of its own"
+        problem = "cuDNN has no gradient for a learned position bias"
     elif head_dim > 128 or head_dim % 8:
-        problem = f"cuDNN does not take head dimension {head_dim}"
+        problem = f"cuDNN does not support head dimension {head_dim}"
     else:
         failure = _cudnn_problem(padded, num_heads, head_dim, jnp.dtype(dtype).name)
         problem = failure and f"cuDNN failed: {failure}"
     if problem is None:
-        return AttentionChoice("cudnn", padded, "GPU, 16-bit, head dimension fits")
+        return AttentionChoice("cudnn", padded, "GPU, 16-bit, supported head dimension")
     if requested == "cudnn":
         raise ModelError(
-            f"attention_implementation cudnn, but {problem}", "a case that cuDNN takes", "use auto"
+            f"attention_implementation cudnn, but {problem}",
+            "a case that cuDNN supports",
+            "use auto",
         )
     if platform == "cpu":
         return AttentionChoice("einsum", tokens, "fastest on a CPU")
@@ -95,7 +93,7 @@ def choose_attention(
 
 @functools.lru_cache
 def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
-    """Compiles cuDNN attention with its gradient; returns the error's first line, if any."""
+    """Compiles cuDNN attention and its gradient; returns the first line of the error, if any."""
     shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
 
     def total(q, k, v):
@@ -103,14 +101,14 @@ def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> st
 
     try:
         jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
-    except Exception as error:  # whatever cuDNN raises, XLA's kernel still works
+    except Exception as error:  # Whatever cuDNN raises, XLA's kernel works.
         return str(error).strip().splitlines()[0][:200]
     return None
 
 
 @functools.lru_cache
 def log_choice(choice: AttentionChoice, tokens: int) -> None:
-    """Logs a choice once a process."""
+    """Logs a choice once per process."""
     padding = f", {tokens} tokens padded to {choice.padded_tokens}"
     log.info(
         "attention: %s%s (%s)",
@@ -129,9 +127,9 @@ def attend(
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the same written
-    out, with a softmax that keeps only its result for the backward pass: about 10 % faster for a
-    whole training step on CPUs, where no kernel fuses any of it.
+    "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the formula written
+    out, with a softmax that keeps only its result for the backward pass. On CPUs, where no kernel
+    fuses these operations, it makes a training step about 10 % faster.
 
     Args:
         query: [B, N, H, K].
@@ -139,7 +137,7 @@ def attend(
         value: [B, M, H, K].
         bias: logits added before the softmax.
         implementation: how to compute it.
-        valid_tokens: keys and values beyond this many are padding and get no weight.
+        valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
@@ -187,7 +185,7 @@ class SelfAttention(nnx.Module):
         tokens: N, needed by the relative position bias.
         relative: add a `RelativeBias` to the logits.
         qk_norm: LayerNorm over each query and key, scale but no bias (arXiv:2302.05442).
-        qkv_bias: False leaves the bias of queries, keys and values out.
+        qkv_bias: whether queries, keys and values have a bias.
         dropout_rate: rate after the output layer.
         implementation: kernel, see `choose_attention`.
         dtype: type the matmuls run in.
@@ -209,11 +207,11 @@ class SelfAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         head_dim = width // num_heads
-        self.qkv = LinearGeneral(
+        self.qkv = nnx.LinearGeneral(
             width, (3, num_heads, head_dim), use_bias=qkv_bias, kernel_init=_qkv_init, dtype=dtype,
             rngs=rngs,
         )  # fmt: skip
-        self.out = LinearGeneral(
+        self.out = nnx.LinearGeneral(
             (num_heads, head_dim), width, axis=(-2, -1), kernel_init=_xavier_uniform, dtype=dtype,
             rngs=rngs,
         )  # fmt: skip
@@ -233,18 +231,17 @@ class SelfAttention(nnx.Module):
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        """Returns the attended tokens, and what is named in `capture`.
+        """Returns the attended tokens, and the values named in `capture`.
 
-        "attention_weights" are [B, H, N, N]; "max_attention_logit" [B, H] is the largest of the
-        logits over queries and keys. Both are computed beside the kernel, which does not give them
-        away.
+        "attention_weights" are [B, H, N, N]; "max_attention_logit" [B, H] is the largest logit over
+        all queries and keys. Kernels do not return these, so they are computed a second time.
 
         Args:
             x: tokens.
             rope: cosines and sines of `position.rope_2d`.
-            valid_tokens: tokens beyond this many are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding.
             key: turns dropout on.
-            capture: names.
+            capture: "attention_weights", "max_attention_logit".
         """
         qkv = constrain(self.qkv(x), "batch", None, None, "tensor")
         q, k, v = jnp.moveaxis(qkv, -3, 0)
@@ -268,6 +265,6 @@ class SelfAttention(nnx.Module):
 
 
 def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Xavier uniform for the query, key and value matrix each on its own; `shape` is (D, 3D)."""
+    """Xavier uniform, separately for the query, key and value matrices; `shape` is (D, 3D)."""
     each = [_xavier_uniform(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
     return jnp.concatenate(each, axis=1)

@@ -12,12 +12,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
-from vit_jax.models.placement import constrain
 from vit_jax.models.position import Table, build_table
-from vit_jax.models.products import rescale, spread
 from vit_jax.models.stacking import Remat, build_stack, scan_stack
 
 BLOCK_INTERMEDIATES = (
@@ -27,7 +26,7 @@ BLOCK_INTERMEDIATES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockSpec:
-    """Everything that shapes one encoder block; the same for all blocks of an encoder."""
+    """Sizes and options of an encoder block; the same for all blocks of an encoder."""
 
     width: int
     num_heads: int
@@ -48,10 +47,10 @@ class BlockSpec:
 
 
 class EncoderBlock(nnx.Module):
-    """Self-attention and MLP, each with LayerNorm, residual and optional layer scale.
+    """Self-attention and MLP, each with LayerNorm, a residual and optionally a layer scale.
 
     pre:  x = x + f(norm(x));  post: x = norm(x + f(x)).
-    A position table of its own, where it has one, is added to its input.
+    If the block has its own position table, it is added to the input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
     D.4 (a position table in every layer).
@@ -102,15 +101,15 @@ class EncoderBlock(nnx.Module):
         Args:
             x: tokens.
             rope: rotations for queries and keys.
-            valid_tokens: tokens beyond this many are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding.
             key: turns dropout and stochastic depth on.
-            drop_rate: chance that an example skips a residual branch of this block.
+            drop_rate: probability that an example skips a residual branch of this block.
             capture: names from BLOCK_INTERMEDIATES.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         pre = self.norm_placement == "pre"
         if self.position_embedding is not None:
-            x = x + spread(self.position_embedding(x.shape[1]), x.shape, x.dtype)
+            x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
         attended, found = self.attention(
             self.attention_norm(x) if pre else x,
@@ -119,11 +118,13 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = x + _residual(constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate)
+        x = x + residual_branch(
+            constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
+        )
         x = x if pre else self.attention_norm(x)
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = x + _residual(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
+        x = x + residual_branch(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
         x = x if pre else self.mlp_norm(x)
 
         found |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
@@ -133,18 +134,18 @@ class EncoderBlock(nnx.Module):
 def _add_position(
     x: Float[Array, "B N D"], position: Float[Array, "1 N D"] | None
 ) -> Float[Array, "B N D"]:
-    return x if position is None else x + spread(position, x.shape, x.dtype)
+    return x if position is None else x + position.astype(x.dtype)
 
 
-def _residual(
+def residual_branch(
     branch: Float[Array, "B N D"],
     scale: nnx.Param | None,
     key: jax.Array | None,
     drop_rate: Float[Array, ""] | None,
 ) -> Float[Array, "B N D"]:
-    """Scales a residual branch and drops it for whole examples, keeping its expectation."""
+    """Scales a residual branch, and drops it for whole examples without changing its mean."""
     if scale is not None:
-        branch = rescale(branch, scale[...])
+        branch = branch * scale[...].astype(branch.dtype)[None, None]
     if key is None or drop_rate is None:
         return branch
     keep = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
@@ -196,10 +197,10 @@ class Encoder(nnx.Module):
             x: tokens.
             position: a table added to the input of every block.
             rope: rotations for queries and keys.
-            valid_tokens: tokens beyond this many are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding.
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
-            reduce: what to keep of the captured intermediates of a block; None: all of them.
+            reduce: applied to the captured intermediates of each block; None: they are kept whole.
         """
         keys = None if key is None else jax.random.split(key, self.depth)
         rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
@@ -234,11 +235,11 @@ def reduced(
     functions: Mapping[str, Callable[[jax.Array], jax.Array]],
     tokens: int,
 ) -> dict[str, jax.Array]:
-    """Returns a block's captured intermediates without padding, and reduced where asked for.
+    """Returns a block's captured intermediates without padding tokens, some of them reduced.
 
     Args:
         found: name -> value, of one block.
-        functions: name -> what is applied to it.
+        functions: name -> function to apply to this value.
         tokens: N without padding.
     """
     real = {name: _unpad(name, value, tokens) for name, value in found.items()}
@@ -246,7 +247,7 @@ def reduced(
 
 
 def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    """Cuts padding tokens off a captured intermediate."""
+    """Removes the padding tokens of a captured intermediate."""
     if name == "max_attention_logit":
         return value
     if name == "attention_weights":

@@ -1,8 +1,8 @@
-"""What one layer of self-attention, convolution or recurrence costs, measured from real modules.
+"""Measures the cost of one layer of self-attention, convolution or recurrence.
 
-A layer of each kind maps N tokens of D features to as many. Its parameters are counted in the
-module, its multiply-accumulates and sequential steps in the program that the module traces to, and
-its path length by asking which tokens a gradient reaches.
+A layer of each kind maps N tokens of D features to N tokens of D features. Parameters are counted
+in the module, multiply-accumulates and sequential steps in the traced program, and path length by
+following which tokens a gradient reaches.
 
 Source: arXiv:1706.03762, section 4 and Table 1.
 """
@@ -10,7 +10,6 @@ Source: arXiv:1706.03762, section 4 and Table 1.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -22,25 +21,23 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import SelfAttention
-from vit_jax.models.flops import forward_macs
+from vit_jax.models.flops import count_macs, sub_jaxprs
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import list_models, model_options, resolve
-from vit_jax.models.resnet import ResNetShape
-from vit_jax.models.summary import usual_image_size
-from vit_jax.models.vit import check_sizes, has_class_token
+from vit_jax.models.registry import build_model, resolve
 
-# Paths are measured up to this many tokens; attention's gradient takes N^2 floats.
+# Paths are measured up to this many tokens, because attention's gradient takes N^2 floats.
 MEASURED_TOKENS = 4096
-# Positions in a kernel's row; both convolutions have it.
+# Side of the kernel of both convolutions.
 KERNEL = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Formulas:
-    """A layer's costs in D, N, K = 3 and G, the tokens that are patches: exact, then their order.
+    """Formulas of a layer's costs, exact and as orders of growth.
 
-    Source of `order_*`: arXiv:1706.03762, Table 1, and section 4 for the paths of contiguous
-    kernels (the table's O(log N) is that of dilated ones); on a grid the same with its side.
+    N is the number of tokens, G the number of patches among them, D the width, K = 3 the kernel's
+    side. Source of `order_*`: arXiv:1706.03762, Table 1, but section 4 for the paths of contiguous
+    kernels, because the table's O(log N) holds for dilated ones.
     """
 
     parameters: str
@@ -54,14 +51,14 @@ class Formulas:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a layer costs for one image.
+    """Cost of a layer for one image.
 
     Attributes:
         parameters: weights and biases.
-        macs: multiply-accumulates for the whole sequence; padding counts.
-        steps: scan iterations that wait for each other, 1 where there is no scan.
-        path: applications of layer or cell until the last token depends on the first, which is the
-            most that any two tokens need.
+        macs: multiply-accumulates for the whole sequence, padding included.
+        steps: sequential scan iterations; 1: there is no scan.
+        path: number of applications of the layer or cell after which the last token depends on the
+            first. No other pair of tokens needs more.
     """
 
     parameters: int
@@ -78,7 +75,7 @@ class Layer(ABC):
         width: D.
         num_heads: of self-attention.
         grid: rows and columns of patches.
-        num_prefix: class token and registers, which stand before the patches in a sequence.
+        num_prefix: class token and registers, which come before the patches in the sequence.
     """
 
     width: int
@@ -88,12 +85,12 @@ class Layer(ABC):
 
     name: ClassVar[str]
     formulas: ClassVar[Formulas]
-    # Whether every sweep reads the input, beside what the last sweep gave.
+    # Whether each sweep reads the layer's input as well as the result of the previous sweep.
     recurrent: ClassVar[bool] = False
 
     @property
     def tokens(self) -> int:
-        """Tokens that the layer maps: N, or G where prefix tokens have no place in it."""
+        """Tokens that the layer maps: N, or G if it leaves prefix tokens out."""
         return self.num_prefix + math.prod(self.grid)
 
     @abstractmethod
@@ -106,18 +103,18 @@ class Layer(ABC):
 
     @abstractmethod
     def path(self) -> int:
-        """Returns the path length that the formula gives."""
+        """Returns the path length by formula."""
 
     def sweep(
         self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
     ) -> Float[Array, "1 N D"]:
-        """Applies the layer, or every cell of it at once, to what the last sweep gave."""
+        """Applies the layer, or all cells of it at once, to the result of the previous sweep."""
         del inputs
         return self.apply(module, tokens)
 
 
 class Attention(Layer):
-    """Multi-head self-attention as in every block of a ViT."""
+    """Multi-head self-attention, as in each block of a ViT."""
 
     name = "self-attention"
     formulas = Formulas("4D² + 4D", "4ND² + 2N²D", "1", "1", "O(N²·D)", "O(1)", "O(1)")
@@ -135,9 +132,9 @@ class Attention(Layer):
 
 
 class GridConvolution(Layer):
-    """A convolution of 3x3 patches with bias, zeros around the grid.
+    """A 3x3 convolution over the grid of patches, with bias and zero padding.
 
-    Prefix tokens have no place on the grid and are left out.
+    Prefix tokens are left out, because they are not on the grid.
     """
 
     name = "convolution, 3x3 on the grid"
@@ -160,7 +157,7 @@ class GridConvolution(Layer):
 
 
 class SequenceConvolution(Layer):
-    """A convolution of 3 neighbours in the sequence, with bias, zeros at its ends."""
+    """A convolution over 3 neighbours in the sequence, with bias and zero padding."""
 
     name = "convolution, 3 in sequence"
     formulas = Formulas("3D² + D", "3ND²", "1", "N - 1", "O(K·N·D²)", "O(1)", "O(N / K)")
@@ -176,9 +173,9 @@ class SequenceConvolution(Layer):
 
 
 class Recurrence(Layer):
-    """The plainest recurrent network, h' = tanh(W x + b + U h), from the first token to the last.
+    """The simplest recurrent network, h' = tanh(W x + b + U h), from the first token to the last.
 
-    A GRU has three, an LSTM four such pairs of matrices, and as many steps.
+    A GRU has three such pairs of matrices and an LSTM four, with the same number of steps.
     """
 
     name = "recurrence (tanh RNN)"
@@ -197,7 +194,7 @@ class Recurrence(Layer):
     def sweep(
         self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
     ) -> Float[Array, "1 N D"]:
-        """Applies the cell at every place to its input and to the state of the place before."""
+        """Applies the cell at every position to its input and the previous position's state."""
         before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0), (0, 0)))
         return module.cell(before, inputs)[1]
 
@@ -213,43 +210,22 @@ def layers_of(options: ModelConfig, image_size: int) -> list[Layer]:
         image_size: side in pixels.
 
     Raises:
-        ModelError: unknown name, a ResNet, or sizes that do not go together.
+        ModelError: unknown name, a model without self-attention, or sizes that do not fit together.
     """
-    shape = resolve(options)
-    if isinstance(shape, ResNetShape):
+    sizes = {"num_classes": 0, "image_size": image_size, "key": jax.random.key(0)}
+    model = nnx.eval_shape(lambda: build_model(options.on_any_platform(), **sizes))
+    if model.num_heads is None:
         raise ModelError(
-            f"{options.name}, a ResNet, which has no tokens",
-            "a ViT or a hybrid",
-            f"{_vit_of_similar_cost(options)} costs about as much",
+            f"{options.name}, which has no self-attention", "a ViT or a hybrid", "e.g. ViT-B/16"
         )
-    check_sizes(shape, options, (image_size, image_size))
-    side = image_size // shape.stride
-    prefix = has_class_token(options) + options.num_registers
-    return [layer(shape.width, shape.num_heads, (side, side), prefix) for layer in LAYERS]
-
-
-def _vit_of_similar_cost(options: ModelConfig) -> str:
-    side = usual_image_size(options.name)
-
-    def log_macs(name: str) -> float:
-        config = model_options(name)
-        return math.log(forward_macs(config, num_classes=1000, image_size=(side, side)))
-
-    vits = [
-        name
-        for name in list_models()
-        if name.startswith("ViT-")
-        and name.endswith(("/16", "Mini/4", "Micro/4", "Nano/4"))
-        and usual_image_size(name) == side
-    ]
-    wanted = log_macs(options.name)
-    return min(vits, key=lambda name: abs(log_macs(name) - wanted))
+    width = resolve(options).width
+    return [layer(width, model.num_heads, model.grid, model.num_prefix) for layer in LAYERS]
 
 
 def measure(layer: Layer) -> Cost:
-    """Counts what a layer costs; nothing of its width is computed, whatever its size.
+    """Measures the cost of a layer without running it at its width.
 
-    Beyond MEASURED_TOKENS the path is the formula's.
+    With more than MEASURED_TOKENS tokens, the path is computed by formula.
 
     >>> measure(Attention(width=768, num_heads=12, grid=(14, 14), num_prefix=1))
     Cost(parameters=2362368, macs=524391936, steps=1, path=1)
@@ -269,62 +245,19 @@ def measure(layer: Layer) -> Cost:
     )
 
 
-def count_macs(jaxpr: core.Jaxpr) -> int:
-    """Returns the multiply-accumulates of a program's matmuls and convolutions.
-
-    The body of a scan counts as often as it runs, of a condition the dearest branch; additions,
-    normalisations and the like do not count.
-
-    Raises:
-        ValueError: a while loop with matmuls, whose number of turns no trace tells.
-    """
-    total = 0
-    for eqn in jaxpr.eqns:
-        inner = [count_macs(sub) for sub in _sub_jaxprs(eqn)]
-        kind = eqn.primitive.name
-        if kind == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            left = _shape(eqn.invars[0])
-            total += math.prod(_shape(eqn.outvars[0])) * math.prod(left[i] for i in contracted)
-        elif kind == "conv_general_dilated":
-            kernel = _shape(eqn.invars[1])
-            outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-            total += math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) // outputs
-        elif kind == "while" and any(inner):
-            raise ValueError("matmuls in a while loop: unknown how often")
-        elif kind == "cond":
-            total += max(inner)
-        else:
-            total += sum(inner) * eqn.params.get("length", 1)
-    return total
-
-
 def longest_scan_chain(jaxpr: core.Jaxpr) -> int:
-    """Returns the most scan iterations of a program of which each waits for the one before.
+    """Returns the length of a program's longest chain of scan iterations that wait for each other.
 
-    Scans after one another add up, scans side by side do not, nested ones multiply.
+    Consecutive scans add up, independent scans do not, nested scans multiply.
     """
     ready: dict[Any, int] = {}
     for eqn in jaxpr.eqns:
         waited = max((ready.get(v, 0) for v in eqn.invars if _is_variable(v)), default=0)
-        inner = max((longest_scan_chain(sub) for sub in _sub_jaxprs(eqn)), default=0)
+        inner = max((longest_scan_chain(sub) for sub in sub_jaxprs(eqn)), default=0)
         if eqn.primitive.name == "scan":
             inner = eqn.params["length"] * max(1, inner)
         ready.update(dict.fromkeys(eqn.outvars, waited + inner))
     return max((ready.get(v, 0) for v in jaxpr.outvars if _is_variable(v)), default=0)
-
-
-def _sub_jaxprs(eqn: Any) -> Iterator[core.Jaxpr]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, core.Jaxpr):
-                yield item
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape
 
 
 def _is_variable(value: Any) -> bool:
@@ -332,16 +265,16 @@ def _is_variable(value: Any) -> bool:
 
 
 def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
-    """Returns how often a layer is applied until one token depends on another.
+    """Returns how often a layer must be applied until one token depends on another.
 
-    Applies the layer's code, at a width of 4 with random parameters, and follows gradients from the
-    target back to the source: a token is reached where its gradient is not zero. Each application
-    starts with random numbers at the tokens reached so far, so that no path fades away.
+    Runs the layer's code at a width of 4 with random parameters and follows gradients from the
+    target back to the source: tokens whose gradient is not zero are reached. Each application
+    starts from random numbers at the tokens reached so far, so that gradients do not vanish.
 
     Args:
-        layer: only its tokens matter.
+        layer: only its number of tokens matters.
         source: index of the token to depend on, among those that the layer maps.
-        target: index of the token that is to depend on it.
+        target: index of the token that should depend on it.
 
     Returns:
         The number of applications of the layer, or of a recurrence's cell; None: never.
@@ -367,7 +300,7 @@ def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
             lambda carry: ~carry[2] & (carry[0] < layer.tokens), one_more, (0, start, False)
         )
 
-    # Small ones: neither does tanh saturate nor a softmax weight vanish.
+    # Small numbers, so that tanh does not saturate and softmax weights do not vanish.
     params = jax.tree.map(lambda p: 0.3 * draw(p.shape).astype(p.dtype), nnx.to_pure_dict(state))
     noise, inputs = draw((2, 1, layer.tokens, layer.width)).astype(np.float32)
     start = np.zeros(layer.tokens, bool)

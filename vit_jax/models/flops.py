@@ -1,11 +1,78 @@
-"""Analytic operation counts, since XLA's own counts a scanned block once."""
+"""Counting operations in traced programs.
+
+Counts come from the program that JAX traces, so no model needs a formula. XLA's own cost analysis
+is not used, because it counts the body of a scan once.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend import core
 
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import resolve
-from vit_jax.models.resnet import ResNetShape
-from vit_jax.models.vit import ViTShape, has_class_token, mlp_hidden
+from vit_jax.models.registry import build_model
 
 
+def count_macs(jaxpr: core.Jaxpr) -> int:
+    """Returns the multiply-accumulates of a program's matmuls and convolutions.
+
+    Other operations, such as additions and normalisations, are not counted. The body of a scan
+    counts as often as it runs, and a conditional as its most expensive branch.
+
+    Raises:
+        ValueError: a while loop with matmuls, because a trace does not know how often it runs.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = [count_macs(sub) for sub in sub_jaxprs(eqn)]
+        kind = eqn.primitive.name
+        if kind == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            left = _shape(eqn.invars[0])
+            total += math.prod(_shape(eqn.outvars[0])) * math.prod(left[i] for i in contracted)
+        elif kind == "conv_general_dilated":
+            kernel = _shape(eqn.invars[1])
+            outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+            total += math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) // outputs
+        elif kind == "while" and any(inner):
+            raise ValueError("matmuls in a while loop: unknown how often")
+        elif kind == "cond":
+            total += max(inner)
+        else:
+            total += sum(inner) * eqn.params.get("length", 1)
+    return total
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[core.Jaxpr]:
+    """Yields the programs inside an operation, e.g. the body of a scan."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, core.Jaxpr):
+                yield item
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
+
+
+def traced_macs(function: Callable[..., Any], *args: Any) -> int:
+    """Returns the multiply-accumulates of a function, which is traced but not run.
+
+    Args:
+        function: of arrays.
+        *args: its arguments, or their shapes.
+    """
+    return count_macs(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+@functools.lru_cache
 def forward_macs(
     options: ModelConfig,
     *,
@@ -13,95 +80,62 @@ def forward_macs(
     image_size: tuple[int, int],
     head_per_patch: bool = False,
 ) -> int:
-    """Returns the multiply-accumulates of one image's forward pass: matmuls and convolutions only.
-
-    Convolutions, patch embedding, projections, attention logits and their weighted sum, MLPs,
-    pooling and head count; normalisations, softmax, GELU and additions do not.
+    """Returns the multiply-accumulates of one image's forward pass.
 
     Args:
         options: the model section of a config.
         num_classes: C; 0 for a model without a head.
         image_size: (height, width) in pixels.
-        head_per_patch: whether a ViT's head is applied to each patch.
+        head_per_patch: count the head once for each patch.
 
+    >>> from vit_jax.models.registry import model_options
     >>> config = model_options("ViT-B/16")
     >>> round(forward_macs(config, num_classes=1000, image_size=(224, 224)) / 1e9, 2)
     17.56
     """
-    shape = resolve(options)
-    if isinstance(shape, ResNetShape):
-        total, features = resnet_macs(shape, image_size), shape.channels
-    else:
-        total, features = _vit_macs(shape, options, image_size)
-    if options.representation_size is not None:
-        total += features * options.representation_size
-        features = options.representation_size
+    # One scanned block is quick to trace, and attention must be traceable on any platform.
+    options = options.on_any_platform().replace(scan=True, remat="none")
+    model = nnx.eval_shape(
+        lambda: build_model(
+            options,
+            num_classes=num_classes,
+            image_size=image_size,
+            key=jax.random.key(0),
+            platform="cpu",
+        )
+    )
+    macs = model_macs(model)
     if head_per_patch:
-        assert isinstance(shape, ViTShape)
-        num_classes *= (image_size[0] // shape.stride) * (image_size[1] // shape.stride)
-    return total + features * num_classes
+        head = model.head
+        features = (head.pre_logits or head.linear).in_features
+        once = _module_macs(head, jax.ShapeDtypeStruct((1, features), jnp.float32))
+        macs += (math.prod(model.grid) - 1) * once
+    return macs
 
 
-def resnet_macs(shape: ResNetShape, image_size: tuple[int, int]) -> int:
-    """Returns the multiply-accumulates of a ResNet's root and stages."""
-    height, width = image_size
-    channels = shape.width
-    if shape.small:
-        total = height * width * 9 * 3 * channels
-    else:
-        height, width = _halved(height, width)
-        total = height * width * 49 * 3 * channels
-        height, width = _halved(height, width)
-    for i, count in enumerate(shape.units):
-        middle = shape.width * 2**i
-        before = height * width
-        height, width = (height, width) if i == 0 else _halved(height, width)
-        after = height * width
-        equal = after * (4 * middle + 9 * middle + 4 * middle) * middle
-        first = before * channels * middle + after * (9 + 4) * middle * middle
-        if i or channels != 4 * middle:
-            first += after * channels * 4 * middle
-        total += first + (count - 1) * equal
-        channels = 4 * middle
-    return total
+def model_macs(model: Any) -> int:
+    """Returns the multiply-accumulates of one image's forward pass.
+
+    Args:
+        model: real, or without values as `nnx.eval_shape` makes it; its attention must not be a
+            kernel that cannot be traced, such as cuDNN's.
+    """
+    return _module_macs(model, jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32))
 
 
-def _vit_macs(
-    shape: ViTShape, options: ModelConfig, image_size: tuple[int, int]
-) -> tuple[int, int]:
-    """Returns the multiply-accumulates up to the head, and the features that enter it."""
-    width, patch = shape.width, shape.patch_size
-    patches = (image_size[0] // shape.stride) * (image_size[1] // shape.stride)
-    tokens = patches + has_class_token(options) + options.num_registers
-    channels = 3 if shape.stem is None else shape.stem.channels
-
-    projections = 4 * tokens * width * width
-    scores_and_sum = 2 * tokens * tokens * width
-    if options.position_embedding == "relative":
-        scores_and_sum += tokens * (2 * tokens - 1) * width
-    matrices = 3 if options.mlp == "swiglu" else 2
-    mlp = matrices * tokens * width * mlp_hidden(shape, options)
-    total = patches * patch * patch * channels * width
-    total += shape.depth * (projections + scores_and_sum + mlp)
-    if shape.stem is not None:
-        total += resnet_macs(shape.stem, image_size)
-
-    if options.pooling == "map":
-        # Query and output of one probe, keys and values of all patches, and the probe's MLP.
-        total += 2 * width * width + 2 * patches * width * width
-        total += 2 * patches * width + 2 * width * shape.mlp_dim
-    return total, width * (patches if options.pooling == "flatten" else 1)
-
-
-def _halved(height: int, width: int) -> tuple[int, int]:
-    return (height + 1) // 2, (width + 1) // 2
+def _module_macs(module: Any, x: jax.ShapeDtypeStruct) -> int:
+    graphdef, state = nnx.split(module)
+    return traced_macs(lambda params, x: nnx.merge(graphdef, params)(x), nnx.to_pure_dict(state), x)
 
 
 def training_flops(macs: int) -> int:
-    """Returns the floating-point operations of training on one image: 6 a multiply-accumulate.
+    """Returns the floating-point operations of training on one image: 6 per multiply-accumulate.
 
-    Two for the multiply and the add, times three: forward, and backward to inputs and to
-    parameters. Recomputation by remat does not count, as in model FLOPs utilisation
-    (arXiv:2204.02311, appendix B).
+    One multiply-accumulate is two operations. The backward pass takes twice as many as the forward
+    pass: gradients of inputs and of parameters. Recomputation by remat is not counted, as in model
+    FLOPs utilisation (arXiv:2204.02311, appendix B).
+
+    Args:
+        macs: multiply-accumulates of the forward pass.
     """
     return 6 * macs

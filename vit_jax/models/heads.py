@@ -7,17 +7,19 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.activation_sharding import Dimension, constrain
 from vit_jax.models.attention import attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
-from vit_jax.models.placement import Dimension, constrain
-from vit_jax.models.products import Linear, LinearGeneral
+
+# Sharding of the head's parameters, the same in every family, see `Family.sharding_rules`.
+HEAD_RULES = ((r"head/.*/kernel", ("fsdp", "tensor")),)
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
 
 class AttentionPooling(nnx.Module):
-    """MAP head: a learned probe attends to all tokens, then LayerNorm and MLP with residual.
+    """MAP head: a learned query (probe) attends to all tokens, then LayerNorm and a residual MLP.
 
     Source: arXiv:2106.04560, section 3.1 (multihead attention pooling).
 
@@ -43,7 +45,7 @@ class AttentionPooling(nnx.Module):
         rngs: nnx.Rngs,
     ):
         head_dim = width // num_heads
-        make = partial(LinearGeneral, kernel_init=_xavier_uniform, dtype=dtype, rngs=rngs)
+        make = partial(nnx.LinearGeneral, kernel_init=_xavier_uniform, dtype=dtype, rngs=rngs)
         self.probe = nnx.Param(_xavier_uniform(rngs.params(), (1, width), jnp.float32)[None])
         self.query = make(width, (num_heads, head_dim))
         self.key = make(width, (num_heads, head_dim))
@@ -64,21 +66,21 @@ class AttentionPooling(nnx.Module):
         return (x + constrain(self.mlp(self.norm(x)), "batch"))[:, 0]
 
     def weights(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B H N"]:
-        """Returns how much of each token the probe takes, f32; each row sums to 1."""
+        """Returns the probe's attention weights over the tokens, f32; each row sums to 1."""
         query = self.query(self.probe[...])
         query = jnp.broadcast_to(query, (tokens.shape[0], *query.shape[1:]))
         return attention_weights(query, self.key(tokens))[:, :, 0]
 
 
 class Head(nnx.Module):
-    """Optional dense + tanh, then a linear layer that starts at zero.
+    """Optional dense layer with tanh, then a zero-initialised linear layer.
 
     Source: arXiv:2010.11929, section 3.2 and D.3 (one hidden layer during pretraining, none in
     fine-tuning; zero-initialised).
 
     Args:
         features: features in.
-        num_classes: C; 0 for no linear layer: the features come out.
+        num_classes: C; 0: no linear layer, features are returned.
         representation_size: width of the tanh layer; None: no such layer.
         bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many
             classes.
@@ -96,20 +98,20 @@ class Head(nnx.Module):
     ):
         size = representation_size or features
         make_linear = partial(
-            Linear,
+            nnx.Linear,
             size,
             num_classes,
             kernel_init=nnx.initializers.zeros,
             bias_init=nnx.initializers.constant(bias_init),
             rngs=rngs,
         )
-        self.pre_logits = Linear(features, size, rngs=rngs) if representation_size else None
+        self.pre_logits = nnx.Linear(features, size, rngs=rngs) if representation_size else None
         self.linear = make_linear() if num_classes else None
 
     def __call__(
         self, features: Float[Array, "B *N F"]
     ) -> tuple[Float[Array, "B *N C"], Float[Array, "B *N R"]]:
-        """Returns the logits and the vectors they are a linear function of, both f32."""
+        """Returns the logits and the inputs of the linear layer, both f32."""
         features = constrain(features.astype(jnp.float32), "batch")
         if self.pre_logits is not None:
             features = constrain(jnp.tanh(self.pre_logits(features)), "batch")
@@ -120,12 +122,12 @@ class Head(nnx.Module):
 
 
 def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:
-    """Reduces tokens by a pooling that has no parameters.
+    """Pools tokens by a method without parameters.
 
     Args:
         tokens: class token (if any), registers, patches, in this order.
-        pooling: "token": the first one; "gap": the mean of the patches; "flatten": all patches
-            joined.
+        pooling: "token": the first token; "gap": the mean of the patches; "flatten": all patches
+            concatenated.
         num_prefix: number of tokens before the patches.
     """
     if pooling == "token":

@@ -1,4 +1,4 @@
-"""The MLP of an encoder block: two dense layers with GELU between, or the gated SwiGLU."""
+"""The MLP of an encoder block: two dense layers with GELU between them, or the gated SwiGLU."""
 
 from functools import partial
 
@@ -8,9 +8,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.layers import gelu
-from vit_jax.models.placement import constrain
-from vit_jax.models.products import Linear
 
 _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)
@@ -22,8 +21,10 @@ class Mlp(nnx.Module):
     Args:
         width: D, features in and out.
         hidden: features between the two layers.
-        gelu_approximate: the tanh form instead of the exact erf form.
+        gelu_approximate: use the tanh approximation instead of the exact erf form.
         dropout_rate: rate after each dense layer.
+        kernel_init: of both kernels.
+        bias_init: of both biases.
         dtype: type the matmuls run in.
         rngs: source of the initial values.
     """
@@ -35,11 +36,13 @@ class Mlp(nnx.Module):
         *,
         gelu_approximate: bool = True,
         dropout_rate: float = 0.0,
+        kernel_init: nnx.Initializer = _kernel_init,
+        bias_init: nnx.Initializer = _bias_init,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         make = partial(
-            Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
+            nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
         )
         self.expand = make(width, hidden)
         self.contract = make(hidden, width)
@@ -49,9 +52,9 @@ class Mlp(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None
     ) -> Float[Array, "*B N D"]:
-        """Applies the MLP; dropout is on where `key` is given."""
+        """Applies the MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = gelu(_cut(self.expand(x)), self.gelu_approximate)
+        hidden = gelu(_shard(self.expand(x)), self.gelu_approximate)
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
@@ -59,8 +62,8 @@ class Mlp(nnx.Module):
 class SwiGlu(nnx.Module):
     """(SiLU(x W_gate) * x W_value) W_out. Source: arXiv:2002.05202, equation 6.
 
-    The gated form has three matrices, so that `hidden` is two thirds of the plain MLP's for equal
-    size; see `swiglu_hidden`.
+    It has three matrices instead of two, so `hidden` must be two thirds of the plain MLP's for the
+    same number of parameters; see `swiglu_hidden`.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class SwiGlu(nnx.Module):
         rngs: nnx.Rngs,
     ):
         make = partial(
-            Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
+            nnx.Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
         )
         self.gate = make(width, hidden)
         self.value = make(width, hidden)
@@ -83,20 +86,22 @@ class SwiGlu(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None
     ) -> Float[Array, "*B N D"]:
-        """Applies the gated MLP; dropout is on where `key` is given."""
+        """Applies the gated MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = jax.nn.silu(_cut(self.gate(x))) * _cut(self.value(x))
+        hidden = jax.nn.silu(_shard(self.gate(x))) * _shard(self.value(x))
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
 
-def _cut(hidden: jax.Array) -> jax.Array:
-    """Says that hidden features are cut over `tensor`, as in Megatron-LM (arXiv:1909.08053)."""
+def _shard(hidden: jax.Array) -> jax.Array:
+    """Splits hidden features over `tensor`, as Megatron-LM does (arXiv:1909.08053)."""
     return constrain(hidden, "batch", *(None,) * (hidden.ndim - 2), "tensor")
 
 
 def swiglu_hidden(mlp_dim: int) -> int:
-    """Returns two thirds of `mlp_dim`, rounded up to a multiple of 8, so that sizes stay equal.
+    """Returns two thirds of `mlp_dim`, rounded up to a multiple of 8.
+
+    With it, SwiGLU has as many parameters as a plain MLP.
 
     >>> swiglu_hidden(3072)
     2048

@@ -1,9 +1,10 @@
-"""ResNets with group normalisation and weight standardisation: BiT's, and the stem of hybrids."""
+"""ResNets with group normalisation and weight standardisation: BiT, and the stem of hybrids."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,38 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.convolution import convolve
+from vit_jax.models.family import Family, ImageModel, check_images, check_intermediates
 from vit_jax.models.group_norm import group_norm
-from vit_jax.models.heads import Head
-from vit_jax.models.inputs import check_images, check_intermediates
+from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.placement import constrain
-from vit_jax.models.products import convolve
 from vit_jax.models.stacking import Remat, build_stack, checkpointed, scan_stack
+from vit_jax.schema import option
 
 Kernel = Float[Array, "K K I O"]
 Map = Float[Array, "B H W C"]
-NewMap = Float[Array, "B h w c"]  # Of another size or with other channels than the `Map` given.
+NewMap = Float[Array, "B h w c"]  # May differ from the input `Map` in size and channels.
+
+# Layers in the name: units of the four stages. Source: arXiv:1512.03385, Table 1; 26 and 200:
+# arXiv:2106.10270, Table 2 and arXiv:1603.05027.
+RESNET_UNITS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+_WIDTHS = (1, 2, 3, 4)
+
+
+class ResNetConfig(ModelConfig):
+    """Options of a BiT ResNet."""
+
+    kind: ClassVar[str] = "a ResNet"
+
+    representation_size: int | None = option(None, at_least=1)
+    """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +52,11 @@ class ResNetShape:
     """The sizes that a name like "BiT-R50x1" stands for.
 
     Attributes:
-        units: bottleneck units of each stage; empty: the root alone.
-        width: channels after the root. Stage i (from 0) has width * 2**i in its 3x3 convolutions
-            and four times as many outside.
-        small: a root for 32-pixel images, 3x3 at stride 1, instead of 7x7 at stride 2 and pooling.
+        units: bottleneck units of each stage; empty: only the root.
+        width: channels after the root. Stage i (from 0) has width * 2**i channels in its 3x3
+            convolutions and four times as many in its output.
+        small: whether the root is for 32-pixel images (3x3 at stride 1, instead of 7x7 at stride 2
+            with pooling).
         groups: of the group normalisation.
     """
 
@@ -52,6 +75,11 @@ class ResNetShape:
         """Channels of the last feature map."""
         return 4 * self.width * 2 ** (len(self.units) - 1) if self.units else self.width
 
+    @property
+    def image_multiple(self) -> int:
+        """Image sides must be divisible by this: any size works."""
+        return 1
+
 
 def _standardize_v1(kernel: Kernel) -> Kernel:
     centred = kernel - kernel.mean((0, 1, 2), keepdims=True)
@@ -65,13 +93,15 @@ def _standardize_v2(kernel: Kernel) -> Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class ConvStyle:
-    """What tells the published hybrids' ResNet (v1) from BiT's (v2) beside the order of a unit.
+    """Differences between the ResNet of the published hybrids (v1) and BiT's (v2).
+
+    They also differ in the order of convolution and normalisation, see `UnitV1` and `UnitV2`.
 
     Attributes:
         standardize: weight standardisation (arXiv:1903.10520) with its own epsilon.
         norm_epsilon: of the group normalisation.
-        same_padding: pad as TensorFlow's SAME does, which at stride 2 is not symmetric; else by
-            half the kernel on each side.
+        same_padding: pad as TensorFlow's SAME does, which is not symmetric at stride 2; else by
+            half the kernel's size on each side.
         groups: of the group normalisation.
         dtype: type that convolutions run in.
     """
@@ -97,7 +127,7 @@ def style_v2(groups: int, dtype: DTypeLike) -> ConvStyle:
 
 
 class StandardizedConv(nnx.Module):
-    """Convolution without bias whose kernel is standardised over each output channel."""
+    """Convolution without bias; its kernel is standardised for each output channel."""
 
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, *, style: ConvStyle,
@@ -116,7 +146,9 @@ class StandardizedConv(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Zero mean and unit variance over positions and the channels of a group, in float32.
+    """Normalises to zero mean and unit variance over the positions and channels of a group.
+
+    Computed in float32.
 
     Source: arXiv:1803.08494.
     """
@@ -133,7 +165,7 @@ class GroupNorm(nnx.Module):
 
 
 class UnitV1(nnx.Module):
-    """Bottleneck unit, normalised after each convolution; its last scale starts at zero.
+    """Bottleneck unit with normalisation after each convolution; its last scale starts at zero.
 
     Source: arXiv:1512.03385, with group normalisation and weight standardisation.
     """
@@ -161,7 +193,7 @@ class UnitV1(nnx.Module):
 
 
 class UnitV2(nnx.Module):
-    """Bottleneck unit, normalised before each convolution. Source: arXiv:1603.05027."""
+    """Bottleneck unit with normalisation before each convolution. Source: arXiv:1603.05027."""
 
     def __init__(
         self, inputs: int, width: int, stride: int, *, style: ConvStyle, rngs: nnx.Rngs
@@ -183,7 +215,7 @@ class UnitV2(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """A first unit, which changes size, and the equal units after it, stacked under `blocks`."""
+    """A first unit that changes the size, and a stack `blocks` of the equal units after it."""
 
     def __init__(
         self, unit: type[UnitV1] | type[UnitV2], count: int, inputs: int, width: int, stride: int,
@@ -212,7 +244,7 @@ class Stage(nnx.Module):
 
 
 class Trunk(nnx.Module):
-    """Root and stages: from an image to a feature map.
+    """Root and stages of a ResNet: image -> feature maps.
 
     Args:
         shape: sizes.
@@ -252,7 +284,7 @@ class Trunk(nnx.Module):
             channels = 4 * width
 
     def __call__(self, images: Float[Array, "B H W 3"]) -> dict[str, Float[Array, "B _ _ _"]]:
-        """Returns the feature maps "root", "stage1", ..., in this order."""
+        """Returns the feature maps by name: "root", "stage1", ..., in this order."""
         x = self.conv_root(images)
         if self.norm_root is not None:
             x = jax.nn.relu(self.norm_root(x))
@@ -266,11 +298,10 @@ class Trunk(nnx.Module):
         return maps
 
 
-class ResNet(nnx.Module):
+class ResNet(ImageModel):
     """BiT ResNet: trunk -> group normalisation, ReLU, mean over positions -> head.
 
     Args:
-        shape: sizes, see `registry.resolve`.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels; images of other sizes work as well.
@@ -280,11 +311,16 @@ class ResNet(nnx.Module):
     """
 
     def __init__(
-        self, shape: ResNetShape, options: ModelConfig, *, num_classes: int,
-        image_size: tuple[int, int], rngs: nnx.Rngs,
-    ):  # fmt: skip
-        dtype = jnp.dtype(options.dtype)
+        self,
+        options: ResNetConfig,
+        *,
+        num_classes: int,
+        image_size: tuple[int, int],
+        rngs: nnx.Rngs,
+    ):
+        shape, dtype = resnet_shape(options), jnp.dtype(options.dtype)
         self.image_size = image_size
+        self.grid = tuple(math.ceil(side / shape.stride) for side in image_size)
         self.trunk = Trunk(
             shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs
         )  # fmt: skip
@@ -314,13 +350,13 @@ class ResNet(nnx.Module):
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1].
-            key: unused: a ResNet has no dropout.
-            return_intermediates: if given, the result is a pair of the logits and a dict: "root",
-                "stage1", ... feature maps [B, H, W, C]; "encoded", the last of them normalised;
-                "pre_logits" [B, F].
+            key: not used, because a ResNet has no dropout.
+            return_intermediates: names from `intermediates`. If given, the result is a pair of the
+                logits and a dict: "root", "stage1", ... are feature maps [B, H, W, C], "encoded" is
+                the last of them normalised, "pre_logits" [B, F].
 
         Raises:
-            ModelError: images of another kind, or an unknown intermediate.
+            ModelError: images that are not floating point [B, H, W, 3], or an unknown intermediate.
         """
         del key
         images = jnp.asarray(images)
@@ -333,3 +369,74 @@ class ResNet(nnx.Module):
             return logits
         found = {**maps, "encoded": encoded, "pre_logits": pre_logits}
         return logits, {name: found[name] for name in return_intermediates}
+
+
+# For 32-pixel images on a CPU; as costly as the ViTs of these sizes. Source: ours.
+_SMALL = {
+    "BiT-R-Mini": ResNetShape((1, 1, 2), 32, small=True, groups=8),
+    "BiT-R-Micro": ResNetShape((1, 2, 3), 12, small=True, groups=4),
+    "BiT-R-Nano": ResNetShape((1, 2, 2), 6, small=True, groups=2),
+}
+_SIZES = {
+    f"BiT-R{layers}x{width}": ResNetShape(units, 64 * width)
+    for layers, units in RESNET_UNITS.items()
+    for width in _WIDTHS
+} | _SMALL
+
+
+def resnet_shape(options: ResNetConfig) -> ResNetShape:
+    """Returns the sizes of a model."""
+    return _SIZES[options.name]
+
+
+def _build(
+    options: ResNetConfig,
+    *,
+    num_classes: int,
+    image_size: tuple[int, int],
+    key: jax.Array,
+    platform: str | None = None,
+) -> ResNet:
+    del platform  # It would choose attention kernels.
+    rngs = nnx.Rngs(params=key)
+    return ResNet(options, num_classes=num_classes, image_size=image_size, rngs=rngs)
+
+
+def _describe(options: ResNetConfig, model: ResNet) -> list[tuple[str, str, str]]:
+    shape, (rows, columns) = resnet_shape(options), model.grid
+    return [
+        ("units", f"{sum(shape.units)}", " + ".join(map(str, shape.units))),
+        ("width", f"{shape.width:,}", "channels after the root"),
+        (
+            "last feature map",
+            f"{rows} x {columns}",
+            f"{shape.channels:,} channels, stride {shape.stride}",
+        ),
+    ]
+
+
+RESNET = Family(
+    name="ResNet",
+    options=ResNetConfig,
+    sizes=_SIZES,
+    small=frozenset(_SMALL),
+    parse=lambda name: None,
+    pattern=(
+        f"BiT-R{{{','.join(map(str, RESNET_UNITS))}}}x{{{','.join(map(str, _WIDTHS))}}},"
+        f" {', '.join(_SMALL)}"
+    ),
+    shape=resnet_shape,
+    build=_build,
+    describe=_describe,
+    # By output channel: kernels are standardised over the other dimensions.
+    sharding_rules=(*HEAD_RULES, (r"trunk/.*/kernel", (None, None, None, "fsdp"))),
+    layer_order=(
+        r"trunk/conv_root/.*",
+        *(
+            rf"trunk/stage{stage}/{part}/.*"
+            for stage in range(1, 5)
+            for part in ("first", "blocks")
+        ),
+    ),
+    formats=("big_transfer",),
+)

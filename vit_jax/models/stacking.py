@@ -1,8 +1,8 @@
 """Equal layers, stacked along a leading axis and looped over by `lax.scan`.
 
-Every parameter of a stack has a leading axis of size depth. One layer is compiled and looped over,
-so that compile time does not grow with depth; the parameters look the same whether the loop is kept
-or unrolled. Stacks live under the name `blocks`, by which optimizers know them.
+Every parameter of a stack has a leading axis of size depth. Only one layer is compiled, so compile
+time does not grow with depth. Parameters have the same names and shapes whether the loop is kept or
+unrolled. Stacks are named `blocks`; optimizers recognise them by that name.
 """
 
 import functools
@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import jax
 from flax import nnx
-
-from vit_jax.models.placement import current_placement
 
 Remat = Literal["none", "dots", "full"]
 
@@ -53,16 +51,16 @@ def scan_stack(
 
     Args:
         blocks: of `build_stack`.
-        body: (layer, x, its part of `per_layer`) -> (new x, what to collect).
+        body: (layer, x, its slice of `per_layer`) -> (new x, values to collect).
         x: input of the first layer; every layer keeps its shape.
         depth: number of layers.
-        per_layer: tree of arrays with a leading axis over the layers, beside the parameters.
-        remat: what a layer keeps for its backward pass: "none" keeps everything, "dots" the results
-            of matmuls and convolutions with parameters, "full" only its input.
+        per_layer: tree of more arrays with a leading axis over the layers.
+        remat: what a layer keeps for its backward pass: "none": everything; "dots": the results of
+            matmuls and convolutions with parameters; "full": only its input.
         scan: False unrolls the loop.
 
     Returns:
-        The last x, and what was collected with a leading axis over the layers.
+        The last x, and the collected values with a leading axis over the layers.
     """
     graphdef, state = nnx.split(blocks)
 
@@ -77,15 +75,13 @@ def scan_stack(
 
 
 def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters with those of dense layers in the type that these compute in.
+    """Returns the parameters with those of dense layers cast to the type that they compute in.
 
-    Cast before the loop, not in it, their gradients leave the loop in that type as well. They are
-    the same either way, at half the memory where it is bfloat16. Under a placement that states the
-    type of gradients (`products`) nothing is cast here.
+    A dense layer casts its float32 kernel anyway. Casting before the loop means that the loop
+    collects the gradients of all layers in that type too: the same values, in half the memory with
+    bfloat16.
     """
-    if current_placement().gradient_dtype is not None:
-        return params
-    params = jax.tree.map(lambda leaf: leaf, params)  # a copy: the dicts are written to
+    params = jax.tree.map(lambda leaf: leaf, params)  # A copy, because the dicts are changed.
     tree: Any = params
     for path, module in nnx.iter_modules(blocks):
         if isinstance(module, nnx.Linear | nnx.LinearGeneral) and module.dtype is not None:
@@ -95,18 +91,18 @@ def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def remat_on(platform: str, remat: Remat, *, scan: bool) -> Remat:
-    """Returns the policy that a stack gets on a platform.
+    """Returns the remat policy that a stack uses on a platform.
 
-    On a TPU a scanned stack that recomputes nothing keeps far more than an unrolled one, since XLA
-    cannot fuse what is cheap (normalisation, GELU, softmax) from one loop into the other: ViT-L/16
-    with 32 images a chip takes 15.6 GiB instead of 9.2. With "dots" it takes 8.5, moves a fifth
-    fewer bytes and recomputes one percent of the FLOPs, so that "none" stands for it there.
+    On a TPU, a scanned stack with "none" keeps much more than an unrolled one, because XLA cannot
+    fuse cheap operations (normalisation, GELU, softmax) of the forward loop into the backward loop:
+    ViT-L/16 with 32 images a chip takes 15.6 GiB instead of 9.2. With "dots" it takes 8.5 GiB,
+    moves a fifth fewer bytes and recomputes one percent of the FLOPs, so "none" means "dots" there.
     """
     return "dots" if platform == "tpu" and scan and remat == "none" else remat
 
 
 def checkpointed(layer: nnx.Module, x: jax.Array, remat: Remat) -> jax.Array:
-    """Returns layer(x), under the remat policy of a stack."""
+    """Returns layer(x) with the remat policy of a stack."""
     if remat == "none":
         return layer(x)  # pyright: ignore[reportCallIssue]
     graphdef, state = nnx.split(layer)

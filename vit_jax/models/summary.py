@@ -1,4 +1,4 @@
-"""What a model is made of and what it costs, told from its code without running or compiling it."""
+"""Parameters, operations and memory of a model, computed without running or compiling it."""
 
 import dataclasses
 import math
@@ -8,29 +8,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.models.family import ImageModel
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import SMALL_IMAGE_SIZE, build_model, is_small, resolve
-from vit_jax.models.resnet import ResNet, ResNetShape
-from vit_jax.models.vit import ViT, ViTShape
+from vit_jax.models.registry import build_model, family_of, resolve
 
-# A batch that no other size of a model is a multiple of, so that a residual's size tells whether it
-# grows with the batch. Nothing of this size is ever allocated.
+# No size of a model is a multiple of this batch size, so it shows which residuals grow with the
+# batch. Nothing of this size is ever allocated.
 _PRIME_BATCH = 1_000_003
-# Top-level modules as a forward pass meets them.
-_ORDER = (
-    "trunk", "stem", "patch_embedding", "mask_token", "class_token", "registers",
-    "position_embedding", "encoder", "norm", "attention_pooling", "head",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-    """What the forward pass of a training step keeps for the backward pass, per image.
+    """Memory per image that the forward pass of a training step keeps for the backward pass.
 
     Attributes:
-        total_bytes: everything that grows with the batch, the images themselves left out.
-        attention_bytes: the part of it that is attention weights, heads x tokens x tokens a block.
+        total_bytes: everything that grows with the batch, except the images.
+        attention_bytes: the attention weights among them, heads x tokens x tokens per block.
     """
 
     total_bytes: int
@@ -42,21 +36,17 @@ class Summary:
     """The figures of a model at a resolution.
 
     Attributes:
-        shape: the sizes that its name stands for, as overridden.
+        sizes: rows of (label, value, note).
         image_size: side in pixels.
-        grid: rows and columns of patches, or of a ResNet's last feature map.
-        tokens: class token and registers included; None: a ResNet.
-        num_prefix: how many of the tokens are no patches.
-        parts: parameters of each top-level module.
-        macs: multiply-accumulates of one image's forward pass, see `flops.forward_macs`.
+        tokens: class token and registers included; None: a model without tokens.
+        parts: parameters of each top-level module, in the order of the forward pass.
+        macs: multiply-accumulates of one image's forward pass.
         activations: of a training step, per image.
     """
 
-    shape: ViTShape | ResNetShape
+    sizes: list[tuple[str, str, str]]
     image_size: int
-    grid: tuple[int, int]
     tokens: int | None
-    num_prefix: int
     parts: dict[str, int]
     macs: int
     activations: Activations
@@ -68,34 +58,25 @@ class Summary:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one image's forward pass: 2 a multiply-accumulate."""
+        """Floating-point operations of one image's forward pass, 2 per multiply-accumulate."""
         return 2 * self.macs
 
 
-def usual_image_size(name: str) -> int:
-    """Returns the side in pixels that a name is shown at unless one is asked for.
+def fitting_image_size(options: ModelConfig, image_size: int) -> int:
+    """Returns the smallest side in pixels, at least `image_size`, that a model supports.
 
-    >>> usual_image_size("ViT-B/16"), usual_image_size("BiT-R-Mini")
-    (224, 32)
-    """
-    return SMALL_IMAGE_SIZE if is_small(name) else 224
-
-
-def fitting_image_size(shape: ViTShape | ResNetShape, image_size: int) -> int:
-    """Returns the smallest side in pixels, at least `image_size`, that the model can take.
-
-    >>> fitting_image_size(ViTShape(192, 12, 768, 3, patch_size=14), 200)
+    >>> from vit_jax.models.registry import model_options
+    >>> fitting_image_size(model_options("ViT-Ti/14"), 200)
     210
     """
-    if isinstance(shape, ResNetShape):
-        return image_size
-    return math.ceil(image_size / shape.stride) * shape.stride
+    multiple = resolve(options).image_multiple
+    return math.ceil(image_size / multiple) * multiple
 
 
 def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Summary:
     """Measures a model.
 
-    Attention is that of a CPU wherever this runs, unless the options name a kernel.
+    Attention is computed as on a CPU, unless the options name a kernel.
 
     Args:
         options: the model section of a config.
@@ -103,54 +84,48 @@ def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Sum
         image_size: side in pixels that the model is made for.
 
     Raises:
-        ModelError: unknown name, or sizes that do not go together.
+        ModelError: unknown name, or sizes that do not fit together.
     """
-    side = (image_size, image_size)
-    shape = resolve(options)
+    sizes = {"num_classes": num_classes, "image_size": (image_size, image_size)}
+    family = family_of(options.name)
 
-    def build() -> ViT | ResNet:
-        return build_model(
-            options, num_classes=num_classes, image_size=side, key=jax.random.key(0), platform="cpu"
-        )
+    def build() -> ImageModel:
+        return build_model(options, **sizes, key=jax.random.key(0), platform="cpu")
 
     model = nnx.eval_shape(build)
-    is_vit = isinstance(model, ViT)
-    map_side = math.ceil(image_size / shape.stride)
     return Summary(
-        shape=shape,
+        sizes=family.describe(options, model),
         image_size=image_size,
-        grid=model.grid if is_vit else (map_side, map_side),
-        tokens=model.tokens if is_vit else None,
-        num_prefix=model.num_prefix if is_vit else 0,
+        tokens=model.tokens,
         parts=parameters_by_part(model),
-        macs=forward_macs(options, num_classes=num_classes, image_size=side),
+        macs=forward_macs(options, **sizes),
         activations=measure_activations(model, image_size),
     )
 
 
 def parameters_by_part(model: nnx.Module) -> dict[str, int]:
-    """Returns the number of parameters of each top-level module, in the order of the forward pass.
+    """Returns the number of parameters of each top-level module, in the order of construction.
 
     Args:
-        model: real, or abstract as `nnx.eval_shape` makes it.
+        model: real, or without values as `nnx.eval_shape` makes it.
     """
     state = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     counts = {
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))
         for name, part in state.items()
     }
-    return {name: counts[name] for name in (*_ORDER, *counts) if name in counts}
+    return {name: counts[name] for name in vars(model) if name in counts}
 
 
-def measure_activations(model: ViT | ResNet, image_size: int) -> Activations:
-    """Traces `jax.vjp` of the model and adds up what it keeps, without compiling.
+def measure_activations(model: ImageModel, image_size: int) -> Activations:
+    """Traces `jax.vjp` of the model and adds up its residuals, without compiling.
 
-    These are the values that the code hands from the forward to the backward pass of a training
-    step, in the types that it hands them over, so that remat, dropout, dtype and attention kernel
-    all show. What XLA makes of them can be less (it recomputes cheap ones) or, at its peak, more.
+    These are the values that the forward pass of a training step keeps for the backward pass, so
+    the effects of remat, dropout, dtype and attention kernel all show. XLA may need less, because
+    it recomputes cheap values, or more at its peak.
 
     Args:
-        model: real or abstract.
+        model: real, or without values as `nnx.eval_shape` makes it.
         image_size: side in pixels.
     """
     graphdef, state = nnx.split(model)
@@ -166,7 +141,7 @@ def measure_activations(model: ViT | ResNet, image_size: int) -> Activations:
     given = {id(v) for v in jaxpr.invars}
     kept = {id(v): v.aval for v in jaxpr.outvars if id(v) not in given}
     grown = [a for a in kept.values() if a.size and a.size % _PRIME_BATCH == 0]
-    tokens = None if isinstance(model, ResNet) else model.attention.padded_tokens
+    tokens = None if model.num_heads is None else model.tokens
     weights = [a for a in grown if a.shape[-2:] == (tokens, tokens) and a.shape[-3] != _PRIME_BATCH]
     return Activations(_bytes_per_image(grown), _bytes_per_image(weights))
 

@@ -1,32 +1,95 @@
-"""The Vision Transformer."""
+"""The Vision Transformer, and its hybrids with a ResNet stem."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced
-from vit_jax.models.corruption import Corruption, corrupt
-from vit_jax.models.heads import AttentionPooling, Head, pool
-from vit_jax.models.inputs import check_images, check_intermediates
+from vit_jax.models.family import (
+    Family,
+    ImageModel,
+    check_image_size,
+    check_images,
+    check_intermediates,
+    override_sizes,
+)
+from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.placement import constrain
+from vit_jax.models.patches import PatchEmbedding
 from vit_jax.models.position import Table, build_table, rope_2d
-from vit_jax.models.products import contract, spread
-from vit_jax.models.resnet import ResNetShape, Trunk
+from vit_jax.models.resnet import RESNET_UNITS, ResNetShape, Trunk
 from vit_jax.models.stacking import remat_on
+from vit_jax.schema import option
 
+# Patch embeddings f32[B, N, D] -> patch embeddings.
+EditPatches = Callable[[jax.Array], jax.Array]
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
+
+
+class ViTConfig(ModelConfig):
+    """Options of a ViT or a hybrid.
+
+    Source: arXiv:2010.11929, sections 3.1 and D; later options cite their own.
+    """
+
+    kind: ClassVar[str] = "a ViT"
+
+    width: int | None = option(None, at_least=1)
+    """Sizes that replace those of the name. None: as named."""
+    depth: int | None = option(None, at_least=1)
+    mlp_dim: int | None = option(None, at_least=1)
+    num_heads: int | None = option(None, at_least=1)
+    pooling: Literal["token", "gap", "map", "flatten"] = option("token")
+    """How tokens become one feature vector: the class token, the mean of the patches, attention
+    pooling, or all patches concatenated.
+    """
+    class_token: bool | None = option(None)
+    """Whether there is a class token. None: only with pooling "token"."""
+    position_embedding: Literal[
+        "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
+    ] = option("learned_1d")
+    position_placement: Literal["stem", "every_layer", "shared"] = option("stem")
+    """Where the position table is added: after the patch embedding; to the input of every block,
+    each with its own table; or the same table to the input of every block (D.4).
+    """
+    norm_placement: Literal["pre", "post"] = option("pre")
+    norm_epsilon: float = option(1e-6, above=0)
+    num_registers: int = option(0, at_least=0)
+    """Extra learned tokens without a position (arXiv:2309.16588)."""
+    layer_scale: float | None = option(None, above=0)
+    """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale."""
+    qk_norm: bool = option(False)
+    """LayerNorm on queries and keys (arXiv:2302.05442)."""
+    qkv_bias: bool = option(True)
+    mlp: Literal["gelu", "swiglu"] = option("gelu")
+    gelu_approximate: bool = option(True)
+    """True: the tanh approximation that the paper's code uses. False: the exact erf form."""
+    representation_size: int | None = option(None, at_least=1)
+    """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
+    dropout: float = option(0.0, at_least=0, below=1)
+    """After every dense layer except qkv, and after the position embedding (Table 3)."""
+    stochastic_depth: float = option(0.0, at_least=0, below=1)
+    """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
+    attention_implementation: Literal["auto", "xla", "cudnn", "einsum"] = option(
+        "auto", changes_result=False
+    )
+
+    def on_any_platform(self) -> "ViTConfig":
+        """Returns options of the same model without kernels that only some platforms have."""
+        return self.replace(attention_implementation="auto")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +101,9 @@ class ViTShape:
         depth: number of encoder blocks.
         mlp_dim: hidden features of a block's MLP.
         num_heads: attention heads.
-        patch_size: height and width of a patch, in positions of what is cut: pixels, or the stem's
-            feature map.
-        stem: sizes of the ResNet that a hybrid puts before the patches; None: no hybrid.
+        patch_size: height and width of a patch, in pixels or, in a hybrid, in positions of the
+            stem's feature map.
+        stem: sizes of a hybrid's ResNet; None: patches are cut from the image.
     """
 
     width: int
@@ -52,60 +115,109 @@ class ViTShape:
 
     @property
     def stride(self) -> int:
-        """Pixels between neighbouring tokens."""
+        """Pixels between neighbouring patches."""
         return self.patch_size * (1 if self.stem is None else self.stem.stride)
 
+    @property
+    def image_multiple(self) -> int:
+        """Image sides must be divisible by this."""
+        return self.stride
 
-class PatchEmbedding(nnx.Module):
-    """Cuts an image, or a feature map of C channels, into patches and projects each linearly.
 
-    The kernel has the shape of a convolution's, [P, P, C, D], but is applied as one matmul.
+# name: width, depth, MLP dim, heads. Source: B, L, H: arXiv:2010.11929, Table 1; Ti, S: DeiT and
+# arXiv:2106.10270, Table 2; M, g, G: arXiv:2106.04560, Table 2; So400m: arXiv:2305.13035.
+VIT_SIZES = {
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "M": (512, 12, 2048, 8),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "So400m": (1152, 27, 4304, 16),
+    "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16),
+    "G": (1664, 48, 8192, 16),
+}
+_LISTED_PATCHES = (32, 16, 14, 8)
+_LISTED_HYBRIDS = (
+    "R26+ViT-S/32", "R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16",
+)  # fmt: skip
 
-    Source: arXiv:2010.11929, equation 1.
+# For 32-pixel images on a CPU; every family has a model of each size. Mini takes 97 to 100 million
+# multiply-accumulates, Micro 19 to 20 million and Nano 4.2 to 4.4 million. Source: ours.
+_SMALL = {
+    "ViT-Mini/4": ViTShape(128, 7, 512, 4, 4),
+    "R+ViT-Mini/4": ViTShape(128, 3, 512, 4, 2, ResNetShape((1, 1), 32, small=True, groups=8)),
+    "ViT-Micro/4": ViTShape(64, 5, 256, 2, 4),
+    "R+ViT-Micro/4": ViTShape(64, 3, 256, 2, 2, ResNetShape((1, 1), 12, small=True, groups=4)),
+    "ViT-Nano/4": ViTShape(32, 4, 128, 2, 4),
+    "R+ViT-Nano/4": ViTShape(32, 2, 128, 2, 2, ResNetShape((1, 1), 6, small=True, groups=2)),
+}
+
+
+def _parse(name: str) -> ViTShape | None:
+    """Returns the shape of "ViT-{size}/{patch size}" or "R{layers}+ViT-{size}/{stride}"."""
+    match = re.fullmatch(r"(?:R(\d+)\+)?ViT-([A-Za-z0-9]+)/([1-9]\d*)", name)
+    if match is None or match[2] not in VIT_SIZES:
+        return None
+    sizes, stride = VIT_SIZES[match[2]], int(match[3])
+    if match[1] is None:
+        return ViTShape(*sizes, stride)
+    stem = _stem_shape(RESNET_UNITS.get(int(match[1])), stride)
+    return None if stem is None else ViTShape(*sizes, stride // stem.stride, stem)
+
+
+def _stem_shape(units: tuple[int, ...] | None, stride: int) -> ResNetShape | None:
+    """Returns the ResNet of a hybrid with a patch every `stride` pixels; None: there is none.
+
+    With a multiple of 32, it has its four stages. With another multiple of 16, stage 4 is removed
+    and stage 3 has its units as well.
+
+    Source: arXiv:2010.11929, section 4.1 and Table 6.
     """
-
-    def __init__(
-        self, patch_size: int, channels: int, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs
-    ):  # fmt: skip
-        shape = (patch_size, patch_size, channels, width)
-        self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(width))
-        self.patch_size = patch_size
-        self.dtype = dtype
-
-    def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B N D"]:
-        """Returns the embedded patches in raster order."""
-        batch, height, width, channels = images.shape
-        p = self.patch_size
-        patches = images.reshape(batch, height // p, p, width // p, p, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
-        kernel = self.kernel[...].reshape(p * p * channels, -1)
-        embedded = constrain(contract(patches.astype(self.dtype), kernel), "batch")
-        return embedded + spread(self.bias[...], embedded.shape, self.dtype)
+    if units is None or stride % 16:
+        return None
+    return ResNetShape(units if stride % 32 == 0 else (*units[:2], units[2] + units[3]), 64)
 
 
-class ViT(nnx.Module):
+def _listed() -> dict[str, ViTShape]:
+    names = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in _LISTED_PATCHES]
+    shapes = {name: _parse(name) for name in (*names, *_LISTED_HYBRIDS)}
+    # The published file of this name cuts 8x8 patches out of the root's feature map, so that a
+    # 224-pixel image has 49 patches. Source: arXiv:2106.10270, Table 2.
+    hybrid = ViTShape(*VIT_SIZES["Ti"], 8, ResNetShape((), 64))
+    return {**{n: s for n, s in shapes.items() if s}, "R+ViT-Ti/16": hybrid, **_SMALL}
+
+
+def vit_shape(options: ViTConfig) -> ViTShape:
+    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    shape = _SIZES.get(options.name) or _parse(options.name)
+    return override_sizes(shape, options, ("width", "depth", "mlp_dim", "num_heads"))
+
+
+_SIZES = _listed()
+
+
+class ViT(ImageModel):
     """Vision Transformer: patches -> tokens -> encoder -> pooling -> head.
 
     Args:
-        shape: sizes, see `registry.resolve`.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels that position information is made for.
+        image_size: (height, width) in pixels.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        mask_token: whether there is an embedding that hides patches, see `Corruption`.
+        mask_token: whether it has a learned embedding `mask_token`, f32[1, 1, D], which a task can
+            put in the place of patches, see `edit_patches` of the call.
         rngs: source of the initial values.
 
     Raises:
-        ModelError: sizes that do not go together (image and patch, width and heads, ...).
+        ModelError: sizes that do not fit together (image and patch, width and heads, ...).
 
     Source: arXiv:2010.11929.
     """
 
     def __init__(
         self,
-        shape: ViTShape,
-        options: ModelConfig,
+        options: ViTConfig,
         *,
         num_classes: int,
         image_size: tuple[int, int],
@@ -113,6 +225,7 @@ class ViT(nnx.Module):
         mask_token: bool = False,
         rngs: nnx.Rngs,
     ):
+        shape = vit_shape(options)
         check_sizes(shape, options, image_size)
         width, dtype = shape.width, jnp.dtype(options.dtype)
         self.dtype = dtype
@@ -122,6 +235,7 @@ class ViT(nnx.Module):
         patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
         self.tokens = self.num_prefix + patches
+        self.num_heads = shape.num_heads
 
         self.stem = _build_stem(shape, options, rngs)
         channels = 3 if shape.stem is None else shape.stem.channels
@@ -165,35 +279,41 @@ class ViT(nnx.Module):
             bias_init=options.head_bias_init,
             rngs=rngs,
         )
-        # Last, so that the others start as they do without it.
+        # Last, so that it does not change the initial values of the others.
         self.mask_token = _build_tokens(int(mask_token), width, rngs)
 
-    intermediates = INTERMEDIATES
+    @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Names that `return_intermediates` takes."""
+        return INTERMEDIATES
 
     def __call__(
         self,
         images: Array | np.ndarray,
         *,
         key: jax.Array | None = None,
-        corruption: Corruption | None = None,
+        edit_patches: EditPatches | None = None,
+        per_patch: bool = False,
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
     ) -> Float[Array, "B *N C"] | tuple[Float[Array, "B *N C"], dict[str, jax.Array]]:
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model was made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
-            corruption: what takes the place of which patches, for a model with a mask token. Then
-                the head is applied to each patch instead of to what is pooled: logits [B, N, C].
+            edit_patches: function of the patch embeddings [B, N, D] before class token, registers
+                and positions are added; returns an array of the same shape.
+            per_patch: apply the head to each patch instead of the pooled features: logits
+                [B, N, C].
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
                 "block_output" [L, B, N, D].
-            reduce: name of a block's intermediate -> function applied to it inside the loop over
-                the blocks, so that e.g. the attention weights of all are never held at once; it
-                gets them without the axis L.
+            reduce: name of a block's intermediate -> function of its value without the axis L. It
+                is applied inside the loop over the blocks, so that the attention weights of all
+                blocks, for example, are never in memory at once.
 
         Raises:
             ModelError: images of another size, or an unknown intermediate.
@@ -204,7 +324,7 @@ class ViT(nnx.Module):
         check_intermediates(return_intermediates, INTERMEDIATES)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
-        embedded = self.embed(images, keys[0], corruption)
+        embedded = self.embed(images, keys[0], edit_patches)
         x = embedded
         padding = self.attention.padded_tokens - self.tokens
         if padding:
@@ -218,7 +338,7 @@ class ViT(nnx.Module):
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
-        if corruption is not None:
+        if per_patch:
             features = encoded[:, self.num_prefix :]
         elif self.attention_pooling is not None:
             features = self.attention_pooling(encoded[:, self.num_prefix :])
@@ -234,25 +354,26 @@ class ViT(nnx.Module):
         self,
         images: Float[Array, "B H W 3"],
         key: jax.Array | None = None,
-        corruption: Corruption | None = None,
+        edit_patches: EditPatches | None = None,
     ) -> Float[Array, "B N D"]:
-        """Returns the tokens that enter the encoder: class token, registers, patches."""
+        """Returns the input tokens of the encoder: class token, registers, patches."""
         x = self.patch_embedding(self._stem_map(images))
-        if corruption is not None:
-            assert self.mask_token is not None, "made without mask_token"
-            x = constrain(corrupt(x, corruption, self.mask_token[...]), "batch")
+        if edit_patches is not None:
+            x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
-        shared = [spread(p[...], (x.shape[0], *p.shape[1:]), self.dtype) for p in prefix]
+        shared = [
+            jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix
+        ]
         x = jnp.concatenate([*shared, x], axis=1)
         table = self._position("stem", x.shape[1])
-        x = x if table is None else x + spread(table, x.shape, x.dtype)
+        x = x if table is None else x + table.astype(x.dtype)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
     def _stem_map(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B h w C"]:
         return images if self.stem is None else list(self.stem(images).values())[-1]
 
     def _position(self, placement: str, tokens: int) -> Float[Array, "1 N D"] | None:
-        """Returns the model's table if it is added at this place."""
+        """Returns the model's position table if its placement is this one, else None."""
         if self.position_embedding is None or self.position_placement != placement:
             return None
         return self.position_embedding(tokens)
@@ -265,20 +386,20 @@ class ViT(nnx.Module):
         return jnp.pad(jnp.asarray(cos), rows), jnp.pad(jnp.asarray(sin), rows)
 
 
-def has_class_token(options: ModelConfig) -> bool:
+def has_class_token(options: ViTConfig) -> bool:
     """Returns whether a class token stands before the patches."""
     return options.pooling == "token" if options.class_token is None else options.class_token
 
 
-def position_table(options: ModelConfig, grid: tuple[int, int], width: int) -> Table | None:
-    """Returns what the table that is added to the tokens looks like; None for the other kinds."""
+def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> Table | None:
+    """Returns the kind and sizes of the position table; None: positions are not given by one."""
     kind = options.position_embedding
     if kind not in ("learned_1d", "learned_2d", "sincos_2d"):
         return None
     return Table(kind, grid, width, has_class_token(options), options.num_registers)
 
 
-def _build_stem(shape: ViTShape, options: ModelConfig, rngs: nnx.Rngs) -> Trunk | None:
+def _build_stem(shape: ViTShape, options: ViTConfig, rngs: nnx.Rngs) -> Trunk | None:
     if shape.stem is None:
         return None
     return Trunk(
@@ -292,7 +413,7 @@ def _build_stem(shape: ViTShape, options: ModelConfig, rngs: nnx.Rngs) -> Trunk 
 
 
 def _build_attention_pooling(
-    shape: ViTShape, options: ModelConfig, rngs: nnx.Rngs
+    shape: ViTShape, options: ViTConfig, rngs: nnx.Rngs
 ) -> AttentionPooling | None:
     if options.pooling != "map":
         return None
@@ -309,7 +430,7 @@ def _build_attention_pooling(
 
 def _block_spec(
     shape: ViTShape,
-    options: ModelConfig,
+    options: ViTConfig,
     tokens: int,
     table: Table | None,
     implementation: Implementation,
@@ -341,23 +462,20 @@ def _build_tokens(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
     return nnx.Param(init(rngs.params(), (1, count, width), jnp.float32))
 
 
-def mlp_hidden(shape: ViTShape, options: ModelConfig) -> int:
-    """Returns the hidden features of a block's MLP; SwiGLU's are fewer unless set by hand."""
+def mlp_hidden(shape: ViTShape, options: ViTConfig) -> int:
+    """Returns the hidden features of a block's MLP.
+
+    SwiGLU has two thirds of the shape's, unless the options set `mlp_dim`.
+    """
     if options.mlp == "swiglu" and options.mlp_dim is None:
         return swiglu_hidden(shape.mlp_dim)
     return shape.mlp_dim
 
 
-def check_sizes(shape: ViTShape, options: ModelConfig, image_size: tuple[int, int]) -> None:
-    """Raises ModelError where sizes do not go together."""
-    p, what = shape.stride, "patch size" if shape.stem is None else "stride of stem and patches"
-    if any(side < p or side % p for side in image_size):
-        below, above = (tuple(max(p, side // p * p + d) for side in image_size) for d in (0, p))
-        raise ModelError(
-            f"image size {image_size[0]}x{image_size[1]} with {what} {p}",
-            f"a multiple of {p}",
-            f"use e.g. {below[0]}x{below[1]} or {above[0]}x{above[1]}, or another patch size",
-        )
+def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]) -> None:
+    """Raises ModelError unless sizes and options fit together."""
+    what = "patch size" if shape.stem is None else "stride of stem and patches"
+    check_image_size(image_size, shape.stride, what)
     if options.pooling == "token" and not has_class_token(options):
         raise ModelError(
             "pooling token with class_token False", "a class token to pool", "use pooling gap"
@@ -389,3 +507,85 @@ def check_sizes(shape: ViTShape, options: ModelConfig, image_size: tuple[int, in
             f"a multiple of {factor}",
             "change model.width, model.num_heads or the position embedding",
         )  # fmt: skip
+
+
+def _build(
+    options: ViTConfig,
+    *,
+    num_classes: int,
+    image_size: tuple[int, int],
+    key: jax.Array,
+    platform: str | None = None,
+    mask_token: bool = False,
+) -> ViT:
+    return ViT(
+        options,
+        num_classes=num_classes,
+        image_size=image_size,
+        platform=platform,
+        mask_token=mask_token,
+        rngs=nnx.Rngs(params=key),
+    )
+
+
+def _describe(options: ViTConfig, model: ViT) -> list[tuple[str, str, str]]:
+    shape, stem, registers = vit_shape(options), vit_shape(options).stem, options.num_registers
+    tokens = ["class token"] * has_class_token(options)
+    if registers:
+        tokens.append(f"{registers} register{'s' * (registers > 1)}")
+    tokens.append(f"{model.grid[0] * model.grid[1]:,} patches")
+    rows = [
+        ("width", f"{shape.width:,}", ""),
+        ("depth", f"{shape.depth}", "blocks"),
+        ("heads", f"{shape.num_heads}", f"of {shape.width // shape.num_heads} features"),
+        ("MLP dim", f"{mlp_hidden(shape, options):,}", ""),
+        ("patch size", f"{shape.patch_size}", "px" if stem is None else "on the stem's map"),
+        ("grid", f"{model.grid[0]} x {model.grid[1]}", f"stride {shape.stride} px"),
+        ("tokens", f"{model.tokens:,}", " + ".join(tokens)),
+    ]
+    if stem is not None:
+        units = " + ".join(map(str, stem.units)) or "root only"
+        rows.insert(0, ("stem units", f"{sum(stem.units)}", units))
+    return rows
+
+
+VIT = Family(
+    name="ViT",
+    options=ViTConfig,
+    sizes=_SIZES,
+    small=frozenset(_SMALL),
+    parse=_parse,
+    pattern=(
+        f"ViT-{{{','.join(VIT_SIZES)}}}/PATCH,"
+        f" R{{{','.join(map(str, RESNET_UNITS))}}}+ViT-SIZE/STRIDE with a multiple of 16,"
+        f" R+ViT-Ti/16, {', '.join(_SMALL)}"
+    ),
+    shape=vit_shape,
+    build=_build,
+    describe=_describe,
+    # As in Megatron-LM (arXiv:1909.08053), attention is split over `tensor` by heads and MLPs by
+    # hidden features; the other large dimension is split over `fsdp`.
+    sharding_rules=(
+        (r".*attention/qkv/kernel", ("fsdp", None, "tensor", None)),
+        (r".*attention/qkv/bias", (None, "tensor", None)),
+        (r".*attention/out/kernel", ("tensor", None, "fsdp")),
+        (r".*attention/relative/table", (None, "tensor", None)),
+        (r".*mlp/(expand|gate|value)/kernel", ("fsdp", "tensor")),
+        (r".*mlp/(expand|gate|value)/bias", ("tensor",)),
+        (r".*mlp/contract/kernel", ("tensor", "fsdp")),
+        (r"attention_pooling/(query|key|value)/kernel", ("fsdp", "tensor", None)),
+        (r"attention_pooling/(query|key|value)/bias", ("tensor", None)),
+        (r"attention_pooling/out/kernel", ("tensor", None, "fsdp")),
+        *HEAD_RULES,
+        # Convolutions are split by output channel, because their kernels are standardised over the
+        # other dimensions; position tables inside blocks by feature.
+        (r"(patch_embedding|stem/.*)/kernel", (None, None, None, "fsdp")),
+        (r"encoder/blocks/position_embedding/.*", ("fsdp",)),
+    ),
+    layer_order=(
+        r"(stem|(patch|position)_embedding)/.*|(class|mask)_token|registers",
+        r"encoder/blocks/.*",
+    ),
+    formats=("vision_transformer", "transformers", "timm"),
+    build_flags=("mask_token",),
+)

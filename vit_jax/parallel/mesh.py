@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
-from vit_jax.models.placement import BATCH_AXES
+from vit_jax.models.activation_sharding import BATCH_AXES
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_SPEC = PartitionSpec(BATCH_AXES)

@@ -1,39 +1,28 @@
-"""Where parameters and optimizer state live: a short list of (pattern, rule)."""
+"""Sharding of parameters and optimizer state by a short list of (pattern, rule).
+
+Each model family has rules for its parameters; here they are combined to the presets of
+`mesh.preset`.
+"""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig, Preset
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.models.registry import FAMILIES
+from vit_jax.named_tree import map_named, named_leaves
 
 Rule = tuple[str | None, ...]
 Rules = tuple[tuple[str, Rule], ...]
 
-# Patterns over the whole parameter name; the first match counts. A rule names the mesh axis of each
-# dimension, from the last backwards, so that it holds with and without the leading layer axis of a
-# stack of layers. Attention and MLP are cut over `tensor` as in Megatron-LM (arXiv:1909.08053):
-# heads and hidden features; the other large dimension over `fsdp`. Convolutions are cut by output
-# channel, which leaves whole what their kernels are standardised over, and position tables inside
-# blocks by feature.
+# Rules of all families: the first pattern that matches the whole name of a parameter counts. A rule
+# gives the mesh axes of a parameter's last dimensions, so it also holds inside a stack of layers,
+# which adds a leading axis. Parameters without a rule are replicated.
 _FSDP_TENSOR: Rules = (
-    (r".*attention/qkv/kernel", ("fsdp", None, "tensor", None)),
-    (r".*attention/qkv/bias", (None, "tensor", None)),
-    (r".*attention/out/kernel", ("tensor", None, "fsdp")),
-    (r".*attention/relative/table", (None, "tensor", None)),
-    (r".*mlp/(expand|gate|value)/kernel", ("fsdp", "tensor")),
-    (r".*mlp/(expand|gate|value)/bias", ("tensor",)),
-    (r".*mlp/contract/kernel", ("tensor", "fsdp")),
-    (r"attention_pooling/(query|key|value)/kernel", ("fsdp", "tensor", None)),
-    (r"attention_pooling/(query|key|value)/bias", ("tensor", None)),
-    (r"attention_pooling/out/kernel", ("tensor", None, "fsdp")),
-    (r"head/.*/kernel", ("fsdp", "tensor")),
-    (r"(patch_embedding|(trunk|stem)/.*)/kernel", (None, None, None, "fsdp")),
-    (r"encoder/blocks/position_embedding/.*", ("fsdp",)),
+    *dict.fromkeys(rule for family in FAMILIES for rule in family.sharding_rules),
     (r".*", ()),
 )
 PRESETS: dict[Preset, Rules] = {
@@ -55,8 +44,8 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
         mesh: the mesh.
 
     Raises:
-        ConfigError: a rule of the config that fits no parameter, or devices along `tensor` that
-            would all do the same work.
+        ConfigError: a rule of the config that fits no parameter, or a `tensor` axis over which
+            nothing is split, so that its devices would all do the same work.
     """
     leaves = named_leaves(params)
     for pattern, rule in config.rules:
@@ -78,17 +67,22 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
     if mesh.shape["tensor"] > 1 and not any("tensor" in rule for _, rule in rules):
         raise ConfigError(
             f"mesh.tensor is {mesh.shape['tensor']} with preset {config.preset}",
-            "a preset that cuts over tensor",
+            "a preset that splits parameters over tensor",
             "set mesh.preset=fsdp_tensor, or mesh.tensor=1",
         )
     return rules
 
 
 def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> Any:
-    """Returns the value beside the first pattern that matches a whole name.
+    """Returns the value of the first pattern that matches a whole name.
+
+    Args:
+        name: of a parameter.
+        patterns: (regular expression, value) pairs.
+        key: config key of the patterns, for the error.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: no pattern matches.
     """
     for pattern, value in patterns:
         if re.fullmatch(pattern, name):
@@ -102,17 +96,17 @@ def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> A
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _FSDP_TENSOR) -> Any:
     """Returns a sharding for each parameter (or its shape), by the rules.
 
-    An axis that does not divide its dimension is left out: that dimension is then not cut. Only
-    `fsdp`, for which it does not matter what is cut, goes to the largest dimension of the rule that
-    it divides.
+    An axis whose devices do not divide its dimension is left out, so that dimension is not split.
+    `fsdp` is then moved to the largest other dimension of the rule that it divides, because for
+    fsdp it does not matter which dimension is split.
     """
-    names = leaf_names(params)
-    leaves, treedef = jax.tree.flatten(params)
-    specs = [
-        _fit_spec(match_first(name, rules, "mesh.rules"), leaf.shape, mesh)
-        for name, leaf in zip(names, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, [NamedSharding(mesh, spec) for spec in specs])
+
+    def sharding(name: str, leaf: Any) -> NamedSharding:
+        return NamedSharding(
+            mesh, _fit_spec(match_first(name, rules, "mesh.rules"), leaf.shape, mesh)
+        )
+
+    return map_named(sharding, params)
 
 
 def state_shardings(
@@ -120,34 +114,30 @@ def state_shardings(
 ) -> Any:
     """Returns a sharding for each leaf of a training state.
 
-    Leaves that mirror a parameter (first and second moments, EMA) live where it lives: those whose
-    name ends in a parameter's name and whose shape is the same. All else is on every device.
+    Leaves that belong to a parameter (first and second moments, EMA) have its sharding: their name
+    ends in the parameter's name and they have its shape. All other leaves are replicated.
 
     Args:
-        state: tree of arrays or shapes that holds the parameters and whatever goes with them.
+        state: tree of arrays or shapes.
         params: the parameters or their shapes.
         mesh: the mesh.
         rules: of the parameters.
     """
-    names = leaf_names(params)
-    placed = jax.tree.leaves(parameter_shardings(params, mesh, rules))
-    shardings = dict(zip(names, placed, strict=True))
-    shapes = dict(zip(names, (p.shape for p in jax.tree.leaves(params)), strict=True))
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    shardings = named_leaves(parameter_shardings(params, mesh, rules))
+    shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
+    replicated = NamedSharding(mesh, PartitionSpec())
 
-    def place(path: tuple, leaf: Any) -> NamedSharding:
-        keys = [_key_name(k) for k in path]
-        for start in range(len(keys)):
-            name = "/".join(keys[start:])
-            if name in shapes and shapes[name] == leaf.shape:
-                return shardings[name]
-        return everywhere
+    def sharding(name: str, leaf: Any) -> NamedSharding:
+        parts = name.split("/")
+        suffixes = ("/".join(parts[start:]) for start in range(len(parts)))
+        same = (n for n in suffixes if n in shapes and shapes[n] == leaf.shape)
+        return shardings.get(next(same, ""), replicated)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return map_named(sharding, state)
 
 
 def _fit_spec(rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    own = shape[len(shape) - len(rule) :]  # Without the layers of a stack.
+    own = shape[len(shape) - len(rule) :]  # Without the leading axis of a stack.
     axes = [
         axis if axis is not None and size % mesh.shape[axis] == 0 else None
         for axis, size in zip(rule, own, strict=True)
@@ -158,10 +148,3 @@ def _fit_spec(rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         if fitting:
             axes[max(fitting, key=lambda i: own[i])] = "fsdp"
     return PartitionSpec(*(None,) * (len(shape) - len(rule)), *axes)
-
-
-def _key_name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from vit_jax.config.file import load_config
-from vit_jax.config.init import AUTO, OF_THE_RUN
+from vit_jax.config.init import OF_THE_RUN
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError, first_few
+from vit_jax.models.options import AUTO
 from vit_jax.schema import differences
 from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.records import (
@@ -215,11 +216,12 @@ def _with_model_of(there: Config, now: Config) -> Config:
         return now
     from vit_jax.models.registry import model_options  # Imports JAX.
 
-    usual, asked = model_options(AUTO).to_mapping(), now.model.to_mapping()
+    usual = model_options(AUTO).to_mapping()
+    asked = {k: v for k, v in now.model.to_mapping().items() if v != usual[k]}
     found = {
         key: value
         for key, value in there.model.to_mapping().items()
-        if key not in OF_THE_RUN and asked[key] == usual[key]
+        if key not in OF_THE_RUN and key not in asked
     }
     model = model_options(**{**asked, **found, "name": there.model.name})
     return dataclasses.replace(now, model=model)

@@ -10,13 +10,15 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.init import AUTO, OF_THE_RUN
+from vit_jax.config.init import OF_THE_RUN
 from vit_jax.config.run import Config
+from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
+from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_options, resolve
 from vit_jax.models.vit import ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -122,7 +124,7 @@ def _found_before(config: Config, workdir: Path | None) -> dict[str, Any] | None
         return None
     try:
         saved = json.loads((Path(workdir).expanduser() / "config.json").read_text())
-        return dict(saved["model"]) if saved["init_from"] == config.init_from else None
+        return upgrade_model(saved["model"]) if saved["init_from"] == config.init_from else None
     except (OSError, ValueError, KeyError, TypeError):  # No run, or one that is told of later.
         return None
 

@@ -12,7 +12,8 @@ import optax
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.models.registry import layers_of
+from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 
 # Optimizers of optax that need more than gradients: a loss value, a key, gradients by example.
@@ -23,11 +24,6 @@ _NOT_LINEAR = {"fromage", "rprop"}
 _PER_TENSOR = {"adafactor", "lamb", "lars", "novograd", "sm3"}
 # The part of a name that says which stack a parameter is in, with a leading axis over its layers.
 _STACK = re.compile(r"(.*?/)?blocks(?=/)")
-# Where a parameter stands in the order of layers: 0 for the embedding, 1 for the units between, 2
-# for the head; the stage of the unit; whether it is in the stage's stack, after its first unit.
-_Place = tuple[int, int, bool]
-_EMBEDDING: _Place = (0, 0, False)
-_HEAD: _Place = (2, 0, False)
 
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
@@ -228,44 +224,13 @@ def _scale_layers(scales: Any) -> optax.GradientTransformation:
 def layer_scales(params: Any, decay: float) -> Any:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
-    Layer 0 is what comes before the first unit: the embedding, of a hybrid with its whole stem, of
-    a ResNet the root. Each encoder block or residual unit is one layer more, and the rest (final
-    norm, pooling, head) the last, which has the factor 1. Stacked units get a vector over their
-    leading axis.
+    The head's layer has the factor 1, see `vit_jax.models.registry.layers_of`. Parameters of a
+    stack get a vector over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
-    leaves, treedef = jax.tree.flatten(params)
-    places = [_place(name) for name in leaf_names(params)]
-    first, last = _first_layers(dict(zip(places, leaves, strict=True)))
-
-    def scale(place: _Place, leaf: Any) -> np.ndarray:
-        below = last - first[place]
-        if place[2]:
-            powers = below - np.arange(leaf.shape[0]).reshape(-1, *(1,) * (len(leaf.shape) - 1))
-        else:
-            powers = np.asarray(below)
-        return np.asarray(decay**powers, np.float32)
-
-    return jax.tree.unflatten(treedef, map(scale, places, leaves))
-
-
-def _place(name: str) -> _Place:
-    before = r"(stem|(patch|position)_embedding|trunk/conv_root)/|(class|mask)_token|registers"
-    if re.match(before, name):
-        return _EMBEDDING
-    unit = re.match(r"(?:encoder|trunk/stage(\d+))/(first|blocks)/", name)
-    return _HEAD if unit is None else (1, int(unit[1] or 0), unit[2] == "blocks")
-
-
-def _first_layers(places: Mapping[_Place, Any]) -> tuple[dict[_Place, int], int]:
-    """Returns the number of the first layer at each place, and the number of the head's layer.
-
-    Args:
-        places: place -> a parameter there, whose leading axis counts a stack's layers.
-    """
-    first, layer = {}, 0
-    for place in sorted({_EMBEDDING, _HEAD, *places}):
-        first[place] = layer
-        layer += places[place].shape[0] if place[2] else 1
-    return first, first[_HEAD]
+    layers = layers_of(params)
+    last = max(int(number.max()) for number in layers.values())
+    return map_named(
+        lambda name, leaf: np.asarray(decay ** (last - layers[name]), np.float32), params
+    )

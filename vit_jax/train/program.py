@@ -20,7 +20,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import batch_shapes
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
-from vit_jax.models.placement import Placement, placed
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataFacts, Task, build_task
@@ -183,7 +183,6 @@ def build_program(
     if task.frozen is not None:
         frozen = (abstract_frozen(task.frozen.shapes, mesh, config.mesh),)
     shardings, *frozen_shardings = jax.tree.map(lambda s: s.sharding, (abstract.params, *frozen))
-    placement = Placement(mesh, config.mesh.gradient_dtype)
     step_fn = make_train_step(
         config,
         batch_loss=task.batch_loss,
@@ -198,12 +197,12 @@ def build_program(
         task=task,
         total_steps=total_steps,
         schedule=schedule,
-        step_fn=placed(step_fn, placement),
+        step_fn=with_mesh(step_fn, mesh),
         abstract=abstract,
         abstract_frozen=frozen,
         init_params=init_params,
         start_from=start_from,
         eval_step=jit_eval_step(
-            placed(task.eval_step, placement), mesh, shardings, *frozen_shardings
+            with_mesh(task.eval_step, mesh), mesh, shardings, *frozen_shardings
         ),
     )

@@ -16,14 +16,14 @@ from vit_jax.data.colours import colour_classes, content_key
 from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
 from vit_jax.evaluation.loop import EvalStep
-from vit_jax.models.corruption import Corruption, draw_corruption
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.placement import constrain
 from vit_jax.models.registry import build_model
 from vit_jax.models.vit import ViT
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
+from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
 from vit_jax.tasks.task import BatchLoss, DataFacts, Forward, Metrics, Prepare, Task
 
 # Seed of the corruption in evaluation: the same for every run, whatever its own seed.
@@ -82,7 +82,12 @@ def make_forward(graphdef: nnx.GraphDef) -> Forward:
 
     def forward_fn(params: Any, batch: Batch, **options: Any) -> Any:
         corruption = Corruption(batch["source"], batch["hidden"])
-        return nnx.merge(graphdef, params)(batch["image"], corruption=corruption, **options)
+        model = nnx.merge(graphdef, params)
+
+        def edit_patches(patches: jax.Array) -> jax.Array:
+            return corrupt(patches, corruption, model.mask_token[...])
+
+        return model(batch["image"], edit_patches=edit_patches, per_patch=True, **options)
 
     return forward_fn
 

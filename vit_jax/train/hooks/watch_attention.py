@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.config.durations import is_due
 from vit_jax.data.device import to_unit_range
 from vit_jax.errors import ConfigError
-from vit_jax.models.placement import Placement, placed
+from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import batch_parts
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
@@ -72,4 +72,4 @@ def make_largest_logits(program: Program) -> Any:
         return found[_NAME].max((1, 2))
 
     everywhere = NamedSharding(program.mesh, PartitionSpec())
-    return jax.jit(placed(largest, Placement(program.mesh)), out_shardings=everywhere)
+    return jax.jit(with_mesh(largest, program.mesh), out_shardings=everywhere)

@@ -1,0 +1,167 @@
+"""What a model family is, and what every model has in common.
+
+A family is one `Family` in one file of this package, listed in `registry.FAMILIES`. Everything
+else (commands, sharding, optimizers, weight formats) asks the family, not the model's name.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.errors import ModelError
+from vit_jax.models.options import ModelConfig
+
+# Image size in pixels of the models for small images (Mini, Micro, Nano), and of all others.
+SMALL_IMAGE_SIZE = 32
+IMAGE_SIZE = 224
+
+# (pattern, axes): a regular expression over whole parameter names, and the mesh axis of each of the
+# parameter's last dimensions.
+ShardingRule = tuple[str, tuple[str | None, ...]]
+
+
+class ImageModel(nnx.Module):
+    """Base of all models: images f32[B, H, W, 3] in [-1, 1] -> logits f32[B, num_classes].
+
+    Attributes:
+        image_size: (height, width) in pixels that the model is made for.
+        grid: rows and columns of patches, or of the last feature map.
+        tokens: length of the sequence of tokens, class token and registers included; None: a
+            model without tokens.
+        num_prefix: how many of the tokens are not patches.
+        num_heads: of its self-attention; None: it has none.
+    """
+
+    image_size: tuple[int, int]
+    grid: tuple[int, int]
+    tokens: int | None = None
+    num_prefix: int = 0
+    num_heads: int | None = None
+
+    @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Names that `return_intermediates` takes."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        images: Any,
+        *,
+        key: jax.Array | None = None,
+        return_intermediates: tuple[str, ...] = (),
+    ) -> Any:
+        """Returns the logits; with `return_intermediates`, also a dict of the named values.
+
+        Args:
+            images: floating point [B, H, W, 3] in [-1, 1].
+            key: turns dropout and stochastic depth on; without it the model is deterministic.
+            return_intermediates: names from `intermediates`.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    Attributes:
+        name: e.g. "ViT".
+        options: its config section.
+        sizes: listed model name -> shape. A shape is the family's own dataclass; it has
+            `image_multiple`, by which image sides must be divisible.
+        small: which of the listed names are made for 32-pixel images.
+        parse: returns the shape of a name that is not listed but has a meaning, else None.
+        pattern: what its names look like, for messages.
+        shape: options -> shape of the name, with the sizes that the options override.
+        build: makes a model of the family, see `registry.build_model`.
+        describe: (options, model) -> rows of (label, value, note) for the `models` command.
+        sharding_rules: which mesh axis each dimension of a parameter is split over.
+        layer_order: regular expressions over whole parameter names, in the order of the forward
+            pass. Each is one layer or, where it matches parameters of a scanned stack (`blocks`),
+            as many layers as the stack has. The rest (final norm, head) is the last layer.
+        formats: modules of `vit_jax.interop` that read and write published weights.
+        build_flags: names of the flags that `build` takes for a task, such as "mask_token".
+    """
+
+    name: str
+    options: type[ModelConfig]
+    sizes: Mapping[str, Any]
+    small: frozenset[str]
+    parse: Callable[[str], Any]
+    pattern: str
+    shape: Callable[[Any], Any]
+    build: Callable[..., ImageModel]
+    describe: Callable[[Any, Any], list[tuple[str, str, str]]]
+    sharding_rules: tuple[ShardingRule, ...]
+    layer_order: tuple[str, ...]
+    formats: tuple[str, ...] = ()
+    build_flags: tuple[str, ...] = ()
+
+
+def override_sizes(shape: Any, options: ModelConfig, names: tuple[str, ...]) -> Any:
+    """Returns a shape with the sizes that are set in the options.
+
+    Args:
+        shape: dataclass of sizes.
+        options: fields named as in the shape; None: not set.
+        names: of the sizes that can be overridden.
+    """
+    given = {name: getattr(options, name) for name in names}
+    return dataclasses.replace(shape, **{k: v for k, v in given.items() if v is not None})
+
+
+def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> None:
+    """Raises ModelError unless both sides are divisible by the size of a patch.
+
+    Args:
+        image_size: (height, width) in pixels.
+        multiple: pixels between neighbouring patches.
+        what: what has this size, for the message, e.g. "patch size".
+    """
+    if all(side >= multiple and side % multiple == 0 for side in image_size):
+        return
+    below, above = (
+        tuple(max(multiple, side // multiple * multiple + d) for side in image_size)
+        for d in (0, multiple)
+    )
+    raise ModelError(
+        f"image size {image_size[0]}x{image_size[1]} with {what} {multiple}",
+        f"a multiple of {multiple}",
+        f"use e.g. {below[0]}x{below[1]} or {above[0]}x{above[1]}, or another patch size",
+    )
+
+
+def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
+    """Raises ModelError unless images are floating point [B, H, W, 3].
+
+    Args:
+        images: input of a model.
+        image_size: (height, width) that they must have; None: any.
+    """
+    size = image_size or images.shape[1:3]
+    if images.ndim != 4 or images.shape[1:] != (*size, 3):
+        height, width = image_size or ("height", "width")
+        raise ModelError(
+            f"images of shape {tuple(images.shape)}",
+            f"(batch, {height}, {width}, 3)",
+            "resize the images, or make the model with their image_size",
+        )
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ModelError(
+            f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
+        )
+
+
+def check_intermediates(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raises ModelError for a name that is not among those a model can return."""
+    for name in names:
+        if name not in known:
+            raise ModelError(
+                f"unknown intermediate {name!r}",
+                f"names from {', '.join(known)}",
+                "ask for one of these",
+            )

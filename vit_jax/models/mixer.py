@@ -1,0 +1,298 @@
+"""MLP-Mixer: blocks of an MLP over the tokens and an MLP over the channels.
+
+Source: arXiv:2105.01601.
+"""
+
+import dataclasses
+import re
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.blocks import residual_branch
+from vit_jax.models.family import (
+    Family,
+    ImageModel,
+    check_image_size,
+    check_images,
+    check_intermediates,
+    override_sizes,
+)
+from vit_jax.models.heads import HEAD_RULES, Head
+from vit_jax.models.layers import LayerNorm
+from vit_jax.models.mlp import Mlp
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.patches import PatchEmbedding
+from vit_jax.models.stacking import Remat, build_stack, remat_on, scan_stack
+from vit_jax.schema import option
+
+_BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
+INTERMEDIATES = ("embedded", "encoded", "pre_logits", *_BLOCK_INTERMEDIATES)
+
+
+class MixerConfig(ModelConfig):
+    """Options of an MLP-Mixer."""
+
+    kind: ClassVar[str] = "an MLP-Mixer"
+
+    width: int | None = option(None, at_least=1)
+    """Sizes that replace those of the name. None: as named."""
+    depth: int | None = option(None, at_least=1)
+    token_mlp_dim: int | None = option(None, at_least=1)
+    channel_mlp_dim: int | None = option(None, at_least=1)
+    stochastic_depth: float = option(0.0, at_least=0, below=1)
+    """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MixerShape:
+    """The sizes that a name like "Mixer-B/16" stands for.
+
+    Attributes:
+        width: D, features of a token.
+        depth: number of blocks.
+        token_mlp_dim: hidden features of the MLPs over the tokens.
+        channel_mlp_dim: hidden features of the MLPs over the channels.
+        patch_size: height and width of a patch in pixels.
+    """
+
+    width: int
+    depth: int
+    token_mlp_dim: int
+    channel_mlp_dim: int
+    patch_size: int
+
+    @property
+    def image_multiple(self) -> int:
+        """Image sides must be divisible by this."""
+        return self.patch_size
+
+
+# Width, depth, hidden features over tokens and over channels. Source: arXiv:2105.01601, Table 1.
+_SIZES = {
+    "S": (512, 8, 256, 2048),
+    "B": (768, 12, 384, 3072),
+    "L": (1024, 24, 512, 4096),
+    "H": (1280, 32, 640, 5120),
+}
+_LISTED = ("S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14")
+
+
+def _parse(name: str) -> MixerShape | None:
+    """Returns the shape of "Mixer-{size}/{patch size}"."""
+    match = re.fullmatch(r"Mixer-([A-Z])/([1-9]\d*)", name)
+    if match is None or match[1] not in _SIZES:
+        return None
+    return MixerShape(*_SIZES[match[1]], int(match[2]))
+
+
+def mixer_shape(options: MixerConfig) -> MixerShape:
+    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    names = ("width", "depth", "token_mlp_dim", "channel_mlp_dim")
+    return override_sizes(_parse(options.name), options, names)
+
+
+class MixerBlock(nnx.Module):
+    """An MLP over the tokens and one over the channels, each with LayerNorm and a residual.
+
+    Args:
+        shape: sizes.
+        tokens: N.
+        dtype: type the matmuls run in.
+        rngs: source of the initial values.
+
+    Source: arXiv:2105.01601, equation 1.
+    """
+
+    def __init__(self, shape: MixerShape, tokens: int, *, dtype: Any, rngs: nnx.Rngs):
+        make_mlp = partial(
+            Mlp,
+            kernel_init=nnx.initializers.lecun_normal(),
+            bias_init=nnx.initializers.zeros,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.token_norm = LayerNorm(shape.width, dtype=dtype)
+        self.token_mixing = make_mlp(tokens, shape.token_mlp_dim)
+        self.channel_norm = LayerNorm(shape.width, dtype=dtype)
+        self.channel_mixing = make_mlp(shape.width, shape.channel_mlp_dim)
+
+    def __call__(
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        key: jax.Array | None = None,
+        drop_rate: Float[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
+        """Returns the new tokens, and the values in `_BLOCK_INTERMEDIATES` by name.
+
+        Args:
+            x: tokens.
+            key: turns stochastic depth on.
+            drop_rate: probability that an example skips a residual branch of this block.
+        """
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        across_tokens = self.token_norm(x).swapaxes(1, 2)
+        mixed = constrain(self.token_mixing(across_tokens).swapaxes(1, 2), "batch")
+        x = x + residual_branch(mixed, None, keys[0], drop_rate)
+        processed = constrain(self.channel_mixing(self.channel_norm(x)), "batch")
+        x = x + residual_branch(processed, None, keys[1], drop_rate)
+        return x, dict(zip(_BLOCK_INTERMEDIATES, (mixed, processed, x), strict=True))
+
+
+class Mixer(ImageModel):
+    """MLP-Mixer: patches -> tokens -> blocks -> LayerNorm -> mean of the tokens -> head.
+
+    Args:
+        options: the model section of a config.
+        num_classes: C; 0 for features instead of logits.
+        image_size: (height, width) in pixels. The MLPs over the tokens are made for it.
+        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
+        rngs: source of the initial values.
+
+    Raises:
+        ModelError: an image size that is not a multiple of the patch size.
+
+    Source: arXiv:2105.01601.
+    """
+
+    def __init__(
+        self,
+        options: MixerConfig,
+        *,
+        num_classes: int,
+        image_size: tuple[int, int],
+        platform: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        shape, dtype = mixer_shape(options), jnp.dtype(options.dtype)
+        check_image_size(image_size, shape.patch_size, "patch size")
+        self.image_size = image_size
+        self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
+        self.tokens = self.grid[0] * self.grid[1]
+        self.depth = shape.depth
+        self.stochastic_depth = options.stochastic_depth
+        self.scan = options.scan
+        self.remat: Remat = remat_on(
+            platform or jax.default_backend(), options.remat, scan=options.scan
+        )
+        self.patch_embedding = PatchEmbedding(
+            shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
+        )
+        make = partial(MixerBlock, shape, self.tokens, dtype=dtype)
+        self.blocks = build_stack(lambda rngs: make(rngs=rngs), shape.depth, rngs)
+        self.norm = LayerNorm(shape.width, dtype=dtype)
+        self.head = Head(shape.width, num_classes, bias_init=options.head_bias_init, rngs=rngs)
+
+    @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Names that `return_intermediates` takes."""
+        return INTERMEDIATES
+
+    def __call__(
+        self,
+        images: Array | np.ndarray,
+        *,
+        key: jax.Array | None = None,
+        return_intermediates: tuple[str, ...] = (),
+    ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
+        """Returns the logits, float32.
+
+        Args:
+            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
+            key: turns stochastic depth on; without it the model is deterministic.
+            return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
+                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, D],
+                and with a leading axis over the blocks "token_mixing_output",
+                "channel_mixing_output" and "block_output" [L, B, N, D].
+
+        Raises:
+            ModelError: images of another size, or an unknown intermediate.
+        """
+        images = jnp.asarray(images)
+        check_images(images, self.image_size)
+        check_intermediates(return_intermediates, INTERMEDIATES)
+        embedded = self.patch_embedding(images)
+        x, found = self._blocks(embedded, key, return_intermediates)
+        encoded = self.norm(constrain(x, "batch"))
+        logits, pre_logits = self.head(encoded.mean(1, dtype=jnp.float32))
+        if not return_intermediates:
+            return logits
+        found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
+        return logits, {name: found[name] for name in return_intermediates}
+
+    def _blocks(
+        self, x: Float[Array, "B N D"], key: jax.Array | None, capture: tuple[str, ...]
+    ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
+        keys = None if key is None else jax.random.split(key, self.depth)
+        rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
+        drop_rates = jnp.asarray(rates) if key is not None and self.stochastic_depth else None
+
+        def body(block: MixerBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+            key, drop_rate = layer
+            x, found = block(constrain(x, "batch"), key=key, drop_rate=drop_rate)
+            return x, {name: value for name, value in found.items() if name in capture}
+
+        return scan_stack(
+            self.blocks,
+            body,
+            x,
+            self.depth,
+            per_layer=(keys, drop_rates),
+            remat=self.remat,
+            scan=self.scan,
+        )
+
+
+def _build(
+    options: MixerConfig,
+    *,
+    num_classes: int,
+    image_size: tuple[int, int],
+    key: jax.Array,
+    platform: str | None = None,
+) -> Mixer:
+    rngs = nnx.Rngs(params=key)
+    return Mixer(
+        options, num_classes=num_classes, image_size=image_size, platform=platform, rngs=rngs
+    )
+
+
+def _describe(options: MixerConfig, model: Mixer) -> list[tuple[str, str, str]]:
+    shape = mixer_shape(options)
+    return [
+        ("width", f"{shape.width:,}", ""),
+        ("depth", f"{shape.depth}", "blocks"),
+        ("token MLP dim", f"{shape.token_mlp_dim:,}", ""),
+        ("channel MLP dim", f"{shape.channel_mlp_dim:,}", ""),
+        ("patch size", f"{shape.patch_size}", "px"),
+        ("tokens", f"{model.tokens:,}", f"{model.grid[0]} x {model.grid[1]} patches"),
+    ]
+
+
+MIXER = Family(
+    name="Mixer",
+    options=MixerConfig,
+    sizes={f"Mixer-{name}": _parse(f"Mixer-{name}") for name in _LISTED},
+    small=frozenset(),
+    parse=_parse,
+    pattern=f"Mixer-{{{','.join(_SIZES)}}}/PATCH",
+    shape=mixer_shape,
+    build=_build,
+    describe=_describe,
+    sharding_rules=(
+        (r".*(token|channel)_mixing/expand/kernel", ("fsdp", "tensor")),
+        (r".*(token|channel)_mixing/expand/bias", ("tensor",)),
+        (r".*(token|channel)_mixing/contract/kernel", ("tensor", "fsdp")),
+        *HEAD_RULES,
+        (r"patch_embedding/kernel", (None, None, None, "fsdp")),
+    ),
+    layer_order=(r"patch_embedding/.*", r"blocks/.*"),
+    formats=("mixer",),
+)
