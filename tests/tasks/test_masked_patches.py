@@ -211,7 +211,7 @@ def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tm
 def test_its_weights_are_a_model_without_a_head(finished):
     loaded = load(finished[0])
     assert loaded.num_classes == 0
-    assert not hasattr(loaded.model, "mask_token") or loaded.model.mask_token is None
+    assert loaded.model.mask_token is None
     with pytest.raises(WeightsError, match="keep_head with num_classes 10 and a head of 0"):
         load(finished[0], num_classes=10, keep_head=True)
 
