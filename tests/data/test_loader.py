@@ -133,7 +133,7 @@ def test_the_index_names_the_example(batches):
 @pytest.mark.parametrize("size", [1, 1000, 4**8, 4**8 + 1, 4**8 + 2])
 @pytest.mark.parametrize("largest_drawn", [0, 10**6])
 def test_the_order_of_an_epoch_is_a_permutation(size, largest_drawn, monkeypatch):
-    monkeypatch.setattr(order_module, "_DRAWN_WHOLE", largest_drawn)
+    monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", largest_drawn)
     order = ExampleOrder(size, seed=3)
     first, second = order(range(size)), order(range(size, 2 * size))
     assert sorted(first) == sorted(second) == list(range(size))

@@ -104,7 +104,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     # Class token, distillation token, four patches.
     assert found["encoded"].shape == (16, 6, 16)
     head = params["distillation_head"]["linear"]
-    student = found["encoded"][:, 1] @ head["kernel"] + head["bias"]
+    student = found["encoded"][:, 1] @ head["kernel"] + head["bias"][None]
     resized = jax.image.resize(ready["image"], (16, 16, 16, 3), "bilinear")
     theirs = load(teacher).model(resized)
     log_softmax = jax.nn.log_softmax(logits)

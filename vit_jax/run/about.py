@@ -5,11 +5,13 @@ It lies beside the arrays as JSON, so that it can be read on any machine without
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
 from vit_jax.named_tree import leaf_names
 
@@ -40,14 +42,6 @@ class About:
     config: dict[str, Any]
 
 
-def weights_item(*, has_average: bool) -> str:
-    """Returns the checkpoint item that holds a run's weights: its moving average if it keeps one.
-
-    The items are named like the attributes of the training state.
-    """
-    return "ema" if has_average else "params"
-
-
 def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     """Returns what `read_about` finds, for JSON.
 
@@ -57,6 +51,16 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
     """
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
     return {"environment": environment, "arrays": arrays}
+
+
+def evaluated_item(config: Mapping[str, Any]) -> str:
+    """Returns the checkpoint item that holds the parameters to evaluate: "params" or "ema".
+
+    Args:
+        config: the run's config, as in the checkpoint.
+    """
+    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
+    return "ema" if averages else "params"
 
 
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:
@@ -78,9 +82,10 @@ def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
         CheckpointError: no folder there.
     """
     path = Path(path).expanduser()
-    if path.name.isdigit() and step is None and path.is_dir():
+    is_run = (path / "checkpoints").is_dir()
+    if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         path, step = path.parent, int(path.name)
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"

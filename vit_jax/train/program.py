@@ -177,7 +177,7 @@ def build_program(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
+    start_from = make_start_from(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     frozen = ()
     if task.frozen is not None:

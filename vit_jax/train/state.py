@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules, state_shardings
-from vit_jax.run.about import weights_item
 
 
 @jax.tree_util.register_dataclass
@@ -22,8 +21,9 @@ class TrainState:
     Attributes:
         step: i32 scalar, number of updates made.
         params: nested dict of f32 arrays.
-        opt_state: state of the optax chain.
-        ema: moving average of params, or None.
+        opt_state: of the optax chain.
+        ema: moving average of params, or the average that a schedule-free optimizer evaluates, or
+            None.
     """
 
     # Any: the same tree also holds shapes, shardings or names instead of arrays.
@@ -34,8 +34,8 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate: the moving average if there is one."""
-        return getattr(self, weights_item(has_average=self.ema is not None))
+        """The parameters to evaluate: their average if the run keeps one."""
+        return self.params if self.ema is None else self.ema
 
 
 StartFrom = Callable[[Any], TrainState]

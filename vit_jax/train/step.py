@@ -15,6 +15,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
 from vit_jax.tasks.task import BatchLoss, Metrics, Prepare
+from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.state import TrainState
 
 # Receives a kind of tensor, such as "gradient", and a tree of them, while the step is traced.
@@ -77,7 +78,9 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         observe("updated parameter", params)
         ema = state.ema
-        if config.ema_decay is not None:
+        if config.optimizer.averages_parameters:
+            ema = schedule_free_params(opt_state, params)
+        elif config.ema_decay is not None:
             ema = optax.incremental_update(params, ema, 1 - config.ema_decay)
         metrics = {
             "train/loss": loss,

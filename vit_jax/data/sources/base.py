@@ -100,6 +100,11 @@ def pick_feature(wanted: str | None, usual: str, available: Sequence[str], datas
     )
 
 
+def without_label(features: Sequence[str]) -> tuple[str, ...]:
+    """Returns the features other than the label."""
+    return tuple(name for name in features if name != "label")
+
+
 def check_features(features: Sequence[str], available: Sequence[str], dataset: str) -> None:
     """Raises DataError if the dataset lacks a feature that the task reads.
 

@@ -9,7 +9,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.sources import Source
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.hosts import first_does
-from vit_jax.run.about import weights_item
+from vit_jax.run.about import evaluated_item
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.fewshot import FewshotEvaluator
 from vit_jax.train.hooks.log import LogHook
@@ -146,7 +146,7 @@ class EvaluateHook:
             return step, state.eval_params
         self._context.progress.say(f"restoring step {best}, the best evaluation")
         self._context.checkpoints.wait()
-        item = weights_item(has_average=state.ema is not None)
+        item = evaluated_item(self._context.config.to_mapping())
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             state.eval_params,
