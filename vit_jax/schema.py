@@ -102,6 +102,9 @@ class Section(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             raise _config_error(type(self), error) from None
 
+    def __hash__(self) -> int:
+        return hash(tuple(_fields_of(self).values()))
+
     @pydantic.model_validator(mode="after")
     def _check_all(self) -> "Section":
         self.check()

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError
@@ -87,7 +86,8 @@ class JaxStep:
         begin = time.perf_counter()
         self._step = program.compile()
         seconds = time.perf_counter() - begin
-        self._batch = to_devices(_random_batch(program.batch_shapes()), mesh)
+        self._batch = to_devices(program.example_batch(), mesh)
+        self._frozen = program.load_frozen()
         self._state = program.init()
         memory: Any = self._step.memory_analysis()
         peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
@@ -101,28 +101,13 @@ class JaxStep:
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            self._state, metrics = self._step(self._state, self._batch)
+            self._state, metrics = self._step(self._state, self._batch, *self._frozen)
         jax.block_until_ready((self._state, metrics))
         return (time.perf_counter() - begin) / steps
 
     def close(self) -> None:
         """Frees the memory of the state."""
-        self._state, self._batch = None, None
-
-
-def _random_batch(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
-    """Returns a batch of random pixels and labels, with nothing masked out."""
-    rng = np.random.default_rng(0)
-
-    def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        if shape.dtype == np.bool_:
-            return np.ones(shape.shape, bool)
-        if np.issubdtype(shape.dtype, np.integer):
-            largest = 255 if shape.dtype == np.uint8 else NUM_CLASSES - 1
-            return rng.integers(0, largest + 1, shape.shape).astype(shape.dtype)
-        return rng.uniform(-1, 1, shape.shape).astype(shape.dtype)
-
-    return {name: array(shape) for name, shape in shapes.items()}
+        self._state, self._batch, self._frozen = None, None, ()
 
 
 class TorchStep:

@@ -41,7 +41,8 @@ class Memory:
     """Memory of one device, in bytes.
 
     Attributes:
-        state: size of the arguments: "parameters", "optimizer", "average", "batch", "padding".
+        state: size of the arguments: "parameters", "optimizer", "average", "frozen", "batch",
+            "padding".
         temporaries: memory that the step needs beside the arguments at its peak or, if the compiler
             does not report the peak, in total. If it did not compile: what the compiler asked for.
         program: instructions, and results that do not overwrite an argument.
@@ -237,6 +238,7 @@ def _state_bytes(program: Program) -> dict[str, int]:
         "parameters": on_device(state.params),
         "optimizer": on_device((state.opt_state, state.step)),
         "average": on_device(state.ema),
+        "frozen": on_device(program.abstract_frozen),
         "batch": on_device(program.batch_shapes()),
     }
     return {name: size for name, size in parts.items() if size}
@@ -246,7 +248,9 @@ def _flops(program: Program, devices: int) -> tuple[float, float]:
     """Returns the model FLOPs and the executed FLOPs of a step on each device."""
     model = program.flops_per_image * program.config.data.global_batch_size
     try:
-        traced = jax.make_jaxpr(program.step_fn)(program.abstract, program.batch_shapes())
+        traced = jax.make_jaxpr(program.step_fn)(
+            program.abstract, program.batch_shapes(), *program.abstract_frozen
+        )
         executed = 2 * count_macs(traced.jaxpr)
     except ValueError:  # A loop with an unknown number of iterations.
         executed = 0
