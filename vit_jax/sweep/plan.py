@@ -1,64 +1,76 @@
-"""A sweep laid out: every job with its folder, its checked config and what it waits for."""
+"""Expands a sweep into jobs: names, folders, checked configs, and which job needs which."""
 
+import copy
 import dataclasses
-import graphlib
+import hashlib
+import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.file import load_config, run_python
+from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
 from vit_jax.schema import parse_override
-from vit_jax.sweep.jobs import REFERENCE, Job, Selection
-from vit_jax.sweep.names import check_folders, derive_names
-from vit_jax.sweep.selection import check_choice
-from vit_jax.sweep.sweep_file import Sweep
+from vit_jax.sweep.definition import REFERENCE, Job, Selection, Sweep
+from vit_jax.sweep.selection import check_selection
+
+_LONGEST_VALUE = 48
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
-    """A job whose name is known, and its settings, too, unless a choice is still to be made.
+    """A job with its name, folder and checked config.
 
     Attributes:
         name: unique in the sweep.
-        folder: its run folder.
-        job: as asked for; references are folders.
-        config: what its config file and overrides mean; None where it does not train.
-        needs: names of the jobs that must be finished before.
+        folder: run folder.
+        job: as defined, with references replaced by folders.
+        config: checked config of a training job; None for other commands.
+        settings: what config file and overrides set, before defaults; None for other commands.
+        needs: names of the jobs that have to finish first.
         stage: "search", "final" or None.
-        metric: what its selection looks at.
-        selection: how its settings were chosen.
-        undecided: name of the selection that is still to choose its settings.
+        selection: name of the selection that the job belongs to.
+        choice: how its settings were selected, as job.json records it.
     """
 
     name: str
     folder: Path
     job: Job
     config: Config | None
+    settings: dict[str, Any] | None
     needs: tuple[str, ...]
     stage: str | None = None
-    metric: str | None = None
-    selection: dict[str, Any] | None = None
-    undecided: str | None = None
+    selection: str | None = None
+    choice: dict[str, Any] | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether its settings depend on a selection that has not been made yet."""
+        return self.selection is not None and self.stage == "final" and self.choice is None
 
     @property
     def result(self) -> Path:
-        """The file whose presence means that the job is finished."""
+        """File that a finished run has written."""
         return self.folder / "result.json"
 
     def command(self, python: str = sys.executable) -> list[str]:
-        """Returns the words of the command that runs it."""
+        """Returns the command line that runs the job."""
         words = [python, "-m", "vit_jax", self.job.command]
         words += [f"--config={self.job.config}"] if self.job.config else []
         words += [f"--workdir={self.folder}"]
         words += [f"--config.{text}" for text in override_texts(self.job.overrides)]
-        return words + list(self.job.arguments)
+        return [*words, *self.job.arguments]
 
-    def about(self, spec: str) -> dict[str, Any]:
-        """Returns the content of job.json."""
-        return {
+    def record(self, spec: str) -> dict[str, Any]:
+        """Returns the content of job.json.
+
+        Args:
+            spec: the sweep's "FILE.py:ARG".
+        """
+        record = {
             "sweep": spec,
             "name": self.name,
             "command": self.job.command,
@@ -68,19 +80,15 @@ class PlannedJob:
             "labels": dict(self.job.labels),
             "stage": self.stage,
             "needs": list(self.needs),
-            "selection": self.selection,
+            "selection": self.choice,
+            "settings": self.settings,
         }
+        return json.loads(json.dumps(record))
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """A selection laid out.
-
-    Attributes:
-        selection: as asked for.
-        candidates: names of its candidates.
-        finals: names of its final runs.
-    """
+class PlannedSelection:
+    """A selection with the names of its jobs."""
 
     selection: Selection
     candidates: tuple[str, ...]
@@ -88,127 +96,128 @@ class Choice:
 
 
 class Plan:
-    """All jobs of a sweep, each after those that it needs.
+    """All jobs of a sweep; each comes after the jobs that it needs.
 
     Args:
-        sweep: what is asked for.
+        sweep: content of the sweep file.
         folder: of the sweep.
 
+    Attributes:
+        jobs: name -> job.
+        selections: name -> selection.
+
     Raises:
-        UserError: a config that is wrong, a reference to an unknown job, jobs that wait for each
-            other, names that clash, or a choice that cannot or must not be made.
+        UserError: a config is invalid, a reference names no job, jobs need each other in a circle,
+            names clash, or a selection uses the examples that are reported.
     """
 
     def __init__(self, sweep: Sweep, folder: Path):
         self.sweep, self.folder = sweep, folder
-        self.choices: dict[str, Choice] = {}
-        self._candidates: dict[str, Job] = {}
-        self._named = self._name_all()
-        check_folders(list(self._named))
-        made = {name: self._planned(name, job) for name, job in self._named.items()}
-        self.jobs = {name: made[name] for name in _in_order(made)}
-        for choice in self.choices.values():
-            self._check_choice(choice)
+        self.selections: dict[str, PlannedSelection] = {}
+        self._recipes: dict[str, dict[str, Any]] = {}
+        self._roles: dict[str, tuple[str, str]] = {}  # job -> stage and selection
+        self._defined = self._name_jobs()
+        _check_folders(list(self._defined))
+        jobs = {name: self._plan_job(name, job) for name, job in self._defined.items()}
+        self.jobs = _sort_by_needs(jobs)
+        for planned in self.selections.values():
+            finals = [next(iter(_final_jobs(planned, self._defined[c]).items()), None)
+                      for c in planned.candidates]  # fmt: skip
+            check_selection(
+                planned.selection,
+                [config for c in planned.candidates if (config := self.jobs[c].config)],
+                [config for f in finals if f and (config := self._plan_job(*f).config)],
+            )
 
-    def decide(self, group: str, made: dict[str, Any]) -> None:
-        """Gives the final runs of a selection their settings.
+    def decide(self, name: str, choice: dict[str, Any]) -> None:
+        """Gives the final runs of a selection the settings of the selected candidate.
 
         Args:
-            group: name of the selection.
-            made: the choice, as job.json tells it.
+            name: of the selection.
+            choice: as job.json records it.
         """
-        choice = self.choices[group]
-        for name, job in _final_jobs(choice, self._candidates[made["chosen"]]).items():
-            self.jobs[name] = dataclasses.replace(
-                self._planned(name, job), selection=made, undecided=None
-            )
+        planned = self.selections[name]
+        for final, job in _final_jobs(planned, self._defined[choice["chosen"]]).items():
+            self.jobs[final] = dataclasses.replace(self._plan_job(final, job), choice=choice)
 
-    def _name_all(self) -> dict[str, Job]:
-        """Returns name -> job; that of a final run is made from the first candidate."""
-        plain = [entry for entry in self.sweep.entries if isinstance(entry, Job)]
-        names = iter(derive_names(plain))
-        named: dict[str, Job] = {}
-
-        def add(name: str, job: Job) -> None:
-            if name in named:
-                raise SweepError(f"two jobs named {name!r}", "every name once", "rename one")
-            named[name] = job
-
+    def _name_jobs(self) -> dict[str, Job]:
+        """Returns name -> job; final runs have the settings of the first candidate for now."""
+        names = iter(derive_names([e for e in self.sweep.entries if isinstance(e, Job)]))
+        defined: list[tuple[str, Job]] = []
         for entry in self.sweep.entries:
             if isinstance(entry, Job):
-                add(next(names), entry)
+                defined.append((next(names), entry))
                 continue
-            if entry.name in self.choices:
-                raise SweepError(
-                    f"two selections named {entry.name!r}", "every name once", "rename one"
-                )
-            below = [f"search/{entry.name}/{n}" for n in derive_names(entry.candidates)]
+            candidates = [f"search/{entry.name}/{name}" for name in derive_names(entry.candidates)]
             finals = tuple(f"final/{entry.name}/seed{seed}" for seed in entry.seeds)
-            choice = Choice(entry, tuple(below), finals)
-            self.choices[entry.name] = choice
-            for name, job in zip(below, entry.candidates, strict=True):
-                self._candidates[name] = job
-                add(name, dataclasses.replace(job, labels={**entry.labels, **job.labels}))
-            for name, job in _final_jobs(choice, entry.candidates[0]).items():
-                add(name, job)
-        return named
+            planned = PlannedSelection(entry, tuple(candidates), finals)
+            self.selections[entry.name] = planned
+            self._roles |= dict.fromkeys(candidates, ("search", entry.name))
+            self._roles |= dict.fromkeys(finals, ("final", entry.name))
+            for name, job in zip(candidates, entry.candidates, strict=True):
+                labels = {**entry.labels, **job.labels}
+                defined.append((name, dataclasses.replace(job, labels=labels)))
+            defined += _final_jobs(planned, entry.candidates[0]).items()
+        _check_unique([name for name, _ in defined], [job for _, job in defined])
+        return dict(defined)
 
-    def _planned(self, name: str, job: Job) -> PlannedJob:
+    def _plan_job(self, name: str, job: Job) -> PlannedJob:
+        stage, selection = self._roles.get(name, (job.stage, None))
         needs: dict[str, None] = {}
-        resolved = dataclasses.replace(
+
+        def resolve(value: Any) -> Any:
+            if not isinstance(value, str) or not value.startswith(REFERENCE):
+                return value
+            other = value.removeprefix(REFERENCE)
+            if other not in self._defined:
+                raise SweepError(
+                    f"job {name!r} refers to {value!r}, and no job has this name",
+                    f"one of the {len(self._defined)} jobs of the sweep",
+                    f"did you mean '{REFERENCE}{nearest(other, self._defined)}'?",
+                )
+            needs[other] = None
+            return str(self.folder / "jobs" / other)
+
+        def resolve_argument(argument: str) -> str:
+            option, equals, value = argument.partition("=")
+            if equals and not argument.startswith(REFERENCE):  # A job's name may contain "=".
+                return f"{option}={resolve(value)}"
+            return resolve(argument)
+
+        job = dataclasses.replace(
             job,
             name=name,
-            overrides={k: self._resolved(v, name, needs) for k, v in job.overrides.items()},
-            arguments=[self._resolved_argument(a, name, needs) for a in job.arguments],
+            overrides={key: resolve(value) for key, value in job.overrides.items()},
+            arguments=[resolve_argument(argument) for argument in job.arguments],
         )
-        stage, metric, undecided = job.stage, None, None
-        for group, choice in self.choices.items():
-            if name in choice.candidates:
-                stage, metric = "search", choice.selection.metric
-            elif name in choice.finals:
-                stage, undecided = "final", group
-                needs |= dict.fromkeys(choice.candidates)
-        config = _load(name, resolved)
+        if selection is not None and stage == "final":
+            needs |= dict.fromkeys(self.selections[selection].candidates)
+        config, settings = self._load(name, job)
         folder = self.folder / "jobs" / name
-        return PlannedJob(
-            name, folder, resolved, config, tuple(needs), stage, metric, undecided=undecided
-        )
+        return PlannedJob(name, folder, job, config, settings, tuple(needs), stage, selection)
 
-    def _resolved(self, value: Any, name: str, needs: dict[str, None]) -> Any:
-        """Returns the folder that a "job:NAME" stands for, and notes the need; else the value."""
-        if not isinstance(value, str) or not value.startswith(REFERENCE):
-            return value
-        other = value.removeprefix(REFERENCE)
-        if other not in self._named:
-            raise SweepError(
-                f"job {name!r} refers to {value!r}, and no job has this name",
-                f"one of the {len(self._named)} jobs of the sweep",
-                f"did you mean '{REFERENCE}{nearest(other, self._named)}'?",
-            )
-        needs[other] = None
-        return str(self.folder / "jobs" / other)
-
-    def _resolved_argument(self, argument: str, name: str, needs: dict[str, None]) -> str:
-        option, equals, value = argument.partition("=")
-        if equals and not argument.startswith(REFERENCE):  # Names may have a "=", too.
-            return f"{option}={self._resolved(value, name, needs)}"
-        return self._resolved(argument, name, needs)
-
-    def _check_choice(self, choice: Choice) -> None:
-        """Loads the configs of the final runs of every candidate, too: any may be chosen."""
-        search = [self.jobs[name].config for name in choice.candidates]
-        final = [
-            self._planned(name, job).config
-            for candidate in choice.candidates
-            for name, job in _final_jobs(choice, self._candidates[candidate]).items()
-        ]
-        check_choice(
-            choice.selection, [c for c in search if c], [c for c in final if c]
-        )  # fmt: skip
+    def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
+        """Checks a job's config file and overrides, as its command will; errors name the job."""
+        try:
+            mapping: dict[str, Any] = {}
+            if job.config is not None and (job.command == "train" or job.config[-5:] != ".json"):
+                if job.config not in self._recipes:
+                    self._recipes[job.config] = read_mapping(job.config)
+                mapping = copy.deepcopy(self._recipes[job.config])
+            settings = copy.deepcopy(mapping)
+            for text, raw in zip(override_texts(job.overrides), job.overrides.items(), strict=True):
+                key, _, value = text.partition("=")
+                set_key(mapping, key, parse_override(Config, key, value))
+                set_key(settings, *raw)
+            if job.command == "train":
+                return Config.from_mapping(mapping), settings
+        except UserError as error:
+            raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
+        return None, None
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
-    """Returns overrides as KEY=VALUE, as they stand behind "--config." on the command line.
+    """Returns overrides as KEY=VALUE, as they follow "--config." on the command line.
 
     >>> override_texts({"seed": 1, "ema_decay": None, "data.name": "digits", "model.scan": True})
     ['seed=1', 'ema_decay=none', 'data.name=digits', 'model.scan=true']
@@ -220,58 +229,111 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _final_jobs(choice: Choice, candidate: Job) -> dict[str, Job]:
-    """Returns name -> final run, with the settings of a candidate."""
-    selection = choice.selection
-    kept = {k: v for k, v in candidate.overrides.items() if k not in selection.final_overrides}
+def derive_names(jobs: Sequence[Job]) -> list[str]:
+    """Returns each job's own name, or one made of the overrides in which the unnamed jobs differ.
+
+    Args:
+        jobs: of one sweep or one selection.
+
+    >>> derive_names([Job("a.py", {"seed": 0, "x.y": 1}), Job("a.py", {"seed": 1, "x.y": 1})])
+    ['seed=0', 'seed=1']
+    >>> derive_names([Job("configs/a.py:B/16"), Job("b.py", {"x.rate": 0.1}), Job("b.py")])
+    ['a-B-16', 'b,rate=0.1', 'b']
+    """
+    unnamed = [job for job in jobs if job.name is None]
+    values: dict[str, set[str | None]] = {key: set() for job in unnamed for key in job.overrides}
+    for key, seen in values.items():
+        seen |= {_text(j.overrides[key]) if key in j.overrides else None for j in unnamed}
+    keys = [key for key, seen in values.items() if len(seen) > 1]
+    several_configs = len({job.config for job in unnamed}) > 1 or not keys
+    names = []
+    for job in jobs:
+        path, _, arg = (job.config or job.command).partition(":")
+        config = Path(path).stem + (f"-{arg}" if arg else "")
+        parts = [_folder_word(config)] if several_configs else []
+        parts += [f"{_short_key(key, keys)}={_folder_word(_text(job.overrides[key]))}"
+                  for key in keys if key in job.overrides]  # fmt: skip
+        names.append(job.name or ",".join(parts) or "base")
+    return names
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Returns the shortest end of a dotted key that no other key has."""
+    parts = key.split(".")
+    ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+    others = [f".{k}" for k in keys if k != key]
+    return next((end for end in ends if not any(k.endswith(f".{end}") for k in others)), key)
+
+
+def _folder_word(text: str) -> str:
+    """Returns a value as part of a folder's name."""
+    text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix(REFERENCE)).strip("-.") or "none"
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[: _LONGEST_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text
+
+
+def _final_jobs(planned: PlannedSelection, candidate: Job) -> dict[str, Job]:
+    """Returns name -> final run with the settings of a candidate."""
+    selection, changed = planned.selection, planned.selection.final_overrides
+    kept = {key: value for key, value in candidate.overrides.items() if key not in changed}
     return {
         name: dataclasses.replace(
             candidate,
             name=name,
             config=selection.final_config or candidate.config,
-            overrides={**kept, **selection.final_overrides, "seed": seed},
+            overrides={**kept, **changed, "seed": seed},
             labels=dict(selection.labels),
         )
-        for name, seed in zip(choice.finals, selection.seeds, strict=True)
+        for name, seed in zip(planned.finals, selection.seeds, strict=True)
     }
 
 
-def _load(name: str, job: Job) -> Config | None:
-    """Returns the checked config of a training job, checks that of another; errors name the job."""
-    texts = override_texts(job.overrides)
-    try:
-        if job.command == "train" and job.config is not None:
-            return load_config(job.config, texts)
-        if job.config is not None and not job.config.endswith(".json"):
-            run_python(job.config, "get_config", "config")
-        for text in texts:
-            key, _, value = text.partition("=")
-            parse_override(Config, key, value)
-    except UserError as error:
-        raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
-    return None
+def _check_unique(names: Sequence[str], jobs: Sequence[Job]) -> None:
+    first: dict[str, Job] = {}
+    for name, job in zip(names, jobs, strict=True):
+        if name in first and job == first[name]:
+            raise SweepError(f"job {name!r} is defined twice", "each job once", "remove one")
+        if name in first:
+            raise SweepError(
+                f"two different jobs are named {name!r}",
+                "a name for each",
+                "name them, as in Job(config, overrides, name=...)",
+            )
+        first[name] = job
 
 
-def _in_order(jobs: Mapping[str, PlannedJob]) -> Sequence[str]:
-    """Returns the names, as given but for those that must come after others."""
-    sorter = graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()})
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        circle = " -> ".join(repr(name) for name in reversed(error.args[1]))
-        raise SweepError(
-            f"jobs that wait for each other: {circle}", "none that needs itself",
-            "take one of these references out",
-        ) from None  # fmt: skip
-    done: dict[str, None] = {}
+def _check_folders(names: Sequence[str]) -> None:
+    """Checks that no job's folder lies inside another job's folder."""
+    for name in names:
+        for parent in map(str, Path(name).parents):
+            if parent in names:
+                raise SweepError(
+                    f"the folder of job {name!r} lies inside the folder of job {parent!r}",
+                    "separate folders",
+                    f"rename {parent!r}, e.g. to '{parent}/base'",
+                )
 
-    def add(name: str) -> None:
-        for need in jobs[name].needs:
-            if need not in done:
-                add(need)
-        done[name] = None
+
+def _sort_by_needs(jobs: Mapping[str, PlannedJob]) -> dict[str, PlannedJob]:
+    """Returns the jobs in their order, each moved behind the jobs that it needs."""
+    done: dict[str, PlannedJob] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            circle = " -> ".join(map(repr, [*path[path.index(name) :], name]))
+            raise SweepError(
+                f"jobs need each other: {circle}", "no circle", "remove one of these references"
+            )
+        if name not in done:
+            for need in jobs[name].needs:
+                visit(need, (*path, name))
+            done[name] = jobs[name]
 
     for name in jobs:
-        if name not in done:
-            add(name)
-    return list(done)
+        visit(name, ())
+    return done
