@@ -92,7 +92,7 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
         status.write_sweep(executor=args.executor, started=time.time())
         if executor.description:
             view.say(f"{args.at_once} at once: {executor.description}")
-        scheduler = Scheduler(status, executor, view, lambda: stop.requested)
+        scheduler = Scheduler(status, executor, view.show, lambda: stop.requested)
         code = scheduler.run(retry_failed=args.retry_failed)
         view.close(status)
     view.say(f"{_ENDS[code]}: {summary(list(status.jobs.values()))}")

@@ -218,26 +218,6 @@ def product(*lists: Iterable[Overrides]) -> list[dict[str, Any]]:
     return [_merge(members) for members in itertools.product(*lists)]
 
 
-def together(*lists: Iterable[Overrides]) -> list[dict[str, Any]]:
-    """Merges the first members of all lists, then the second members, and so on, like `zip`.
-
-    >>> together(vary("a", [1, 2]), vary("b", [3, 4]))
-    [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
-
-    Raises:
-        SweepError: the lists differ in length, or two set the same key.
-    """
-    given = [list(members) for members in lists]
-    lengths = [len(members) for members in given]
-    if len(set(lengths)) > 1:
-        raise SweepError(
-            f"together() got lists of {', '.join(map(str, lengths))} members",
-            "lists of equal length",
-            "lengthen the shorter ones, or use product()",
-        )
-    return [_merge(members) for members in zip(*given, strict=True)]
-
-
 def folder_name(text: str) -> str:
     """Returns a text, such as a model's name, as one folder of a job's name.
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import psutil
 
+from vit_jax.config.run import Config
 from vit_jax.errors import HostsError, SweepError, UserError, first_few
 from vit_jax.files import is_locked, read_json, write_json
+from vit_jax.schema import differences
 from vit_jax.sweep.plan import PlannedJob
 from vit_jax.train.signals import EXIT_STOPPED
 
@@ -174,28 +176,18 @@ def _end_of(path: Path, size: int) -> list[str]:
 def changed_settings(job: PlannedJob) -> str | None:
     """Returns how the settings of a job differ from those that it was started with.
 
-    None: they do not, or the job has not begun. Folders of earlier versions record the command
-    line, but not the settings of the config file.
+    None: they do not, or the job has not begun. Folders of earlier versions record the overrides,
+    but not the settings of the config file.
     """
     if not any((job.folder / name).exists() for name in _RUN_FILES):
         return None
     before, now = read_optional_json(job.folder / "job.json") or {}, job.record("")
-    keys = ["command", "arguments"]
-    keys += ["settings"] if before.get("settings") and now["settings"] else ["config", "overrides"]
-    old = _flat({key: before[key] for key in keys if key in before})
-    new = _flat({key: now[key] for key in keys if key in before})
-    rows = [
-        f"{key.removeprefix('settings.')}: {old.get(key)!r} before, {new.get(key)!r} now"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-    return first_few(rows, 3, "; ") or None
-
-
-def _flat(mapping: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns nested dicts as one, with dotted keys."""
-    flat = {}
-    for key, value in mapping.items():
-        below = isinstance(value, Mapping)
-        flat |= _flat(value, f"{path}{key}.") if below else {f"{path}{key}": value}
-    return flat
+    if job.config is not None and before.get("settings"):
+        try:
+            rows = differences(Config.from_mapping(before["settings"]), job.config)
+        except UserError:  # Another version of the program has written them.
+            rows = []
+    else:
+        keys = [key for key in ("command", "config", "overrides", "arguments") if key in before]
+        rows = [(key, before[key], now[key]) for key in keys if before[key] != now[key]]
+    return first_few([f"{key}: {a!r} before, {b!r} now" for key, a, b in rows], 3, "; ") or None

@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from vit_jax.errors import LockedError, SweepError
 from vit_jax.files import locked
@@ -26,13 +25,6 @@ from vit_jax.train.signals import EXIT_STOPPED
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
 _SECONDS_BETWEEN_STOPS = 2.0
-
-
-class View(Protocol):
-    """Shows a sweep to the user; see `TableView`."""
-
-    def say(self, text: str) -> None: ...
-    def show(self, status: SweepStatus) -> None: ...
 
 
 @contextlib.contextmanager
@@ -69,15 +61,19 @@ class Scheduler:
     Args:
         status: the jobs.
         executor: what runs them.
-        view: what shows them.
+        show: called with the status after every update.
         stop: whether the user wants to stop.
     """
 
     def __init__(
-        self, status: SweepStatus, executor: Executor, view: View, stop: Callable[[], bool]
+        self,
+        status: SweepStatus,
+        executor: Executor,
+        show: Callable[[SweepStatus], None],
+        stop: Callable[[], bool],
     ):
         self.status, self.plan = status, status.plan
-        self.executor, self.view, self.stop = executor, view, stop
+        self.executor, self.show, self.stop = executor, show, stop
         self._running: set[str] = set()
         # Job -> the step at which it last ended, and how many times in a row it ended there.
         self._ends: dict[str, tuple[int, int]] = {}
@@ -93,8 +89,7 @@ class Scheduler:
             for job in self.plan.jobs.values():
                 forget_failure(job.folder)
         stopping, asked_at = False, float("-inf")
-        for name in self._update():
-            self.view.say(f"{name}: started by an earlier launcher")
+        self._update()
         while True:
             if self.stop():
                 stopping = True
@@ -114,16 +109,17 @@ class Scheduler:
             return EXIT_STOPPED
         return EXIT_FAILED if unfinished else 0
 
-    def _update(self) -> set[str]:
-        """Brings the status up to date; returns the names of the jobs that run."""
+    def _update(self) -> None:
+        """Brings the status up to date."""
         open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
         running = self.executor.running(open_jobs)
         for name in sorted(self._running - running.keys()):
             self._judge(self.plan.jobs[name])
+        for name in running.keys() - self._running:
+            self.status.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
         self.status.update(running)
-        self.view.show(self.status)
-        return self._running
+        self.show(self.status)
 
     def _judge(self, job: PlannedJob) -> None:
         """Decides whether a job that has ended without a result is started again."""
@@ -133,7 +129,7 @@ class Scheduler:
         state = self.executor.final_state(job)
         if state is not None and state.startswith("CANCELLED"):
             self._cancelled.add(job.name)
-            self.view.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
+            self.status.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
             return
         last, times = self._ends.get(job.name, (-1, 0))
         step = read_progress(job.folder)[0]
@@ -145,7 +141,7 @@ class Scheduler:
         elif times >= _MOST_STARTS_WITHOUT_PROGRESS:
             failure = f"ended {times} times without progress"
         if failure is None:
-            self.view.say(f"{job.name}: stopped{f' ({state})' if state else ''}, resumes")
+            self.status.say(f"{job.name}: stopped{f' ({state})' if state else ''}, resumes")
             return
         now = time.time()
         attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)

@@ -71,7 +71,7 @@ class SweepStatus:
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]):
-        self.plan, self._say = plan, say
+        self.plan, self.say = plan, say
         self.jobs = {name: JobStatus(job) for name, job in plan.jobs.items()}
         # Failures that no attempt records.
         self._failures: dict[str, str] = {}
@@ -175,11 +175,11 @@ class SweepStatus:
             choice = choose(planned.selection, [(c.job.name, c.result) for c in candidates])
         except SweepError as error:
             self._failures |= dict.fromkeys(planned.finals, str(error))
-            self._say(str(error))
+            self.say(str(error))
             return True
         self.plan.decide(name, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
-        self._say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
+        self.say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
         for final in planned.finals:
             self.jobs[final].job = self.plan.jobs[final]
             changes = changed_settings(self.plan.jobs[final])
