@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.sweep.definition import read_sweep
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
 
 
 def finish(spec, folder, wanted=lambda name: True):
@@ -27,7 +27,7 @@ def finish(spec, folder, wanted=lambda name: True):
     for name in names:
         job = plan.jobs[name]
         job.folder.mkdir(parents=True)
-        config, about = job.config.to_mapping(), job.about(spec)
+        config, about = job.config.to_mapping(), job.record(spec)
         files = {"config": config, "job": about, "result": figures(job.config)}
         for file, content in files.items():
             (job.folder / f"{file}.json").write_text(json.dumps(content))

@@ -1,6 +1,5 @@
 """The sweep of experiments/head_norm_shape expands to the studies of D.2 and D.3."""
 
-import functools
 from pathlib import Path
 
 import made_up_runs
@@ -10,22 +9,13 @@ from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import resolve
 from vit_jax.models.vit import check_sizes
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    @functools.cache
-    def make(arg):
-        sweep = read_sweep(f"experiments/head_norm_shape/sweep.py:{arg}")
-        return Plan(sweep, tmp_path_factory.mktemp(arg)).jobs
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)  # Jobs name their configs from there.
-        yield make
+@pytest.fixture
+def plan(plan_of):
+    return lambda arg: plan_of("head_norm_shape", arg).jobs
 
 
 def shapes(jobs):

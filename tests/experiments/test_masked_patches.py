@@ -1,22 +1,13 @@
 """The sweep of experiments/masked_patches expands to the runs that its page speaks of."""
 
-from pathlib import Path
+import functools
 
 import pytest
 
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/masked_patches/sweep.py:{arg}"), tmp_path)
-
-    return make
+def plan(plan_of):
+    return functools.partial(plan_of, "masked_patches")
 
 
 def test_at_full_scale_it_is_section_4_6(plan):

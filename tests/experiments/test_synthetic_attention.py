@@ -2,24 +2,18 @@
 
 import argparse
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from vit_jax.commands import synthetic
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def configs(tmp_path, monkeypatch):
+def configs(plan_of):
     """Name of a job -> the config that its command makes of its arguments."""
 
     def make(arg):
-        monkeypatch.chdir(ROOT)
-        plan = Plan(read_sweep(f"experiments/synthetic_attention/sweep.py:{arg}"), tmp_path)
+        plan = plan_of("synthetic_attention", arg)
         parser = argparse.ArgumentParser()
         synthetic.add_arguments(parser)
         found = {}

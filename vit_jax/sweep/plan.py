@@ -207,7 +207,7 @@ class Plan:
             settings = copy.deepcopy(mapping)
             for text, raw in zip(override_texts(job.overrides), job.overrides.items(), strict=True):
                 key, _, value = text.partition("=")
-                set_key(mapping, key, parse_override(Config, key, value))
+                set_key(mapping, key, parse_override(Config, key, value, mapping))
                 set_key(settings, *raw)
             if job.command == "train":
                 return Config.from_mapping(mapping), settings
