@@ -53,7 +53,7 @@ def test_figure_3_tunes_regularisation_on_the_small_datasets_alone(plan):
     by_dataset = {}
     for name, job in jobs.items():
         if "/pretrain/" in f"/{name}":  # pretrain/..., search/pretrain/..., final/pretrain/...
-            by_dataset.setdefault((job.job.labels["dataset"], job.stage), []).append(name)
+            by_dataset.setdefault((job.job.labels["dataset"], job.job.stage), []).append(name)
     counts = {key: len(names) for key, names in by_dataset.items()}
     # Three weight decays, two dropouts, two smoothings.
     assert counts == {
@@ -170,7 +170,7 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
     """Runs are made up: two models on two sizes, and what is fine-tuned from them."""
     laid = plan(arg)
     for name, job in laid.jobs.items():
-        if job.stage == "final":
+        if job.job.stage == "final":
             figures = result(0.5, 400, examples=len(name)) | {
                 f"eval/{split}/accuracy_top1": 0.5 for split in job.config.evaluation.all_splits
             }

@@ -68,7 +68,7 @@ def test_figure_9_is_there_with_its_learning_rates(plan):
 
 def test_the_small_heads_are_chosen_on_held_out_images(plan):
     jobs = plan("small")
-    stages = [(job.job.labels["study"], job.stage) for job in jobs.values()]
+    stages = [(job.job.labels["study"], job.job.stage) for job in jobs.values()]
     assert stages.count(("head and norm", "search")) == 5 * 3
     assert stages.count(("head and norm", "final")) == 5 * 2
     assert stages.count(("shape", "final")) == 11 * 2 == len(jobs) - 25

@@ -13,7 +13,7 @@ def plan(plan_of):
 def test_at_full_scale_it_is_section_4_6(plan):
     """B.1.2: B/16, 1M steps of 4096, 2e-4, 10k warmup; Table 4 has four rates for ImageNet."""
     paper = plan("paper").jobs
-    stages = [job.stage for job in paper.values()]
+    stages = [job.job.stage for job in paper.values()]
     assert [stages.count(s) for s in (None, "search", "final")] == [3, 3 * 4, 3 * 3]
     masked = paper["pretrain/masked"].config
     assert (masked.task, masked.model.name, masked.data.name) == (
@@ -38,7 +38,7 @@ def test_at_full_scale_it_is_section_4_6(plan):
 
 def test_the_small_one_differs_in_the_start_alone(plan):
     small = plan("small").jobs
-    tuned = [job for job in small.values() if job.stage == "final"]
+    tuned = [job for job in small.values() if job.job.stage == "final"]
     assert len(small) - len(tuned) == 2
     assert len(tuned) == (2 + 3) * 3
     masked, labels = (small[f"pretrain/{name}"].config for name in ("masked", "supervised"))

@@ -22,6 +22,8 @@ SWEEPS = {
     "transfer": ("small", "paper"),
 }  # fmt: skip
 EVERY = [(experiment, arg) for experiment, args in SWEEPS.items() for arg in args]
+# Each takes seconds; smaller arguments of the same experiment expand by the same functions.
+LARGE = {("data_size", "imagenet,tuned")}
 
 
 def fingerprints(jobs):
@@ -46,7 +48,10 @@ def snapshot():
     return found
 
 
-@pytest.mark.parametrize(("experiment", "arg"), EVERY)
+@pytest.mark.parametrize(
+    ("experiment", "arg"),
+    [pytest.param(*e, marks=[pytest.mark.slow] if e in LARGE else []) for e in EVERY],
+)
 def test_a_sweep_expands_to_the_jobs_of_the_snapshot(plan_of, experiment, arg):
     expected = snapshot()[f"{experiment}:{arg}"]
     found = fingerprints(plan_of(experiment, arg).jobs)

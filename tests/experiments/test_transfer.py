@@ -11,7 +11,7 @@ def plan(plan_of):
 
 
 def counted(plan):
-    stages = [job.stage for job in plan.jobs.values()]
+    stages = [job.job.stage for job in plan.jobs.values()]
     return {stage: stages.count(stage) for stage in ("search", "final", None)}
 
 

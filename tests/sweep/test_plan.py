@@ -84,7 +84,7 @@ def test_every_job_comes_after_what_it_needs():
     assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
     assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
     assert jobs["final/x/seed0"].undecided
-    assert [job.stage for job in jobs.values()] == [None, "search", "final", None]
+    assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
 def test_final_runs_have_the_chosen_settings_under_the_final_ones():
@@ -122,7 +122,7 @@ def test_what_stops_a_final_run_early_is_not_what_it_is_reported_on():
         ([(TINY, {"seed": "one"})], "job 'tiny': 'seed' is 'one'"),
         ([("gone.py", {})], "job 'gone': no config file at gone.py"),
         ([(TINY, {"init_from": "job:pretrian"})], "no job has this name"),
-        ([(TINY, {"seed": 1}), (TINY, {"seed": 1})], "job 'tiny' is defined twice"),
+        ([(TINY, {"seed": 1}), (TINY, {"seed": 1})], "two equal jobs are named 'tiny'"),
         ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a")], "two different jobs are named"),
         ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a/b")], "the folder of job 'a'"),
         ([Job(TINY, {"init_from": "job:b"}, name="a"), Job(TINY, {"init_from": "job:a"}, name="b")],
@@ -151,7 +151,7 @@ def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
 
 def test_choosing_on_test_is_done_where_it_is_asked_for():
     laid = plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
-    assert [job.stage for job in laid.jobs.values()] == ["search", "final", "final", "final"]
+    assert [job.job.stage for job in laid.jobs.values()] == ["search", "final", "final", "final"]
 
 
 @pytest.mark.parametrize(

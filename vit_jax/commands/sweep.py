@@ -113,12 +113,12 @@ def _print_commands(plan: Plan) -> int:
         needs = [need for need in job.needs if status.jobs[need].state != "finished"]
         print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
         print(shlex.join(job.command(python="python")))
-    for name, planned in plan.selections.items():
-        undecided = sum(plan.jobs[final].undecided for final in planned.finals)
+    for name, selection in plan.selections.items():
+        undecided = sum(plan.jobs[final].undecided for final in selection.final_names)
         if undecided:
             print(
                 f"# {undecided} final runs of {name!r}: run this command again when the"
-                f" {len(planned.candidates)} candidates are finished"
+                f" {len(selection.candidates)} candidates are finished"
             )
     return 0
 

@@ -9,10 +9,13 @@ A sweep file is a Python file with `get_sweep()` or `get_sweep(arg)`. It returns
 """
 
 import dataclasses
+import functools
+import hashlib
 import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from vit_jax.config.file import run_python
@@ -23,6 +26,7 @@ from vit_jax.report.requests import read_report
 COMMANDS = ("train", "fewshot", "synthetic")
 # An override or argument "job:NAME" is replaced by the folder of that job.
 REFERENCE = "job:"
+_LONGEST_VALUE = 48  # in a derived name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*(/[A-Za-z0-9][A-Za-z0-9._=+,-]*)*")
 
 Overrides = Mapping[str, Any]
@@ -48,6 +52,7 @@ class Job:
         command: `vit_jax` command that runs the job.
         arguments: further arguments of the command, such as ("--deterministic",).
         stage: "final" for runs to report, "search" for runs that only serve a selection.
+        selection: name of the selection that the job belongs to; set by `Selection`.
 
     Raises:
         SweepError: an attribute is invalid.
@@ -60,6 +65,7 @@ class Job:
     command: str = "train"
     arguments: Sequence[str] = ()
     stage: Literal["search", "final"] | None = None
+    selection: str | None = None
 
     def __post_init__(self):
         where = f"job {self.name!r}" if self.name else "a job"
@@ -146,6 +152,36 @@ class Selection:
                 "make them jobs of their own that refer to job:final/NAME/seed0, ...",
             )
 
+    @functools.cached_property
+    def candidate_jobs(self) -> dict[str, Job]:
+        """Name -> candidate."""
+        return {
+            f"search/{self.name}/{name}": dataclasses.replace(
+                job, labels={**self.labels, **job.labels}, stage="search", selection=self.name
+            )
+            for name, job in zip(derive_names(self.candidates), self.candidates, strict=True)
+        }
+
+    @property
+    def final_names(self) -> list[str]:
+        """Names of the final runs."""
+        return [f"final/{self.name}/seed{seed}" for seed in self.seeds]
+
+    def final_jobs(self, candidate: str) -> dict[str, Job]:
+        """Returns name -> final run with the settings of a candidate."""
+        job, changed = self.candidate_jobs[candidate], self.final_overrides
+        kept = {key: value for key, value in job.overrides.items() if key not in changed}
+        return {
+            name: dataclasses.replace(
+                job,
+                config=self.final_config or job.config,
+                overrides={**kept, **changed, "seed": seed},
+                labels=dict(self.labels),
+                stage="final",
+            )
+            for name, seed in zip(self.final_names, self.seeds, strict=True)
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
@@ -195,6 +231,54 @@ def read_sweep(spec: str) -> Sweep:
         what, report = "get_report", run_python(spec, "get_report", "sweep")[0]
     read_report(report, f"{what} of {path}")
     return Sweep(spec, entries, slurm, dict(report))
+
+
+def derive_names(jobs: Sequence[Job]) -> list[str]:
+    """Returns each job's own name, or one made of the overrides in which the unnamed jobs differ.
+
+    Args:
+        jobs: of one sweep or one selection.
+
+    >>> derive_names([Job("a.py", {"seed": 0, "x.y": 1}), Job("a.py", {"seed": 1, "x.y": 1})])
+    ['seed=0', 'seed=1']
+    >>> derive_names([Job("configs/a.py:B/16"), Job("b.py", {"x.rate": 0.1}), Job("b.py")])
+    ['a-B-16', 'b,rate=0.1', 'b']
+    """
+    unnamed = [job for job in jobs if job.name is None]
+    values: dict[str, set[str | None]] = {key: set() for job in unnamed for key in job.overrides}
+    for key, seen in values.items():
+        seen |= {_text(j.overrides[key]) if key in j.overrides else None for j in unnamed}
+    keys = [key for key, seen in values.items() if len(seen) > 1]
+    several_configs = len({job.config for job in unnamed}) > 1 or not keys
+    names = []
+    for job in jobs:
+        path, _, arg = (job.config or job.command).partition(":")
+        config = Path(path).stem + (f"-{arg}" if arg else "")
+        parts = [_folder_word(config)] if several_configs else []
+        parts += [f"{_short_key(key, keys)}={_folder_word(_text(job.overrides[key]))}"
+                  for key in keys if key in job.overrides]  # fmt: skip
+        names.append(job.name or ",".join(parts) or "base")
+    return names
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Returns the shortest end of a dotted key that no other key has."""
+    parts = key.split(".")
+    ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+    others = [f".{k}" for k in keys if k != key]
+    return next((end for end in ends if not any(k.endswith(f".{end}") for k in others)), key)
+
+
+def _folder_word(text: str) -> str:
+    """Returns a value as part of a folder's name."""
+    text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix(REFERENCE)).strip("-.") or "none"
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[: _LONGEST_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text
 
 
 def vary(key: str, values: Iterable[Any]) -> list[dict[str, Any]]:

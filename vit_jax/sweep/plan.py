@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import hashlib
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +11,8 @@ from typing import Any
 from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
-from vit_jax.schema import parse_override
-from vit_jax.sweep.definition import REFERENCE, Job, Selection, Sweep
+from vit_jax.sweep.definition import REFERENCE, Job, Selection, Sweep, derive_names
 from vit_jax.sweep.selection import check_selection
-
-_LONGEST_VALUE = 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +26,6 @@ class PlannedJob:
         config: checked config of a training job; None for other commands.
         settings: what config file and overrides set, before defaults; None for other commands.
         needs: names of the jobs that have to finish first.
-        stage: "search", "final" or None.
-        selection: name of the selection that the job belongs to.
         choice: how its settings were selected, as job.json records it.
     """
 
@@ -42,14 +35,17 @@ class PlannedJob:
     config: Config | None
     settings: dict[str, Any] | None
     needs: tuple[str, ...]
-    stage: str | None = None
-    selection: str | None = None
     choice: dict[str, Any] | None = None
 
     @property
     def undecided(self) -> bool:
         """Whether its settings depend on a selection that has not been made yet."""
-        return self.selection is not None and self.stage == "final" and self.choice is None
+        return self.is_repeat and self.choice is None
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether it repeats the selected candidate of a selection."""
+        return self.job.selection is not None and self.job.stage == "final"
 
     @property
     def result(self) -> Path:
@@ -78,21 +74,12 @@ class PlannedJob:
             "overrides": dict(self.job.overrides),
             "arguments": list(self.job.arguments),
             "labels": dict(self.job.labels),
-            "stage": self.stage,
+            "stage": self.job.stage,
             "needs": list(self.needs),
             "selection": self.choice,
             "settings": self.settings,
         }
         return json.loads(json.dumps(record))
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedSelection:
-    """A selection with the names of its jobs."""
-
-    selection: Selection
-    candidates: tuple[str, ...]
-    finals: tuple[str, ...]
 
 
 class Plan:
@@ -113,20 +100,24 @@ class Plan:
 
     def __init__(self, sweep: Sweep, folder: Path):
         self.sweep, self.folder = sweep, folder
-        self.selections: dict[str, PlannedSelection] = {}
-        self._recipes: dict[str, dict[str, Any]] = {}
-        self._roles: dict[str, tuple[str, str]] = {}  # job -> stage and selection
-        self._defined = self._name_jobs()
+        selections = [entry for entry in sweep.entries if isinstance(entry, Selection)]
+        self.selections = {selection.name: selection for selection in selections}
+        if len(self.selections) < len(selections):
+            raise SweepError("two selections with the same name", "different names", "rename one")
+        self._recipes: dict[str, dict[str, Any]] = {}  # config file -> its content
+        self._defined = _name_jobs(sweep.entries)
         _check_folders(list(self._defined))
         jobs = {name: self._plan_job(name, job) for name, job in self._defined.items()}
         self.jobs = _sort_by_needs(jobs)
-        for planned in self.selections.values():
-            finals = [next(iter(_final_jobs(planned, self._defined[c]).items()), None)
-                      for c in planned.candidates]  # fmt: skip
+        for selection in self.selections.values():
+            # One final run per candidate: the others differ in their seed.
+            finals = [selection.final_jobs(name) for name in selection.candidate_jobs]
+            firsts = [self._plan_job(*next(iter(jobs.items()))) for jobs in finals if jobs]
+            candidates = [self.jobs[name] for name in selection.candidate_jobs]
             check_selection(
-                planned.selection,
-                [config for c in planned.candidates if (config := self.jobs[c].config)],
-                [config for f in finals if f and (config := self._plan_job(*f).config)],
+                selection,
+                [job.config for job in candidates if job.config],
+                [job.config for job in firsts if job.config],
             )
 
     def decide(self, name: str, choice: dict[str, Any]) -> None:
@@ -136,33 +127,10 @@ class Plan:
             name: of the selection.
             choice: as job.json records it.
         """
-        planned = self.selections[name]
-        for final, job in _final_jobs(planned, self._defined[choice["chosen"]]).items():
+        for final, job in self.selections[name].final_jobs(choice["chosen"]).items():
             self.jobs[final] = dataclasses.replace(self._plan_job(final, job), choice=choice)
 
-    def _name_jobs(self) -> dict[str, Job]:
-        """Returns name -> job; final runs have the settings of the first candidate for now."""
-        names = iter(derive_names([e for e in self.sweep.entries if isinstance(e, Job)]))
-        defined: list[tuple[str, Job]] = []
-        for entry in self.sweep.entries:
-            if isinstance(entry, Job):
-                defined.append((next(names), entry))
-                continue
-            candidates = [f"search/{entry.name}/{name}" for name in derive_names(entry.candidates)]
-            finals = tuple(f"final/{entry.name}/seed{seed}" for seed in entry.seeds)
-            planned = PlannedSelection(entry, tuple(candidates), finals)
-            self.selections[entry.name] = planned
-            self._roles |= dict.fromkeys(candidates, ("search", entry.name))
-            self._roles |= dict.fromkeys(finals, ("final", entry.name))
-            for name, job in zip(candidates, entry.candidates, strict=True):
-                labels = {**entry.labels, **job.labels}
-                defined.append((name, dataclasses.replace(job, labels=labels)))
-            defined += _final_jobs(planned, entry.candidates[0]).items()
-        _check_unique([name for name, _ in defined], [job for _, job in defined])
-        return dict(defined)
-
     def _plan_job(self, name: str, job: Job) -> PlannedJob:
-        stage, selection = self._roles.get(name, (job.stage, None))
         needs: dict[str, None] = {}
 
         def resolve(value: Any) -> Any:
@@ -190,27 +158,23 @@ class Plan:
             overrides={key: resolve(value) for key, value in job.overrides.items()},
             arguments=[resolve_argument(argument) for argument in job.arguments],
         )
-        if selection is not None and stage == "final":
-            needs |= dict.fromkeys(self.selections[selection].candidates)
+        if job.selection is not None and job.stage == "final":
+            needs |= dict.fromkeys(self.selections[job.selection].candidate_jobs)
         config, settings = self._load(name, job)
-        folder = self.folder / "jobs" / name
-        return PlannedJob(name, folder, job, config, settings, tuple(needs), stage, selection)
+        return PlannedJob(name, self.folder / "jobs" / name, job, config, settings, tuple(needs))
 
     def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
-        """Checks a job's config file and overrides, as its command will; errors name the job."""
+        """Checks a job's config file and overrides; errors name the job."""
         try:
-            mapping: dict[str, Any] = {}
+            settings: dict[str, Any] = {}
             if job.config is not None and (job.command == "train" or job.config[-5:] != ".json"):
                 if job.config not in self._recipes:
                     self._recipes[job.config] = read_mapping(job.config)
-                mapping = copy.deepcopy(self._recipes[job.config])
-            settings = copy.deepcopy(mapping)
-            for text, raw in zip(override_texts(job.overrides), job.overrides.items(), strict=True):
-                key, _, value = text.partition("=")
-                set_key(mapping, key, parse_override(Config, key, value, mapping))
-                set_key(settings, *raw)
+                settings = copy.deepcopy(self._recipes[job.config])
+            for key, value in job.overrides.items():
+                set_key(settings, key, copy.deepcopy(value))
             if job.command == "train":
-                return Config.from_mapping(mapping), settings
+                return Config.from_mapping(settings), settings
         except UserError as error:
             raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
         return None, None
@@ -229,82 +193,26 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def derive_names(jobs: Sequence[Job]) -> list[str]:
-    """Returns each job's own name, or one made of the overrides in which the unnamed jobs differ.
-
-    Args:
-        jobs: of one sweep or one selection.
-
-    >>> derive_names([Job("a.py", {"seed": 0, "x.y": 1}), Job("a.py", {"seed": 1, "x.y": 1})])
-    ['seed=0', 'seed=1']
-    >>> derive_names([Job("configs/a.py:B/16"), Job("b.py", {"x.rate": 0.1}), Job("b.py")])
-    ['a-B-16', 'b,rate=0.1', 'b']
-    """
-    unnamed = [job for job in jobs if job.name is None]
-    values: dict[str, set[str | None]] = {key: set() for job in unnamed for key in job.overrides}
-    for key, seen in values.items():
-        seen |= {_text(j.overrides[key]) if key in j.overrides else None for j in unnamed}
-    keys = [key for key, seen in values.items() if len(seen) > 1]
-    several_configs = len({job.config for job in unnamed}) > 1 or not keys
-    names = []
-    for job in jobs:
-        path, _, arg = (job.config or job.command).partition(":")
-        config = Path(path).stem + (f"-{arg}" if arg else "")
-        parts = [_folder_word(config)] if several_configs else []
-        parts += [f"{_short_key(key, keys)}={_folder_word(_text(job.overrides[key]))}"
-                  for key in keys if key in job.overrides]  # fmt: skip
-        names.append(job.name or ",".join(parts) or "base")
-    return names
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _short_key(key: str, keys: Sequence[str]) -> str:
-    """Returns the shortest end of a dotted key that no other key has."""
-    parts = key.split(".")
-    ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
-    others = [f".{k}" for k in keys if k != key]
-    return next((end for end in ends if not any(k.endswith(f".{end}") for k in others)), key)
-
-
-def _folder_word(text: str) -> str:
-    """Returns a value as part of a folder's name."""
-    text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix(REFERENCE)).strip("-.") or "none"
-    if len(text) > _LONGEST_VALUE:
-        text = f"{text[: _LONGEST_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return text
-
-
-def _final_jobs(planned: PlannedSelection, candidate: Job) -> dict[str, Job]:
-    """Returns name -> final run with the settings of a candidate."""
-    selection, changed = planned.selection, planned.selection.final_overrides
-    kept = {key: value for key, value in candidate.overrides.items() if key not in changed}
-    return {
-        name: dataclasses.replace(
-            candidate,
-            name=name,
-            config=selection.final_config or candidate.config,
-            overrides={**kept, **changed, "seed": seed},
-            labels=dict(selection.labels),
-        )
-        for name, seed in zip(planned.finals, selection.seeds, strict=True)
-    }
-
-
-def _check_unique(names: Sequence[str], jobs: Sequence[Job]) -> None:
-    first: dict[str, Job] = {}
-    for name, job in zip(names, jobs, strict=True):
-        if name in first and job == first[name]:
-            raise SweepError(f"job {name!r} is defined twice", "each job once", "remove one")
-        if name in first:
+def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, Job]:
+    """Returns name -> job; final runs have the settings of the first candidate for now."""
+    names = iter(derive_names([entry for entry in entries if isinstance(entry, Job)]))
+    named: list[tuple[str, Job]] = []
+    for entry in entries:
+        if isinstance(entry, Job):
+            named.append((next(names), entry))
+        else:
+            named += entry.candidate_jobs.items()
+            named += entry.final_jobs(next(iter(entry.candidate_jobs))).items()
+    defined: dict[str, Job] = {}
+    for name, job in named:
+        if name in defined:
             raise SweepError(
-                f"two different jobs are named {name!r}",
-                "a name for each",
-                "name them, as in Job(config, overrides, name=...)",
+                f"two {'equal' if job == defined[name] else 'different'} jobs are named {name!r}",
+                "different jobs with different names",
+                "remove one, or name them, as in Job(config, overrides, name=...)",
             )
-        first[name] = job
+        defined[name] = job
+    return defined
 
 
 def _check_folders(names: Sequence[str]) -> None:

@@ -109,7 +109,7 @@ class SweepStatus:
             **details: more entries of sweep.json.
         """
         jobs = [
-            {"name": name, "stage": job.stage, "needs": list(job.needs)}
+            {"name": name, "stage": job.job.stage, "needs": list(job.needs)}
             for name, job in self.plan.jobs.items()
         ]
         sweep = self.plan.sweep
@@ -143,12 +143,12 @@ class SweepStatus:
         """Lets a job wait for the jobs that it needs."""
         job, needs = status.job, [self.jobs[name] for name in status.job.needs]
         unmet = [other for other in needs if other.state != "finished"]
-        if job.selection is not None and job.stage == "final":
-            planned = self.plan.selections[job.selection]
-            skip = planned.selection.on_failed == "skip"
+        if job.job.selection is not None and job.is_repeat:
+            selection = self.plan.selections[job.job.selection]
+            skip = selection.on_failed == "skip"
             unmet = [
                 other for other in unmet
-                if other.job.name not in planned.candidates
+                if other.job.name not in selection.candidate_jobs
                 or (job.undecided and not (skip and _is_lost(other)))
             ]  # fmt: skip
         lost = [repr(other.job.name) for other in unmet if _is_lost(other)]
@@ -162,25 +162,25 @@ class SweepStatus:
 
     def _decide(self, name: str) -> bool:
         """Makes a selection if it is due; returns whether it was."""
-        planned = self.plan.selections[name]
-        candidates = [self.jobs[candidate] for candidate in planned.candidates]
-        skip = planned.selection.on_failed == "skip"
-        finals = [self.plan.jobs[final] for final in planned.finals]
+        selection = self.plan.selections[name]
+        candidates = [self.jobs[candidate] for candidate in selection.candidate_jobs]
+        skip = selection.on_failed == "skip"
+        finals = [self.plan.jobs[final] for final in selection.final_names]
         if (
             not any(job.undecided and job.name not in self._failures for job in finals)
             or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates)
         ):  # fmt: skip
             return False
         try:
-            choice = choose(planned.selection, [(c.job.name, c.result) for c in candidates])
+            choice = choose(selection, [(c.job.name, c.result) for c in candidates])
         except SweepError as error:
-            self._failures |= dict.fromkeys(planned.finals, str(error))
+            self._failures |= dict.fromkeys(selection.final_names, str(error))
             self.say(str(error))
             return True
         self.plan.decide(name, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
         self.say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
-        for final in planned.finals:
+        for final in selection.final_names:
             self.jobs[final].job = self.plan.jobs[final]
             changes = changed_settings(self.plan.jobs[final])
             if changes is not None:  # It was started after another choice.

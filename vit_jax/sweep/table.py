@@ -1,6 +1,5 @@
 """Shows a sweep to the user: a live table on a terminal, one line per change elsewhere."""
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,7 +11,6 @@ from rich.table import Table
 
 from vit_jax.sweep.job_folder import last_log_lines, log_file
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.selection import split_of
 from vit_jax.sweep.status import STATES, JobStatus, SweepStatus
 
 _COLOURS = {"failed": "red", "blocked": "red", "running": "green", "finished": "dim"}
@@ -61,12 +59,10 @@ class TableView:
                 self.say(f"[{finished}/{len(jobs)}] {job.job.name}: {line}")
 
     def close(self, status: SweepStatus) -> None:
-        """Prints the final table, the results of selections, and the logs of failed jobs."""
+        """Prints the final table and the end of the log of each failed job."""
         self._live.stop()
         jobs = list(status.jobs.values())
         self._console.print(job_table(jobs, len(jobs), status.plan))
-        for line in selection_lines(status):
-            self.say(line)
         for job in jobs:
             if job.state == "failed":
                 self.say(f"\n{job.job.name}: {job.note}; end of {log_file(job.job.folder)}:")
@@ -104,44 +100,11 @@ def summary(jobs: Sequence[JobStatus]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])
 
 
-def selection_lines(status: SweepStatus) -> list[str]:
-    """Returns the test results of each selection whose final runs are all finished."""
-    lines = []
-    for name, planned in status.plan.selections.items():
-        results = [status.jobs[final].scores for final in planned.finals
-                   if status.jobs[final].state == "finished"]  # fmt: skip
-        if not results or len(results) < len(planned.finals):
-            continue
-        metric = planned.selection.metric
-        choice = status.plan.jobs[planned.finals[0]].choice or {}
-        lines.append(f"{name}: {choice.get('chosen')} selected by {metric}")
-        for key in results[0]:
-            if key.endswith(metric[metric.rindex("/") :]) and all(key in r for r in results):
-                values = [result[key] for result in results]
-                figure = f"{split_of(key) or key}{metric[metric.rindex('/') :]}"
-                lines.append(f"  {figure} {mean_and_std(values)}")
-    return lines
-
-
-def mean_and_std(values: Sequence[float]) -> str:
-    """Returns the mean and the sample standard deviation as text.
-
-    >>> mean_and_std([0.5, 0.7])
-    '0.6000 +- 0.1414 (2 seeds)'
-    >>> mean_and_std([0.5])
-    '0.5000 (1 seed)'
-    """
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:.4f} (1 seed)"
-    return f"{mean:.4f} +- {statistics.stdev(values):.4f} ({len(values)} seeds)"
-
-
 def _score(job: JobStatus, plan: Plan) -> str:
     """Returns the metric of the job's selection, or else a top-1 accuracy."""
     keys = [key for key in job.scores if key.endswith("accuracy_top1")]
-    if job.job.selection and job.job.stage == "search":
-        keys = [plan.selections[job.job.selection].selection.metric, *keys]
+    if job.job.job.selection and job.job.job.stage == "search":
+        keys = [plan.selections[job.job.job.selection].metric, *keys]
     for key in keys:
         if isinstance(job.scores.get(key), int | float):
             name = key.removeprefix("eval/").removesuffix("/accuracy_top1")
