@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.sweep.definition import read_sweep
+from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.plan import Plan
 
 

@@ -21,7 +21,7 @@ from vit_jax.report.words import family
 from vit_jax.report.write import grid, write_csv
 from vit_jax.sweep import Job
 from vit_jax.sweep.plan import override_texts
-from vit_jax.sweep.definition import read_sweep
+from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.tables import plain_table
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.sweep.definition import read_sweep
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 

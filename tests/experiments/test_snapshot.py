@@ -60,8 +60,8 @@ def test_a_sweep_expands_to_the_jobs_of_the_snapshot(plan_of, experiment, arg):
 
 
 if __name__ == "__main__":
-    from vit_jax.sweep.definition import read_sweep
     from vit_jax.sweep.plan import Plan
+    from vit_jax.sweep.sweep_file import read_sweep
 
     lines = []
     for experiment, arg in EVERY:

@@ -11,10 +11,10 @@ from sweep_processes import finish, result, start, wait_for
 
 from vit_jax.errors import SweepError
 from vit_jax.sweep import Job
-from vit_jax.sweep.definition import Sweep
 from vit_jax.sweep.devices import divide_devices, gpu_shares
 from vit_jax.sweep.executor import build_executor
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import Sweep
 
 SWEEP = Path(__file__).parent / "stubbed.py"
 TWO = {"tiny": 1, "pretrain": 1}

@@ -8,9 +8,9 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, product, vary
-from vit_jax.sweep.definition import Sweep, read_sweep
 from vit_jax.sweep.job_folder import changed_settings
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
 DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}

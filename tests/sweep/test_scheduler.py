@@ -7,7 +7,6 @@ import pytest
 
 from vit_jax.errors import SweepError
 from vit_jax.sweep import Job, Selection, vary
-from vit_jax.sweep.definition import Sweep
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,
@@ -20,6 +19,7 @@ from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import choose
 from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import summary
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")

@@ -10,6 +10,6 @@ A sweep file imports its building blocks from here:
             yield "configs/quickstart.py", overrides
 """
 
-from vit_jax.sweep.definition import Job, Selection, folder_name, product, vary
+from vit_jax.sweep.sweep_file import Job, Selection, folder_name, product, vary
 
 __all__ = ["Job", "Selection", "folder_name", "product", "vary"]

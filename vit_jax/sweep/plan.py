@@ -11,8 +11,8 @@ from typing import Any
 from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
-from vit_jax.sweep.definition import REFERENCE, Job, Selection, Sweep, derive_names
 from vit_jax.sweep.selection import check_selection
+from vit_jax.sweep.sweep_file import REFERENCE, Job, Selection, Sweep, derive_names
 
 
 @dataclasses.dataclass(frozen=True)

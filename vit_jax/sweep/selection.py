@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_share, shares
 from vit_jax.errors import SweepError, nearest
-from vit_jax.sweep.definition import Selection
+from vit_jax.sweep.sweep_file import Selection
 
 
 def split_of(metric: str) -> str | None:
