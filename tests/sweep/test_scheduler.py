@@ -235,7 +235,7 @@ def test_jobs_of_an_earlier_launcher_are_watched_and_not_started(tmp_path):
     assert run.said[0] == "pretrain: started by an earlier launcher"
 
 
-def test_a_final_run_that_was_started_after_another_choice_is_not_mixed(tmp_path):
+def test_final_runs_of_an_earlier_choice_are_not_mixed_with_a_new_one(tmp_path):
     run = Run(tmp_path)
     assert run.code == 0
     result = tmp_path / "jobs" / SEARCH[2] / "result.json"

@@ -43,7 +43,7 @@ class Task:
         learning_rates: from the same table.
         group: of VTAB: "natural", "specialized" or "structured"; "" for other datasets.
         label_key: feature that holds the class, if there are several.
-        label_rule: how to compute the class from other features, see `data.sources.derived`.
+        label_rule: how to compute the class from other features, see `data.sources.label_rules`.
         small_images: whether images are smaller than 96 x 96 pixels.
         flip: whether a mirrored image keeps its class.
         crop: whether a crop of the image keeps its class.

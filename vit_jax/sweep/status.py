@@ -87,7 +87,7 @@ class SweepStatus:
             running: name -> "running" or "queued".
         """
         for name, status in self.jobs.items():
-            if status.state != "finished":
+            if status.state != "finished" or name in self._failures:
                 self.jobs[name] = self._read(self.plan.jobs[name], running.get(name))
         for status in self.jobs.values():
             if status.state in ("ready", "stopped"):
@@ -126,16 +126,18 @@ class SweepStatus:
             status.total = job.config.train_steps
         status.result = read_optional_json(job.result)
         failure = self._failures.get(job.name)
-        if status.result is not None:
+        if failure is not None:
+            status.state, status.note = "failed", failure
+        elif status.result is not None:
             status.state, status.scores = "finished", status.result
             status.step = int(status.result.get("step", status.step))
             status.total = status.step or status.total
         elif executor_state is not None:
             status.state = executor_state
-        elif failure is None and status.attempt is None:
+        elif status.attempt is None:
             status.state = "ready"
         else:
-            failure = failure or (status.attempt and status.attempt.why_failed)
+            failure = status.attempt.why_failed
             status.state, status.note = ("failed", failure) if failure else ("stopped", "")
         return status
 
