@@ -1,4 +1,4 @@
-"""Results made up for every job of a sweep, to see what its report asks for."""
+"""Writes made-up results for every job of a sweep, to test its report."""
 
 import json
 import math
@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import read_sweep
 
 
 def finish(spec, folder, wanted=lambda name: True):
-    """Writes a sweep whose jobs are all finished; their scores grow with the compute.
+    """Writes the folder of a finished sweep; scores grow with compute.
 
     Args:
         spec: "FILE.py:ARG".
-        folder: of the sweep.
-        wanted: job name -> whether to write it.
+        folder: folder of the sweep.
+        wanted: whether to write the job of this name.
     """
     sweep = read_sweep(spec)
     plan = Plan(sweep, folder)
@@ -35,7 +35,7 @@ def finish(spec, folder, wanted=lambda name: True):
 
 
 def figures(config):
-    """Returns a result.json."""
+    """Returns the content of result.json."""
     if config.model.name == "auto":
         exaflops = 1.0
     else:

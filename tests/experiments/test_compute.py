@@ -1,4 +1,4 @@
-"""The sweep of experiments/compute expands to Table 6's rows and takes its exaFLOPs."""
+"""experiments/compute: the rows of Table 6 and their exaFLOPs."""
 
 import csv
 import runpy

@@ -1,4 +1,4 @@
-"""The sweep of experiments/data_size expands to the runs that the paper made."""
+"""experiments/data_size: the runs of the paper, and where curves cross."""
 
 import functools
 from pathlib import Path

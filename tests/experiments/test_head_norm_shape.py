@@ -1,4 +1,4 @@
-"""The sweep of experiments/head_norm_shape expands to the studies of D.2 and D.3."""
+"""experiments/head_norm_shape: the studies of appendices D.2 and D.3."""
 
 from pathlib import Path
 

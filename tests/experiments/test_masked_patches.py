@@ -1,4 +1,4 @@
-"""The sweep of experiments/masked_patches expands to the runs that its page speaks of."""
+"""experiments/masked_patches: the runs on its page."""
 
 import functools
 
@@ -36,7 +36,7 @@ def test_at_full_scale_it_is_section_4_6(plan):
     assert paper["pretrain/imagenet"].config.train_epochs == 300
 
 
-def test_the_small_one_differs_in_the_start_alone(plan):
+def test_small_runs_differ_only_in_their_initial_weights(plan):
     small = plan("small").jobs
     tuned = [job for job in small.values() if job.job.stage == "final"]
     assert len(small) - len(tuned) == 2

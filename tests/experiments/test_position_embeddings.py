@@ -1,4 +1,4 @@
-"""The sweep of experiments/position_embeddings expands to the cells of Table 8."""
+"""experiments/position_embeddings: the cells of Table 8."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_at_full_scale_it_is_table_8(plan):
         assert (imagenet.name, imagenet.test_split) == ("imagenet2012", "validation")
 
 
-def test_the_small_one_has_the_same_cells_twice(plan):
+def test_the_small_sweep_has_the_same_cells_with_two_seeds(plan):
     jobs = plan("small")
     assert len(jobs) == 2 * len(TABLE_8)
     assert {cell(job) for job in jobs.values()} == set(TABLE_8)

@@ -1,4 +1,4 @@
-"""The sweep of experiments/synthetic_attention expands to the runs that its page speaks of."""
+"""experiments/synthetic_attention: the runs on its page."""
 
 import argparse
 from collections import Counter
@@ -10,7 +10,7 @@ from vit_jax.commands import synthetic
 
 @pytest.fixture
 def configs(plan_of):
-    """Name of a job -> the config that its command makes of its arguments."""
+    """Returns a function: argument of the sweep -> job -> the config that its command builds."""
 
     def make(arg):
         plan = plan_of("synthetic_attention", arg)

@@ -1,4 +1,4 @@
-"""The sweep of experiments/transfer expands to the runs that its page speaks of."""
+"""experiments/transfer: the runs on its page."""
 
 import functools
 

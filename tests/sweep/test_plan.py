@@ -1,4 +1,4 @@
-"""Sweep files laid out: names, references, order, and everything that can be wrong with them."""
+"""Sweep files: expansion to jobs, checks, and printed commands."""
 
 import json
 from pathlib import Path
@@ -32,14 +32,14 @@ def test_product_combines_overrides_like_nested_loops():
         product(rates, rates)
 
 
-def test_names_say_what_differs_and_do_not_depend_on_the_rest():
+def test_derived_names_show_the_overrides_that_differ():
     runs = product(vary("optimizer.learning_rate", [1e-3, 3e-3]), vary("seed", [0, 1]))
     jobs = plan(*(Job(TINY, {**o, "train_steps": 5}) for o in runs)).jobs
     assert list(jobs) == [
         "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1",
         "learning_rate=0.003,seed=0", "learning_rate=0.003,seed=1",
     ]  # fmt: skip
-    # The ends of two keys are the same: longer ones tell them apart.
+    # Two keys have the same last part: longer parts tell them apart.
     pairs = [{"optimizer.name": "adam", "data.name": "digits"},
              {"optimizer.name": "sgd", "data.name": "mnist"}]  # fmt: skip
     assert list(plan(*(Job(TINY, o) for o in pairs)).jobs) == [
@@ -48,7 +48,7 @@ def test_names_say_what_differs_and_do_not_depend_on_the_rest():
     assert list(plan(Job(TINY)).jobs) == ["tiny"]
 
 
-def test_the_command_of_a_job_says_it_all():
+def test_a_job_as_a_command_line():
     job = plan(
         Job(TINY, name="a"),
         Job(TINY, {"init_from": "job:a", "seed": 3, "ema_decay": None}, name="b",
@@ -62,7 +62,7 @@ def test_the_command_of_a_job_says_it_all():
     ]  # fmt: skip
 
 
-def test_other_commands_get_the_folder_of_a_run_as_an_argument():
+def test_other_commands_take_the_folder_of_a_run_as_an_argument():
     jobs = plan(
         Job(TINY, name="a"),
         Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
@@ -73,7 +73,7 @@ def test_other_commands_get_the_folder_of_a_run_as_an_argument():
     ]  # fmt: skip
 
 
-def test_every_job_comes_after_what_it_needs():
+def test_jobs_come_after_the_jobs_that_they_need():
     entries = [
         Job(TINY, {"init_from": "job:final/x/seed0"}, name="last"),
         Selection("x", [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
@@ -87,7 +87,7 @@ def test_every_job_comes_after_what_it_needs():
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
-def test_final_runs_have_the_chosen_settings_under_the_final_ones():
+def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
     laid = plan(Selection("x", candidates, "eval/dev/loss", mode="min", seeds=[1],
                           final_overrides={**TEST, "train_epochs": 2.0}))  # fmt: skip
@@ -100,7 +100,7 @@ def test_final_runs_have_the_chosen_settings_under_the_final_ones():
     assert job.config.data.train_split == "train[:80%]"
 
 
-def test_what_stops_a_final_run_early_is_not_what_it_is_reported_on():
+def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}
     laid = plan(Selection("x", [(TINY, both)], "eval/dev/loss", mode="min", seeds=[0]))
@@ -149,7 +149,7 @@ def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
     assert told in str(caught.value)
 
 
-def test_choosing_on_test_is_done_where_it_is_asked_for():
+def test_choose_on_test_allows_a_test_metric():
     laid = plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
     assert [job.job.stage for job in laid.jobs.values()] == ["search", "final", "final", "final"]
 
@@ -211,7 +211,7 @@ def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
     assert not (tmp_path / "w").exists()
 
 
-def test_a_file_may_be_a_list_or_a_generator(tmp_path):
+def test_get_sweep_returns_a_list_or_yields(tmp_path):
     path = tmp_path / "s.py"
     path.write_text(
         "SLURM = {'nodes': 2}\nREPORT = {'title': 'T'}\n"
@@ -225,7 +225,7 @@ def test_a_file_may_be_a_list_or_a_generator(tmp_path):
     assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
 
 
-def test_what_is_reported_may_depend_on_the_argument(tmp_path):
+def test_get_report_receives_the_argument(tmp_path):
     path = tmp_path / "s.py"
     path.write_text(
         "def get_sweep(arg='small'):\n    return [('a.py', {})]\n"
@@ -254,7 +254,7 @@ def run(capsys, *arguments):
     return code, captured.out.splitlines(), captured.err.splitlines()
 
 
-def test_commands_are_printed_in_order_and_the_rest_once_the_choice_is_made(
+def test_commands_are_printed_in_order_and_final_runs_after_the_selection(
     tmp_path, capsys, sweep_file
 ):
     workdir = tmp_path / "w"
