@@ -12,7 +12,7 @@ TIMEOUT_S = 900
 
 
 def start(workdir, sweep, *arguments, stub=None, environment=None):
-    """Starts a sweep. With a folder `stub`, its jobs run tests/sweep/stub.py instead of training."""
+    """Starts a sweep; with a folder `stub`, its jobs run tests/sweep/stub.py and do not train."""
     program = (
         ["-m", "vit_jax", "sweep"] if stub is None else [str(ROOT / "tests" / "sweep" / "stub.py")]
     )

@@ -11,6 +11,10 @@ KEY = "{key}"
 PARENT = "{parent}"
 """Stands for the part of that key before its last name, e.g. "optimizer." or nothing."""
 
+# sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
+# state. Schedulers requeue on this exit code.
+EXIT_STOPPED = 75
+
 
 class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.

@@ -1,6 +1,6 @@
-"""What can attention learn that convolution cannot? Three tasks with synthetic data.
+"""What attention can learn that convolution cannot: three tasks whose data are made.
 
-small   (default) rings of 32 tokens, an 8 x 8 torus, sequences of 8, 24 and 48 tokens, three
+small   (default) rings of 32 tokens and an 8 x 8 torus, sequences of 8, 24 and 48 tokens, three
         layers, three seeds; about 20 minutes on one CPU core
 full    rings of 128 tokens, a 16 x 16 torus, sequences of 8 to 512 tokens, five seeds, more heads,
         steps and examples; for a GPU
@@ -21,7 +21,7 @@ _MODELS = {"attention": "attention", "cnn": "CNN", "dilated_cnn": "dilated CNN"}
 _TASKS = {"association": "association", "double_if": "double if"}
 _LENGTHS = {"small": (8, 24, 48), "full": (8, 16, 32, 64, 128, 256, 512)}
 _SEEDS = {"small": range(3), "full": range(5)}
-# For a kernel with five taps.
+# Of a kernel with five taps.
 _HEADS = {"small": (1, 3, 5, 7), "full": (1, 2, 3, 4, 5, 6, 8, 10)}
 _KERNELS = {"full": "matrices of full rank", "low": "matrices of rank 2"}
 
@@ -84,12 +84,12 @@ def get_sweep(arg: str = "") -> Iterator[Job]:
 
 
 def _convolutions(scale: str) -> Iterator[Job]:
-    """Rings with five scattered taps; one torus with all taps of a 3 x 3 kernel."""
+    """Rings with five taps, scattered; one torus with all taps of a 3 x 3 kernel."""
     length, span = {"small": (32, 12), "full": (128, 48)}[scale]
     side = {"small": 8, "full": 16}[scale]
     training = {
         "training.steps": {"small": 1000, "full": 10000}[scale],
-        # The logits have to become large, and Adam changes them by about this much per step.
+        # Logits have a long way to go, and Adam makes steps of this size.
         "training.learning_rate": 0.03,
     }
     ring = training | {"convolution.span": span}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("jobs.txt")
 SWEEPS = {
     "compute": ("small", "paper"),
@@ -21,7 +22,12 @@ SWEEPS = {
     "synthetic_attention": ("small", "full"),
     "transfer": ("small", "paper"),
 }  # fmt: skip
-EVERY = [(experiment, arg) for experiment, args in SWEEPS.items() for arg in args]
+EVERY = [
+    (experiment, arg)
+    for experiment, args in SWEEPS.items()
+    for arg in args
+    if (ROOT / "experiments" / experiment / "sweep.py").exists()
+]
 # Each takes seconds; smaller arguments of the same experiment expand by the same functions.
 LARGE = {("data_size", "imagenet,tuned")}
 

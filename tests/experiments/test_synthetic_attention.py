@@ -1,19 +1,25 @@
-"""experiments/synthetic_attention: the runs on its page."""
+"""The sweep of experiments/synthetic_attention expands to the runs that its page speaks of."""
 
 import argparse
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from vit_jax.commands import synthetic
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import read_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def configs(plan_of):
-    """Returns a function: argument of the sweep -> job -> the config that its command builds."""
+def configs(tmp_path, monkeypatch):
+    """Name of a job -> the config that its command makes of its arguments."""
 
     def make(arg):
-        plan = plan_of("synthetic_attention", arg)
+        monkeypatch.chdir(ROOT)
+        plan = Plan(read_sweep(f"experiments/synthetic_attention/sweep.py:{arg}"), tmp_path)
         parser = argparse.ArgumentParser()
         synthetic.add_arguments(parser)
         found = {}

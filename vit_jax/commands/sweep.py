@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import positive
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, only_launcher
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
-from vit_jax.train.signals import EXIT_STOPPED, StopSignals
+from vit_jax.train.signals import StopSignals
 
 # Prefix of options that go to the cluster.
 OVERRIDES = "--slurm."

@@ -17,11 +17,10 @@ from typing import Any
 import psutil
 
 from vit_jax.config.run import Config
-from vit_jax.errors import HostsError, SweepError, UserError, first_few
+from vit_jax.errors import EXIT_STOPPED, HostsError, SweepError, UserError, first_few
 from vit_jax.files import is_locked, read_json, write_json
 from vit_jax.schema import differences
 from vit_jax.sweep.plan import PlannedJob
-from vit_jax.train.signals import EXIT_STOPPED
 
 # After these exit codes a job is started again: it was stopped and has saved, another host was
 # lost, or it was stopped before it could react.

@@ -13,7 +13,7 @@ from typing import Any
 
 from submitit.helpers import DelayedSubmission
 
-from vit_jax.errors import LockedError
+from vit_jax.errors import EXIT_STOPPED, LockedError
 from vit_jax.files import locked
 from vit_jax.sweep.devices import Share
 from vit_jax.sweep.job_folder import (
@@ -24,7 +24,6 @@ from vit_jax.sweep.job_folder import (
     read_attempt,
     write_attempt,
 )
-from vit_jax.train.signals import EXIT_STOPPED
 
 # A launcher that checks the lock holds it for a moment.
 _SECONDS_FOR_LOCK = 5.0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vit_jax.errors import LockedError, SweepError
+from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
 from vit_jax.files import locked
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
@@ -20,7 +20,6 @@ from vit_jax.sweep.job_folder import (
 )
 from vit_jax.sweep.plan import PlannedJob
 from vit_jax.sweep.status import SweepStatus
-from vit_jax.train.signals import EXIT_STOPPED
 
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
