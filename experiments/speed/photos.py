@@ -1,10 +1,9 @@
-"""Writes a dataset as a folder of photos, one subfolder per class.
+"""Writes a dataset as a folder of photos, a class a subfolder, as large as ImageNet's if asked.
 
     python experiments/speed/photos.py clothing_small DATA PHOTOS
     python experiments/speed/photos.py clothing_small DATA PHOTOS --size=470x390 --kilobytes=110
 
---size and --kilobytes make the photos as large as ImageNet's. --kilobytes encodes each photo at the
-lowest JPEG quality that reaches this size, at most 99.
+With --kilobytes each is encoded at the lowest JPEG quality that gives as many bytes, or at 99.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from vit_jax.data.sources import TfdsSource
 
 
 def encoded(image: Image.Image, least_bytes: int) -> bytes:
-    """Returns a JPEG of at least this many bytes, or the one with quality 99."""
+    """Returns a JPEG of at least so many bytes, if quality 99 makes it that large."""
     low, high = 50, 99
     while True:
         stream, quality = io.BytesIO(), (low + high) // 2
