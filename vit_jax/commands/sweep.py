@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, type=Path, help="folder of the sweep")
     parser.add_argument(
         "--executor", default="local", metavar="NAME",
-        help="local: this machine; slurm: a cluster; commands: print the commands (%(default)s)",
+        help=f"{' or '.join(EXECUTORS)}; {_PRINT}: only print the commands (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--at_once", type=positive, metavar="N",
