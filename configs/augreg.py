@@ -2,10 +2,10 @@
 
 Command:   python -m vit_jax train --config=configs/augreg.py:B/16,imagenet21k,medium1
            --workdir=DIR --config.data.data_dir=DATA
-           (ARG: MODEL,DATASET,LEVEL,REGULARISATION,WEIGHT DECAY,EPOCHS in any order)
-Follows:   section 3: batch 4096, Adam, cosine, 10k warmup steps, peak 1e-3, clip 1.0; 28 settings =
-           LEVELS x {reg0, reg1: dropout 0.1 and stochastic depth 0.1} x weight decay {0.03, 0.1}
-           (times the learning rate).
+           (ARG: MODEL,DATASET,LEVEL,REGULARISATION,WEIGHT DECAY,EPOCHS in any order, all optional)
+Follows:   section 3: batch size 4096, Adam, cosine schedule, 10k warmup steps, peak learning rate
+           1e-3, clipping at 1.0. There are 28 settings: LEVELS x {reg0, reg1: dropout 0.1 and
+           stochastic depth 0.1} x weight decay {0.03, 0.1} (times the learning rate).
 Expected:  ImageNet top-1 after fine-tuning at 224 px with the best setting (Table 3):
                                    Ti/16  S/32   S/16   B/32   B/16   L/16
              ImageNet, 300 epochs  69.56  69.19  77.51  71.38  78.73  74.01
@@ -16,7 +16,7 @@ Expected:  ImageNet top-1 after fine-tuning at 224 px with the best setting (Tab
              ImageNet-21k, 30        65.65     77.42     80.26
              ImageNet-21k, 300       69.69     80.81     82.74
 Hardware:  TPU v3 slices in the paper; the whole study took thousands of core-days.
-Data:      `imagenet2012` prepared by TFDS; name your own prepared ImageNet-21k with
+Data:      TFDS `imagenet2012`. ImageNet-21k is not in TFDS: prepare it yourself and set
            --config.data.name.
 """
 
@@ -39,7 +39,7 @@ LEVELS = {
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns one setting; ARG as above, each part optional."""
+    """Returns one setting; for ARG see above."""
     chosen = parse_arg(
         arg,
         model=MODELS,
@@ -98,6 +98,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _name(model: str) -> str:
-    """Returns the registered name of the paper's short one: "R26+S/32" is "R26+ViT-S/32"."""
+    """Converts the paper's short name to the registered one: "R26+S/32" to "R26+ViT-S/32"."""
     stem, plus, size = model.rpartition("+")
     return f"{stem}{plus}ViT-{size}"

@@ -3,12 +3,13 @@
 Command:   python -m vit_jax train --config=configs/better_plain_vit.py:90 --workdir=DIR
            --config.data.data_dir=DATA     (ARG: 90, 150 or 300 epochs)
 Follows:   Table 1, first row, with a linear head: global average pooling, fixed sincos position
-           embedding, batch 1024, RandAugment(2, 10), mixup 0.2, Adam 1e-3 with bfloat16 momentum,
-           weight decay of 1e-4 a step at the peak (here: 0.1, times the learning rate), clip 1.0.
-Expected:  top-1 on `validation`: 90 epochs 76.7, 150 epochs 78.6, 300 epochs 79.8 (MLP head: 76.5,
-           78.5, 80.0). An independent repetition got 76.8, 78.1, 78.9, so take +-0.5.
-Hardware:  90 epochs in 6 to 7 hours on a TPU v3-8 (paper).
-Data:      `imagenet2012` prepared by TFDS.
+           embedding, batch size 1024, RandAugment(2, 10), mixup 0.2, Adam at 1e-3 with bfloat16
+           momentum, clipping at 1.0. Weight decay is 1e-4 per step at the peak learning rate (here
+           0.1, which is multiplied by the learning rate).
+Expected:  top-1 on `validation`: 90 epochs 76.7, 150 epochs 78.6, 300 epochs 79.8 (with an MLP
+           head: 76.5, 78.5, 80.0). An independent reproduction got 76.8, 78.1, 78.9: allow +-0.5.
+Hardware:  90 epochs take 6 to 7 hours on a TPU v3-8 (paper).
+Data:      TFDS `imagenet2012`.
 """
 
 import ml_collections

@@ -2,16 +2,17 @@
 
 Command:   python -m vit_jax train --config=configs/cifar10.py --workdir=runs/cifar10
            --config.data.data_dir=DATA     (ARG: cpu, the default, or gpu)
-Follows:   no paper; "Better plain ViT baselines" (arXiv:2205.01580) shrunk to 32 pixels: patch 4,
-           sincos positions, average pooling. gpu adds the augmentation of DeiT (arXiv:2012.12877).
+Follows:   no paper; "Better plain ViT baselines" (arXiv:2205.01580) scaled down to 32 pixels:
+           patch size 4, sincos position embedding, average pooling. gpu adds the augmentation of
+           DeiT (arXiv:2012.12877).
 Expected:  cpu: 76.5 % top-1 on the test split (seed 0, 803k parameters, 25 epochs; 56.2, 67.2,
-           72.2, 75.1 % after 5, 10, 15, 20), measured on a copy whose images were re-encoded as
-           JPEG, so that the original may give slightly more.
-           gpu: above 90 % aimed at, not run yet.
-Hardware:  cpu: 2 CPU cores; 87 minutes beside other work that took half of them (108 to 497
-           images/s, median 260). Undisturbed stretches ran at 470, which makes 45 minutes.
+           72.2, 75.1 % after 5, 10, 15, 20). This was measured on a copy whose images were encoded
+           as JPEG; the original may give slightly more.
+           gpu: the goal is above 90 %; not run yet.
+Hardware:  cpu: 2 CPU cores, 45 minutes at 470 images/s. (The run above shared the cores with other
+           work and took 87 minutes.)
            gpu: one GPU.
-Data:      TFDS `cifar10` prepared as ArrayRecord.
+Data:      TFDS `cifar10`.
 """
 
 import ml_collections
@@ -49,7 +50,7 @@ def _cpu() -> dict:
         "data": {"global_batch_size": 128},
         "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 1.0}},
         "train_epochs": 25.0,
-        # Microbatches of 32 stay in a CPU's cache: 1.5 times the images/s of one batch of 128.
+        # Microbatches of 32 fit a CPU's cache: 1.5 times the images/s of one batch of 128.
         "accumulation_steps": 4,
         "evaluation": {"interval_epochs": 5.0},
         "checkpoint": {"interval_epochs": 1.0},

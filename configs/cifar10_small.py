@@ -1,16 +1,15 @@
-"""Short runs on CIFAR-10 at 32 pixels, for studies on two CPU cores: one recipe for all models.
+"""Short runs on CIFAR-10 at 32 pixels: one recipe for all models, for studies on two CPU cores.
 
 Command:   python -m vit_jax train --config=configs/cifar10_small.py:ViT-Micro/4
            --workdir=runs/small --config.data.data_dir=DATA
-           (ARG: MODEL,fewshot; `fewshot` also evaluates the features few-shot on two collections
-           of photos at the end. --config.train_examples=N sets the length.)
-Follows:   arXiv:2010.11929, section 4.1 and Table 3, at the size of CIFAR-10: class token, learned
-           positions, a warmup of fixed length, Adam with decoupled weight decay, equal for all
-           models. Ours: batch 64, cosine decay, clip 1.0, shifts of 4 pixels.
+           (ARG: MODEL,fewshot; `fewshot` adds a few-shot evaluation of the features on two photo
+           datasets after training. --config.train_examples=N sets the length.)
+Follows:   arXiv:2010.11929, section 4.1 and Table 3, scaled down to CIFAR-10: class token, learned
+           position embedding, a warmup of fixed length, Adam with decoupled weight decay, the same
+           for all models. Ours: batch size 64, cosine decay, clipping at 1.0, shifts by 4 pixels.
 Expected:  see experiments/position_embeddings, head_norm_shape and compute.
-Hardware:  2 CPU cores: ViT-Micro/4 sees 50,000 images in one to three minutes.
-Data:      TFDS `cifar10`, for `fewshot` also `clothing_small` and `sign_language_digits`, prepared
-           as ArrayRecord.
+Hardware:  2 CPU cores; ViT-Micro/4 trains on 50,000 images in one to three minutes.
+Data:      TFDS `cifar10`; for `fewshot` also `clothing_small` and `sign_language_digits`.
 """
 
 import ml_collections
@@ -42,7 +41,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "schedule": {"warmup_examples": 5_000},
             },
             "train_examples": 50_000,
-            # Microbatches of 32 stay in a CPU's cache.
+            # Microbatches of 32 fit a CPU's cache.
             "accumulation_steps": 2,
             "evaluation": {"splits": {"test": "test"}, "batch_size": 128},
             "checkpoint": {"interval_examples": 25_600, "keep_last": 1},

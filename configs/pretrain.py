@@ -1,26 +1,27 @@
 """Pretraining as in the ViT paper (arXiv:2010.11929, Table 3): ImageNet-1k, ImageNet-21k, JFT.
 
-ViTs on all three; hybrids (R50+B/16) and the BiT ResNets they are compared with (R50x1) on JFT.
+ViTs on all three datasets; hybrids (R50+B/16) and BiT ResNets (R50x1) on JFT.
 
 Command:   python -m vit_jax train --config=configs/pretrain.py:imagenet2012,B/16 --workdir=DIR
-           --config.data.data_dir=DATA     (ARG: DATASET,MODEL[,EPOCHS]; ROWS: what the paper ran)
-Follows:   Table 3: batch 4096, 224 px, Adam b1 0.9, b2 0.999, 10k warmup steps, decoupled weight
-           decay; clip 1.0 on ImageNet. From the authors' repository: on ImageNet-21k and JFT
-           sigmoid cross-entropy, a tanh layer before the head, head bias -10, linear decay to 1e-5.
-           ResNets have no dropout and, as BiT's, no tanh layer. There is no R200x3: Table 6 has
-           its scores, but Table 3 no row for it.
+           --config.data.data_dir=DATA     (ARG: DATASET,MODEL[,EPOCHS], see ROWS below)
+Follows:   Table 3: batch size 4096, 224 px, Adam with b1 0.9 and b2 0.999, 10k warmup steps,
+           decoupled weight decay; clipping at 1.0 on ImageNet. From the authors' repository: on
+           ImageNet-21k and JFT sigmoid cross-entropy, a tanh layer before the head, head bias -10,
+           linear decay to 1e-5. ResNets have no dropout and, like BiT, no tanh layer. R200x3 is
+           missing: Table 6 gives its scores, but Table 3 has no row for it.
 Expected:  after fine-tuning at 384 px, ImageNet top-1 (Table 5; hybrids and ResNets: Table 6):
-             ImageNet     B/16 77.91 (independent runs 77.5 to 79.5), B/32 73.38, L/16 76.53,
+             ImageNet     B/16 77.91 (reproductions: 77.5 to 79.5), B/32 73.38, L/16 76.53,
                           L/32 71.16
              ImageNet-21k B/16 83.97, B/32 81.28, L/16 85.15, L/32 80.99
              JFT          B/16 84.15, B/32 80.73, L/16 87.12 (14 epochs), L/32 84.37, H/14 88.04
                           R50+B/16 85.58, R50+B/32 84.90, R50+L/16 87.12 (14 epochs), R50+L/32 85.68
                           R50x1 77.54, R50x2 82.12, R101x1 80.67, R152x1 81.88, R152x2 84.97
-           Spread over three runs: 0.02 to 0.05 points (Table 2).
-Hardware:  a TPU or GPU cluster. The paper: L/16 on ImageNet-21k, 230 TPUv3 core-days; L/16 and H/14
-           on JFT, 680 and 2,500. B/16 for 300 ImageNet epochs took others 15 hours on 8 A100s.
-Data:      `imagenet2012` prepared by TFDS. ImageNet-21k and JFT-300M are not in TFDS: name your own
-           prepared dataset with --config.data.name.
+           Standard deviation over three runs: 0.02 to 0.05 points (Table 2).
+Hardware:  a TPU or GPU cluster. In the paper, L/16 on ImageNet-21k took 230 TPUv3 core-days, L/16
+           and H/14 on JFT 680 and 2,500. Reproductions of B/16 for 300 ImageNet epochs took 15
+           hours on 8 A100s.
+Data:      TFDS `imagenet2012`. ImageNet-21k and JFT-300M are not in TFDS: prepare them yourself and
+           set --config.data.name.
 """
 
 import ml_collections
@@ -28,7 +29,7 @@ import ml_collections
 from vit_jax.config.file import parse_arg
 from vit_jax.errors import ConfigError
 
-# dataset -> model -> (epochs that the paper ran, the usual first; learning rate). Source: Table 3.
+# dataset -> model -> (epochs in the paper, the default first; learning rate). Source: Table 3.
 ROWS = {
     "imagenet2012": dict.fromkeys(("B/16", "B/32", "L/16", "L/32"), ((300,), 3e-3)),
     "imagenet21k": {
@@ -54,7 +55,7 @@ ROWS = {
         "R50+L/16": ((14, 7), 4e-4),
     },
 }
-# dataset -> settings that hold for all its rows.
+# dataset -> settings of all its rows.
 _SETTINGS = {
     "imagenet2012": {"weight_decay": 0.3, "dropout": 0.1, "decay": "cosine", "clip": 1.0},
     "imagenet21k": {"weight_decay": 0.03, "dropout": 0.1, "decay": "linear", "clip": None},
@@ -63,7 +64,7 @@ _SETTINGS = {
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns one row; ARG is DATASET,MODEL[,EPOCHS]."""
+    """Returns one row of Table 3; ARG is DATASET,MODEL[,EPOCHS]."""
     chosen = parse_arg(
         arg,
         dataset=tuple(ROWS),
@@ -76,7 +77,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if epochs not in allowed:
         rows = ", ".join(f"{m} {'|'.join(map(str, e))}" for m, (e, _) in ROWS[dataset].items())
         raise ConfigError(
-            f"no row {dataset},{model} with {epochs} epochs in the paper", rows, "pick one of these"
+            f"the paper has no row {dataset},{model} with {epochs} epochs",
+            rows,
+            "pick one of these",
         )
     settings = _SETTINGS[dataset]
     large = dataset != "imagenet2012"

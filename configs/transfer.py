@@ -1,32 +1,34 @@
-"""Fine-tuning: any published file, or any run of yours, on any dataset.
+"""Fine-tuning: published weights, or any of your runs, on any dataset.
 
 Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=runs/pets
            --config.init_from=WEIGHTS --config.data.data_dir=DATA
-           (ARG: DATASET,RECIPE,STAGE and options, in any order:
-           DATASET  imagenet2012 cifar10 cifar100 pets flowers; vtab_NAME, the 19 of VTAB-1k
-                    (listed in `vit_jax/config/transfer_protocols.py`); tfds: any other TFDS
-                    dataset, with --config.data.name=NAME; folder: your images,
-                    as configs/folder.py takes them
+           (ARG: DATASET,RECIPE,STAGE and options, in any order, all optional)
+           DATASET  imagenet2012, cifar10, cifar100, pets (default), flowers; vtab_NAME: one of the
+                    19 tasks of VTAB-1k (see `vit_jax/config/transfer_protocols.py`); tfds: any
+                    other TFDS dataset, with --config.data.name=NAME; folder: your own images, laid
+                    out as for configs/folder.py
            RECIPE   paper (default), augreg, bit (for ResNets)
-           STAGE    dev (default): trained on "train" without its dev part, scored on that; test:
-                    trained on all of "train", scored on "test" (ImageNet: "validation"; a
-                    folder of yours: PHOTOS/{train,test}/CLASS)
-           options  polyak: also averages the parameters (0.9999); head: trains the head alone;
-                    0.65, 0.75, 0.85: each layer learns so much slower than the one above;
-                    weighted: rare classes weigh more in the loss; balanced: they are drawn more)
-           A folder or `tfds` counts as fewer than 20,000 images (500 steps): set train_steps.
-Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine, no weight decay, clip
-           1.0, batch 512, 384 px, a new head at zero; images as in the authors' code (inception
-           crops, mirrored), of VTAB resized only. bit: arXiv:1912.11370, section 3.3. augreg:
-           arXiv:2106.10270, section 3.3. Of each grid one setting is taken here; the whole grid,
-           for a sweep: `vit_jax.config.transfer_protocols.search_space`.
-Expected:  of the recipe, ImageNet-21k ViT-B/16 by its authors: CIFAR-10 99.0, CIFAR-100 92.1,
-           ImageNet 84.5 % (vision_transformer's README); Table 5 of the paper for others. Not yet
-           repeated with this code.
+           STAGE    dev (default): train on "train" without its dev part, evaluate on that part;
+                    test: train on all of "train", evaluate on "test" (ImageNet: "validation"; your
+                    folder: PHOTOS/{train,test}/CLASS)
+           options  polyak: also average the parameters (0.9999); head: train the head alone;
+                    0.65, 0.75, 0.85: layer-wise learning rate decay; weighted: weight the loss by
+                    inverse class frequency; balanced: sample classes equally often
+           For `folder` and `tfds` the recipe assumes fewer than 20,000 images and trains for 500
+           steps: set train_steps for more.
+Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine schedule, no weight
+           decay, clipping at 1.0, batch size 512, 384 px, zero-initialised head. Augmentation as
+           in the authors' code: inception crops and flips, on VTAB only a resize.
+           bit: arXiv:1912.11370, section 3.3. augreg: arXiv:2106.10270, section 3.3. This file
+           takes one setting of each recipe's grid; `search_space` of
+           `vit_jax.config.transfer_protocols` returns the whole grid for a sweep.
+Expected:  published for ImageNet-21k ViT-B/16: CIFAR-10 99.0, CIFAR-100 92.1, ImageNet 84.5 %
+           (vision_transformer's README); see Table 5 of the paper for others. Not yet reproduced
+           with this code.
 Hardware:  ViT-B/16 at 384 px: 6.5 h for ImageNet's 20,000 steps on the authors' A100s; 500 steps
-           take minutes on one. CPU: --config.data.image_size=64 and a small model.
-Data:      as TFDS prepares them, ArrayRecord; or a folder. The model is that of the weights
-           (`model.name=auto`); `--config.model.dtype=bfloat16` suits accelerators.
+           take minutes on one. On a CPU: --config.data.image_size=64 and a small model.
+Data:      TFDS datasets, or a folder. The model is read from the weights (`model.name=auto`); add
+           `--config.model.dtype=bfloat16` on accelerators.
 """
 
 import ml_collections
@@ -35,12 +37,12 @@ from vit_jax.config import transfer_protocols as protocols
 from vit_jax.config.file import parse_arg
 from vit_jax.config.transfer_protocols import Task
 
-# Datasets of your own: the last tenth of "train" is for choosing.
+# Your own datasets: the last tenth of "train" is the dev split.
 OWN = ("folder", "tfds")
 
 
 def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
-    """Returns one setting; ARG as above, each part optional."""
+    """Returns one setting; for ARG see above."""
     chosen = parse_arg(
         arg,
         dataset=("pets", *(name for name in protocols.TASKS if name != "pets"), *OWN),
@@ -72,7 +74,7 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
             "optimizer": {
                 "name": "sgd",
                 "options": {"momentum": 0.9},
-                # The second largest of the grid: ours, for a single run.
+                # The second largest of the grid (ours).
                 "learning_rate": rates[max(len(rates) - 2, 0)],
                 "weight_decay": 0.0,
                 "clip_global_norm": 1.0,
@@ -111,7 +113,7 @@ def _augment(task: Task | None) -> dict:
 
 
 def _bit(task: Task | None) -> dict:
-    """Steps, sizes and mixup by the dataset, as BiT's rule has them."""
+    """Returns image sizes, augmentation and schedule of BiT-HyperRule."""
     resized, side = protocols.BIT_SIDES[task is not None and task.small_images]
     return {
         "data": {
@@ -131,7 +133,7 @@ def _bit(task: Task | None) -> dict:
 
 
 def _labels(task: Task | None) -> dict:
-    """Where the classes come from; of your own data also what is confused with what."""
+    """Returns where the labels come from; your own datasets also get accuracies per class."""
     if task is None:
         return {"evaluation": {"by_class": True}}
     named = {"label_key": task.label_key, "label_rule": task.label_rule}

@@ -1,4 +1,4 @@
-"""Results made up for every job of a sweep, to see what its report asks for."""
+"""Writes made-up results for every job of a sweep, to test its report."""
 
 import json
 import math
@@ -11,12 +11,12 @@ from vit_jax.sweep.sweep_file import read_sweep
 
 
 def finish(spec, folder, wanted=lambda name: True):
-    """Writes a sweep whose jobs are all finished; their scores grow with the compute.
+    """Writes the folder of a finished sweep; scores grow with compute.
 
     Args:
         spec: "FILE.py:ARG".
-        folder: of the sweep.
-        wanted: job name -> whether to write it.
+        folder: folder of the sweep.
+        wanted: whether to write the job of this name.
     """
     sweep = read_sweep(spec)
     plan = Plan(sweep, folder)
@@ -27,7 +27,7 @@ def finish(spec, folder, wanted=lambda name: True):
     for name in names:
         job = plan.jobs[name]
         job.folder.mkdir(parents=True)
-        config, about = job.config.to_mapping(), job.about(spec)
+        config, about = job.config.to_mapping(), job.record(spec)
         files = {"config": config, "job": about, "result": figures(job.config)}
         for file, content in files.items():
             (job.folder / f"{file}.json").write_text(json.dumps(content))
@@ -35,7 +35,7 @@ def finish(spec, folder, wanted=lambda name: True):
 
 
 def figures(config):
-    """Returns a result.json."""
+    """Returns the content of result.json."""
     if config.model.name == "auto":
         exaflops = 1.0
     else:

@@ -1,4 +1,4 @@
-"""Sweeps as processes of their own, as a user starts them, and a stand-in for the trainer."""
+"""Starts sweeps as processes, as a user does."""
 
 import json
 import os
@@ -12,7 +12,7 @@ TIMEOUT_S = 900
 
 
 def start(workdir, sweep, *arguments, stub=None, environment=None):
-    """Starts a sweep; with a folder `stub`, its jobs are the stand-in, told what to do there."""
+    """Starts a sweep; with a folder `stub`, its jobs run tests/sweep/stub.py and do not train."""
     program = (
         ["-m", "vit_jax", "sweep"] if stub is None else [str(ROOT / "tests" / "sweep" / "stub.py")]
     )
@@ -46,7 +46,7 @@ def result(workdir, name):
 
 
 def table(workdir):
-    """Returns job -> its result without what a clock decides."""
+    """Returns job -> its result without times."""
     jobs = workdir / "jobs"
     return {
         str(path.parent.relative_to(jobs)): json.loads(path.read_text()) | {"wall_time_s": 0}

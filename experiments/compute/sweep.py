@@ -1,15 +1,15 @@
 """Score against pre-training compute: ViTs, hybrids and ResNets.
 
-small   (default) three families at two sizes (Nano, Micro), pretrained on CIFAR-10 at 32 pixels for
-        12,000 and 48,000 images, two seeds; scored on its test split and few-shot on two photo
-        collections. TFDS_DATA_DIR holds cifar10, clothing_small and sign_language_digits
+small   (default) three model families at two sizes (Nano, Micro), pretrained on 12,000 and 48,000
+        images of CIFAR-10 at 32 pixels, two seeds; evaluated on the test split and few-shot on two
+        photo datasets. TFDS_DATA_DIR holds cifar10, clothing_small and sign_language_digits
 paper   arXiv:2010.11929, Figure 5 and Table 6: 18 models pretrained on JFT, each fine-tuned on five
-        datasets at 384 pixels. `jft` is a dataset of yours: see configs/pretrain.py
+        datasets at 384 pixels. `jft` is your own dataset: see configs/pretrain.py
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/compute/sweep.py
         --workdir=runs/compute --at_once=2
 
-plan.py prints the exaFLOPs that the paper's scale takes, beside those of Table 6.
+plan.py prints the exaFLOPs of each model at the paper's scale, next to those of Table 6.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ SMALL_MODELS = {
 SMALL_EXAMPLES = (12_000, 48_000)
 SMALL_SEEDS = (0, 1)
 
-# Every row of Table 6: what configs/pretrain.py calls the model, epochs on JFT.
+# Every row of Table 6: (model as configs/pretrain.py names it, epochs on JFT).
 PAPER_ROWS = (
     ("B/32", 7), ("B/16", 7), ("L/32", 7), ("L/16", 7), ("L/16", 14), ("H/14", 14),
     ("R50x1", 7), ("R50x2", 7), ("R101x1", 7), ("R152x1", 7), ("R152x2", 7), ("R152x2", 14),
@@ -38,8 +38,8 @@ PAPER_ROWS = (
     ("R50+B/32", 7), ("R50+B/16", 7), ("R50+L/32", 7), ("R50+L/16", 7), ("R50+L/16", 14),
 )  # fmt: skip
 PAPER_DATASETS = ("imagenet2012", "cifar10", "cifar100", "pets", "flowers")
-# Rows of Table 6 that Table 3 has not: the row that lends its settings, and what differs. The
-# learning rate of R200x3 is that of the largest ResNet in Table 3: ours.
+# Rows of Table 6 that are missing in Table 3: the row whose settings are used, and what differs.
+# R200x3 uses the learning rate of the largest ResNet in Table 3 (ours).
 _BORROWED: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {
     ("R152x2", 14): ("R152x2", {"train_epochs": 14.0}),
     ("R200x3", 14): ("R152x2", {"model.name": "BiT-R200x3", "train_epochs": 14.0}),
@@ -53,7 +53,7 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
 
 
 def get_report(arg: str = "") -> dict[str, Any]:
-    """Returns what `report` makes of the sweep."""
+    """Returns the tables and plots of the report."""
     scale = parse_arg(arg, scale=("small", "paper"))["scale"]
     asked = {
         "title": "Score against pre-training compute",
@@ -67,7 +67,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 {**_AGAINST, "y": _TEST, "series": "family", "panel": "dataset", "where": final}
             ],
         }
-    # A line for each model: the longer run is the dearer one.
+    # One line per model; its longer run costs more.
     sizes = "family+size"
     return asked | {
         "tables": [
@@ -129,7 +129,7 @@ def _paper() -> Iterator[Job | Selection]:
 
 
 def pretraining(model: str, epochs: int) -> Job:
-    """Returns the pretraining of a row of Table 6."""
+    """Returns the pretraining job of a row of Table 6."""
     row, settings = _BORROWED.get((model, epochs), (f"{model},{epochs}", {}))
     return Job(
         f"configs/pretrain.py:jft,{row}",

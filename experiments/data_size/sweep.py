@@ -1,19 +1,20 @@
-"""How much data a ViT, a hybrid and a ResNet need: arXiv:2010.11929, section 4.3.
+"""How much data do a ViT, a hybrid and a ResNet need? arXiv:2010.11929, section 4.3.
 
     python -m vit_jax sweep --sweep=experiments/data_size/sweep.py:SCALE,REGULARISATION
         --workdir=DIR
 
-SCALE           small     (default) CIFAR-10: 1, 3, 10, 30 and 100 % of it, models of 20 million
+SCALE           small     (default) 1, 3, 10, 30 and 100 % of CIFAR-10, models of 20 million
                           multiply-accumulates, two seeds; TFDS_DATA_DIR holds cifar10 and
                           sign_language_digits
-                imagenet  the same parts of ImageNet, models of 3.5 to 4.4 billion
-                paper     JFT, the paper's runs: Figure 4, or Figure 3 with `tuned`
-REGULARISATION  same      (default) equal hyper-parameters for all sizes, as in Figure 4
-                tuned     weight decay, dropout and label smoothing chosen on held-out examples for
-                          each size, as in Figure 3
+                imagenet  the same fractions of ImageNet, models of 3.5 to 4.4 billion
+                          multiply-accumulates
+                paper     the paper's runs on JFT: Figure 4, or Figure 3 with `tuned`
+REGULARISATION  same      (default) the same hyperparameters for all sizes, as in Figure 4
+                tuned     weight decay, dropout and label smoothing selected on held-out examples
+                          for each size, as in Figure 3
 
-Every pretraining run, but those of Figure 3, keeps the weights that were best on held-out examples
-(early stopping).
+Except for Figure 3, every pretraining run keeps the weights with the best score on held-out
+examples (early stopping).
 """
 
 import itertools
@@ -30,7 +31,7 @@ SMALL_MODELS = ("ViT-Micro/4", "R+ViT-Micro/4", "BiT-R-Micro")
 SMALL_SEEDS = (0, 1)
 IMAGENET_MODELS = ("ViT-B/32", "R26+ViT-S/32", "BiT-R50x1")
 IMAGENET_EPOCHS = 300
-# Figure 4: row of Table 3 -> what differs. b/32 is B/32 with all hidden dimensions halved.
+# Figure 4: model -> (row of Table 3, what differs). b/32 is B/32 with all hidden sizes halved.
 PAPER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT-L/16": ("L/16,7", {}),
     "ViT-L/32": ("L/32", {}),
@@ -43,18 +44,18 @@ PAPER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BiT-R152x2": ("R152x2", {}),
 }
 JFT_EXAMPLES = 303_000_000
-# Figure 3: what was pretrained on what; not all of it has a row in Table 3.
+# Figure 3: pretraining dataset -> models; some have no row in Table 3.
 FIGURE_3 = {
     "imagenet2012": ("B/32", "B/16", "L/32", "L/16"),
     "imagenet21k": ("B/32", "B/16", "L/32", "L/16"),
     "jft": ("B/32", "B/16", "L/32", "L/16", "H/14", "R50x1", "R152x2"),
 }
-# Which values the paper tried is not told: these are ours.
+# The paper does not say which values it tried: these are ours.
 WEIGHT_DECAYS, DROPOUTS, SMOOTHINGS = (0.03, 0.1, 0.3), (0.0, 0.1), (0.0, 0.1)
 
 
 def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
-    """Returns the jobs; ARG as above."""
+    """Returns the jobs; for ARG see above."""
     chosen = _parse(arg)
     tuned = chosen["regularisation"] == "tuned"
     if chosen["scale"] == "paper":
@@ -63,7 +64,7 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
 
 
 def get_report(arg: str = "") -> dict[str, Any]:
-    """Returns what `report` makes of the sweep; ARG as above."""
+    """Returns the tables and plots of the report; for ARG see above."""
     chosen = _parse(arg)
     fewshot = {"x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1"}
     fine_tuned = {"x": "pretrain_examples", "y": "eval/test/accuracy_top1"}
@@ -73,7 +74,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
         "fine-tuned": "Fine-tuned on {}, by the size of the pretraining data",
     }
     if chosen == {"scale": "paper", "regularisation": "tuned"}:
-        # Three datasets, each all of it; those of their runs that are reported.
+        # Three whole datasets; only final runs.
         wanted = [(fine_tuned, {"dataset": "imagenet2012", "stage": "final"}, "fine-tuned")]
     elif chosen["scale"] == "paper":
         wanted = [(fewshot, {}, "few-shot")]
@@ -119,7 +120,7 @@ def _stopping(patience: int) -> dict[str, Any]:
 
 
 def _regularisations(model: str) -> list[dict[str, Any]]:
-    """Returns what is tried for a model; ResNets have no dropout."""
+    """Returns the settings to try for a model; ResNets have no dropout."""
     dropouts = [{}] if model.startswith("BiT") else vary("model.dropout", DROPOUTS)
     decays = vary("optimizer.weight_decay", WEIGHT_DECAYS)
     return product(decays, dropouts, vary("loss.label_smoothing", SMOOTHINGS))
@@ -135,16 +136,16 @@ def _pretraining(
     tuned: bool,
     final: dict[str, Any] | None = None,
 ) -> tuple[list[Job | Selection], dict[int, str]]:
-    """Returns the jobs that pretrain a model on a size, and the name of each seed's.
+    """Returns the jobs that pretrain a model on one dataset size, and seed -> name of the job.
 
     Args:
-        config: file and argument.
-        name: of the model on this size.
+        config: config file and argument.
+        name: of model and size, for the names of the jobs.
         settings: overrides.
         labels: for reports.
-        seeds: of the runs that are reported.
-        tuned: choose the regularisation first.
-        final: overrides of the reported runs, after such a choice.
+        seeds: one final run each.
+        tuned: whether to select the regularisation first.
+        final: overrides of the final runs after such a selection.
     """
     if not tuned:
         jobs = {seed: f"pretrain/{name}/seed{seed}" for seed in seeds}
@@ -173,7 +174,7 @@ def _small(tuned: bool) -> Iterator[Job | Selection]:
         "fewshot.shots": (5, 25),
         **_stopping(4),
     }
-    # Seed after seed, so that a sweep that is cut short has all sizes.
+    # One seed after the other, so that an unfinished sweep has all sizes.
     groups = [SMALL_SEEDS] if tuned else [(seed,) for seed in SMALL_SEEDS]
     for seeds, percent, model in itertools.product(groups, PERCENT, SMALL_MODELS):
         name = f"{percent}_percent/{folder_name(model)}"
@@ -191,9 +192,10 @@ def _small(tuned: bool) -> Iterator[Job | Selection]:
 
 
 def _small_transfer(model: str, name: str, pretrained: str, seed: int) -> Job:
-    """Fine-tuned by the paper's recipe at 32 pixels.
+    """Returns a fine-tuning job at 32 pixels with the paper's recipe.
 
-    One rate: what experiments/transfer chose for ViT and hybrid; it chose 0.1 for the ResNet.
+    The learning rate is fixed. It is the one that experiments/transfer selected for the ViT and
+    the hybrid; for the ResNet it selected 0.1.
     """
     settings = {
         "seed": seed,
@@ -246,7 +248,7 @@ def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
 
 
 def _transfer(dataset: str, size: str, model: str, pretrained: str) -> Selection:
-    """Fine-tuning by Table 4: the rate is chosen on a dev split, then three seeds on test."""
+    """Returns fine-tuning by Table 4: learning rate selected on dev, three seeds on test."""
     recipes = ("paper", "bit") if model.startswith("BiT") else ("paper",)
     candidates = [
         (f"configs/transfer.py:{dataset},{recipe}", {"init_from": f"job:{pretrained}", **setting})
@@ -260,13 +262,13 @@ def _transfer(dataset: str, size: str, model: str, pretrained: str) -> Selection
 
 
 def _on_test(dataset: str) -> dict[str, Any]:
-    """Returns what the final runs have of the test stage; the recipe stays the chosen one's."""
+    """Returns overrides for the test stage; they keep the recipe of the selected candidate."""
     split = "validation" if dataset == "imagenet2012" else "test"
     return {"data.train_split": "train", "evaluation.splits": {"test": split}}
 
 
 def _figure_4() -> Iterator[Job | Selection]:
-    """Random subsets of JFT, equal settings, early stopping, linear 5-shot ImageNet."""
+    """Random subsets of JFT, the same settings, early stopping, linear 5-shot on ImageNet."""
     settings = {
         "train_epochs": None,
         "train_examples": 7 * JFT_EXAMPLES,
@@ -292,7 +294,10 @@ def _figure_4() -> Iterator[Job | Selection]:
 
 
 def _figure_3() -> Iterator[Job | Selection]:
-    """ImageNet, ImageNet-21k, JFT; regularisation chosen on the small ones; ImageNet fine-tuned."""
+    """Pretraining on three datasets, fine-tuning on ImageNet.
+
+    The regularisation is selected on ImageNet and ImageNet-21k, but not on JFT.
+    """
     for dataset, rows in FIGURE_3.items():
         for row in rows:
             model = f"BiT-{row}" if "/" not in row else f"ViT-{row}"

@@ -1,12 +1,12 @@
-"""What to pool, where to normalise, what to scale: appendix D.2 and D.3 of the ViT paper, and more.
+"""Which head, norm placement and shape? Appendices D.2 and D.3 of the ViT paper, and more.
 
-small   (default) ViT-Micro/4 on CIFAR-10 at 32 pixels, 20,000 images: each head and norm with its
-        own learning rate, chosen on a tenth of the training split, then two seeds on the test
-        split; shapes around a base of 4 layers, D 64, MLP 128, patch 8, two seeds. TFDS_DATA_DIR
-        holds cifar10
-paper   arXiv:2010.11929, D.3 and Figure 9 (ViT-B/16) and D.2 and Figure 8 (8 layers, D 1024,
-        MLP 2048, patch 32) on JFT, linear 5-shot on ImageNet every epoch. `jft` is a dataset of
-        yours: see configs/pretrain.py
+small   (default) ViT-Micro/4 on 20,000 images of CIFAR-10 at 32 pixels. Heads and norms: the
+        learning rate of each is selected on a tenth of the training split, then two seeds on the
+        test split. Shapes: around 4 layers, width 64, MLP 128, patch size 8, two seeds.
+        TFDS_DATA_DIR holds cifar10
+paper   arXiv:2010.11929 on JFT: D.3 and Figure 9 (ViT-B/16), D.2 and Figure 8 (around 8 layers,
+        width 1024, MLP 2048, patch size 32), linear 5-shot on ImageNet every epoch. `jft` is your
+        own dataset: see configs/pretrain.py
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/head_norm_shape/sweep.py
         --workdir=runs/head_norm_shape --at_once=2
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from vit_jax.config.file import parse_arg
 from vit_jax.sweep import Job, Selection, vary
 
-# (head, norm) -> settings. The paper's own are the first two; pooling by attention is that of
-# arXiv:2106.04560, flattening and post-LayerNorm are ours to ask.
+# (head, norm) -> settings. The first two are from the paper, attention pooling (MAP) is from
+# arXiv:2106.04560; flattening and post-LayerNorm are ours.
 VARIANTS = {
     ("class token", "pre"): {"model.pooling": "token"},
     ("GAP", "pre"): {"model.pooling": "gap"},
@@ -30,12 +30,12 @@ VARIANTS = {
 SMALL_RATES = (1e-3, 2e-3, 4e-3)
 SMALL_SEEDS = (0, 1)
 SMALL_EXAMPLES = 20_000
-# Of Figure 9: the class token learns at 8e-4; the mean needs 3e-4.
+# Figure 9: the class token uses 8e-4, average pooling needs 3e-4.
 PAPER_RATES = (8e-4, 3e-4)
 
 
 class Shape(NamedTuple):
-    """Layers, D, hidden features of the MLP, patch size."""
+    """Layers, width, hidden width of the MLP, patch size."""
 
     depth: int
     width: int
@@ -51,8 +51,8 @@ SMALL_SHAPES = {
     "patch size": (Shape(4, 64, 128, 16), Shape(4, 64, 128, 4)),
     "all": (Shape(2, 32, 64, 16), Shape(6, 96, 192, 4)),
 }
-# The base and the depths up to 64 are in the paper's text; it does not name the other places on
-# Figure 8's lines, so that these are ours. 224 pixels are whole patches of each of these sizes.
+# The paper names the base and depths up to 64; the other points on Figure 8's lines are ours. All
+# patch sizes divide 224 pixels.
 PAPER_BASE = Shape(8, 1024, 2048, 32)
 PAPER_SHAPES = {
     "depth": tuple(PAPER_BASE._replace(depth=d) for d in (4, 16, 32, 64)),
@@ -64,7 +64,7 @@ PAPER_SHAPES = {
 
 _TEST = "eval/test/accuracy_top1"
 _SHOTS = "fewshot/imagenet/5_shot/accuracy_top1"
-# Least squares on frozen features, as in arXiv:2010.11929, section 4.1, with the numbers of the
+# Least squares on frozen features, as in arXiv:2010.11929, section 4.1, with the settings of the
 # authors' code: shots from the first 65,000 training images, L2 penalty 1,024.
 _FEWSHOT = {
     "fewshot.datasets": {
@@ -87,7 +87,7 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
 
 
 def get_report(arg: str = "") -> dict[str, Any]:
-    """Returns what `report` makes of the sweep."""
+    """Returns the tables and plots of the report."""
     scale = parse_arg(arg, scale=("small", "paper"))["scale"]
     metric = _TEST if scale == "small" else _SHOTS
     heads, shapes = {"study": "head and norm"}, {"study": "shape"}
@@ -142,11 +142,11 @@ def _small() -> Iterator[Job | Selection]:
         for seed in SMALL_SEEDS:
             yield Job(
                 recipe,
-                # Heads of 32 features.
+                # Attention heads of 32 features.
                 {**shared, **_settings(shape, 32), "seed": seed},
                 name=f"shape/{_shape_name(scaled, shape)}/seed{seed}",
                 labels=_shape_labels(scaled, shape) | {"dataset": "cifar10"},
-                # As the runs of the heads' table that are reported.
+                # Like the final runs of the table of heads.
                 stage="final",
             )
 
@@ -165,9 +165,9 @@ def _paper() -> Iterator[Job]:
             )  # fmt: skip
     for scaled, shape in _shapes(PAPER_BASE, PAPER_SHAPES):
         yield Job(
-            # Of the models in Table 3 the nearest in width and patch size.
+            # The model of Table 3 that is nearest in width and patch size.
             "configs/pretrain.py:jft,L/32",
-            # Heads of 64 features; the layer before the head is as wide as the tokens.
+            # Attention heads of 64 features; the layer before the head is as wide as the tokens.
             {
                 **_settings(shape, 64),
                 "model.representation_size": shape.width,
@@ -185,7 +185,7 @@ def _shapes(base: Shape, scaled: dict[str, tuple[Shape, ...]]) -> Iterator[tuple
 
 
 def _settings(shape: Shape, head_width: int) -> dict[str, Any]:
-    """Returns the overrides that give a model a shape."""
+    """Returns the overrides for a shape."""
     size = "ViT-Ti" if head_width == 32 else "ViT-L"
     return {
         "model.name": f"{size}/{shape.patch}",

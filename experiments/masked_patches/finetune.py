@@ -1,21 +1,21 @@
-"""Supervised training at 32 pixels, from other weights or from nothing, the same for all.
+"""Supervised training at 32 pixels, the same from pretrained weights and from scratch.
 
 Command:   python -m vit_jax train --config=experiments/masked_patches/finetune.py:cifar10
            --workdir=runs/finetune --config.init_from=RUN --config.data.data_dir=DATA
-           (ARG: cifar10, of which a tenth is trained on, or clothing_small). From nothing:
-           --config.model.name=ViT-Micro/4 and no init_from
-Follows:   no paper: AdamW and one learning rate for all, so that training from nothing, which SGD
-           at the paper's fine-tuning rates does not suit, is compared at equal settings.
+           (ARG: cifar10, trained on a tenth of it, or clothing_small). From scratch:
+           --config.model.name=ViT-Micro/4 without init_from
+Follows:   no paper. AdamW at one learning rate for all runs: SGD at the paper's fine-tuning rates
+           does not suit training from scratch.
 Expected:  see experiments/masked_patches/README.md.
 Hardware:  a CPU core, one or two minutes.
-Data:      TFDS `cifar10` or `clothing_small` prepared as ArrayRecord.
+Data:      TFDS `cifar10` or `clothing_small`.
 """
 
 import ml_collections
 
 from vit_jax.config.file import parse_arg
 
-# dataset -> split that is trained on, and its augmentation.
+# dataset -> (training split, augmentation).
 _DATASETS = {
     "cifar10": ("train[:10%]", {"crop": "pad", "pad_pixels": 4}),
     "clothing_small": ("train", {"crop": "inception", "min_area": 0.3}),
@@ -23,7 +23,7 @@ _DATASETS = {
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns the recipe of a dataset."""
+    """Returns the recipe; ARG is the dataset."""
     dataset = parse_arg(arg, dataset=tuple(_DATASETS))["dataset"]
     split, augment = _DATASETS[dataset]
     return ml_collections.ConfigDict(

@@ -1,11 +1,12 @@
-"""Masked patch prediction, then fine-tuning, beside supervised pretraining and none.
+"""Fine-tuning after masked patch prediction, after supervised pretraining, and from scratch.
 
-small   (default) ViT-Micro/4 pretrained on CIFAR-10 at 32 pixels for four epochs, with colours of
-        masked patches and with labels; fine-tuned on a tenth of CIFAR-10's labels and on
-        clothing_small, three seeds each, beside the same training from scratch
-paper   arXiv:2010.11929, section 4.6: ViT-B/16 pretrained on JFT by masked patches (1M steps of
-        4096) and with labels (7 epochs), and on ImageNet (300 epochs: from scratch); each
-        fine-tuned on ImageNet at 384 pixels, its rate of Table 4 chosen on a dev split
+small   (default) ViT-Micro/4 pretrained on CIFAR-10 at 32 pixels for four epochs, to predict the
+        colours of masked patches or the labels; fine-tuned on a tenth of CIFAR-10's labels and on
+        clothing_small, three seeds each; and the same training from scratch
+paper   arXiv:2010.11929, section 4.6: ViT-B/16 pretrained on JFT with masked patches (1M steps of
+        batch size 4096), on JFT with labels (7 epochs), or on ImageNet with labels (300 epochs,
+        "from scratch"); each fine-tuned on ImageNet at 384 pixels with a learning rate of Table 4
+        selected on a dev split
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/masked_patches/sweep.py
         --workdir=runs/masked_patches --at_once=2
@@ -40,7 +41,7 @@ REPORT = {
             "title": "Accuracy on the test split after fine-tuning",
         }
     ],
-    # A share of 512 colours and one of 10 classes are not to be read off one axis.
+    # Accuracies of 512 colours and of 10 classes need separate axes.
     "curves": [
         {
             "series": "pretraining",
@@ -77,7 +78,7 @@ def _small() -> Iterator[Job]:
         name="pretrain/masked",
         labels=_labels(MASKED, "cifar10", "pretraining"),
     )
-    # As many steps of as many images, with their labels.
+    # The same images and number of steps, with labels.
     yield Job(
         "configs/masked_patches.py:small",
         {"task": "classification"},
@@ -92,7 +93,7 @@ def _small() -> Iterator[Job]:
     for dataset in ("cifar10", "clothing_small"):
         for pretraining, start in starts.items():
             if pretraining == SUPERVISED and dataset == "cifar10":
-                continue  # It has seen the labels that fine-tuning is denied.
+                continue  # Pretraining has seen the labels that fine-tuning leaves out.
             for seed in SEEDS:
                 short = pretraining.split()[0]
                 yield Job(

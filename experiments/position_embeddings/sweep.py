@@ -1,10 +1,10 @@
-"""Position embeddings: none, 1-D, 2-D, relative; at the stem, in every layer, shared by all.
+"""Position embeddings: none, 1-D, 2-D or relative; at the stem, in every layer, or shared.
 
-small   (default) ViT-Micro/4 on CIFAR-10 at 32 pixels, 160,000 images, two seeds; scored on the
-        test split and few-shot on two photo collections. TFDS_DATA_DIR holds cifar10,
+small   (default) ViT-Micro/4 on 160,000 images of CIFAR-10 at 32 pixels, two seeds; evaluated on
+        the test split and few-shot on two photo datasets. TFDS_DATA_DIR holds cifar10,
         clothing_small and sign_language_digits
-paper   arXiv:2010.11929, D.4, Table 8: ViT-B/16 on JFT, linear 5-shot on ImageNet. `jft` is a
-        dataset of yours: see configs/pretrain.py
+paper   arXiv:2010.11929, D.4, Table 8: ViT-B/16 on JFT, linear 5-shot on ImageNet. `jft` is your
+        own dataset: see configs/pretrain.py
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/position_embeddings/sweep.py
         --workdir=runs/positions --at_once=2
@@ -16,9 +16,8 @@ from typing import Any
 from vit_jax.config.file import parse_arg
 from vit_jax.sweep import Job
 
-# What the paper and `model.position_embedding` call it. Rows of Table 8; without a table there is
-# nothing to place, and relative attention is in every layer by its nature: they stand in the first
-# column there.
+# Rows of Table 8 -> model.position_embedding. "none" has nothing to place, and relative attention
+# is always in every layer: Table 8 lists both in its first column.
 KINDS = {"none": "none", "1-D": "learned_1d", "2-D": "learned_2d", "relative": "relative"}
 PLACEMENTS = {"stem": "stem", "every layer": "every_layer", "shared": "shared"}
 PLACED = ("1-D", "2-D")
@@ -27,7 +26,7 @@ SMALL_SEEDS = (0, 1)
 SMALL_EXAMPLES = 160_000
 _TEST = "eval/test/accuracy_top1"
 _TABLE = {"rows": "position", "columns": "placement"}
-# Least squares on frozen features, as in arXiv:2010.11929, section 4.1, with the numbers of the
+# Least squares on frozen features, as in arXiv:2010.11929, section 4.1, with the settings of the
 # authors' code: shots from the first 65,000 training images, L2 penalty 1,024.
 _IMAGENET = {"name": "imagenet2012", "train_split": "train[:65000]", "test_split": "validation"}
 
@@ -51,7 +50,7 @@ def get_sweep(arg: str = "") -> Iterator[Job]:
 
 
 def get_report(arg: str = "") -> dict[str, Any]:
-    """Returns what `report` makes of the sweep."""
+    """Returns the tables and plots of the report."""
     scale = parse_arg(arg, scale=("small", "paper"))["scale"]
     asked = {
         "title": "Position embeddings",

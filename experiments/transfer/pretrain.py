@@ -2,11 +2,12 @@
 
 Command:   python -m vit_jax train --config=experiments/transfer/pretrain.py:ViT-Micro/4
            --workdir=runs/vit --config.data.data_dir=DATA     (ARG: model, default ViT-Micro/4)
-Follows:   arXiv:2010.11929, section 4.1: class token and learned positions, Adam for all models,
-           equal hyper-parameters; weight decay, warmup and cosine decay at the size of CIFAR-10.
+Follows:   arXiv:2010.11929, section 4.1: class token and learned position embedding, Adam and the
+           same hyperparameters for all models; weight decay, warmup and cosine decay are scaled
+           down to CIFAR-10.
 Expected:  see experiments/transfer/README.md.
 Hardware:  2 CPU cores, ten to thirty minutes.
-Data:      TFDS `cifar10` prepared as ArrayRecord.
+Data:      TFDS `cifar10`.
 """
 
 import ml_collections
@@ -16,7 +17,7 @@ from vit_jax.models.registry import list_models
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns the recipe of a model."""
+    """Returns the recipe; ARG is the model."""
     model = parse_arg(arg, model=("ViT-Micro/4", *list_models()))["model"]
     return ml_collections.ConfigDict(
         {
@@ -36,7 +37,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "schedule": {"warmup_epochs": 1.0},
             },
             "train_epochs": 8.0,
-            # Microbatches of 32 stay in a CPU's cache.
+            # Microbatches of 32 fit a CPU's cache.
             "accumulation_steps": 4,
             "evaluation": {"splits": {"test": "test"}, "interval_epochs": 2.0},
             "checkpoint": {"interval_epochs": 1.0},

@@ -1,10 +1,10 @@
-"""Pretrain, then transfer: a ViT, a hybrid and a BiT ResNet of equal cost on small datasets.
+"""Pretraining, then transfer: a ViT, a hybrid and a BiT ResNet of equal cost.
 
-small   (default) pretrained on CIFAR-10 at 32 pixels, fine-tuned on two photo collections at 64,
-        evaluated few-shot on both; TFDS_DATA_DIR holds cifar10, clothing_small and
+small   (default) pretrained on CIFAR-10 at 32 pixels; fine-tuned on two photo datasets at 64
+        pixels, and evaluated few-shot on both. TFDS_DATA_DIR holds cifar10, clothing_small and
         sign_language_digits
 paper   arXiv:2010.11929, Table 5: ViTs pretrained on ImageNet-21k, fine-tuned on five datasets at
-        384 pixels with the rates, steps and dev splits of Table 4, three seeds
+        384 pixels with the learning rates, steps and dev splits of Table 4, three seeds
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/transfer/sweep.py
         --workdir=runs/transfer --at_once=2
@@ -50,7 +50,7 @@ def _small() -> Iterator[Job | Selection]:
                 "data.name": dataset,
                 "data.image_size": 64,
                 "data.global_batch_size": 64,
-                "accumulation_steps": 4,  # Microbatches of 16 stay in a CPU's cache.
+                "accumulation_steps": 4,  # Microbatches of 16 fit a CPU's cache.
                 "train_steps": 120,
                 "optimizer.schedule.warmup_steps": 12,
                 "evaluation.interval_steps": None,
@@ -69,7 +69,7 @@ def _small() -> Iterator[Job | Selection]:
 
 
 def _few_shot(pretrained: str, dataset: str, name: str, labels: dict[str, str]) -> Job:
-    # Of 32 pixels, as the models were pretrained.
+    # At 32 pixels, like pretraining.
     arguments = (f"job:{pretrained}", f"--dataset={dataset}", "--crop=resize")
     return Job(
         None, command="fewshot", arguments=arguments, name=name, labels=labels, stage="final"

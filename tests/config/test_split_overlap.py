@@ -1,4 +1,4 @@
-"""Which splits share examples: compared with the places that the same strings name."""
+"""Overlap of splits, compared with the indices of the examples that they contain."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def places(split):
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(SPLITS, 2)))
-def test_what_is_said_of_two_splits_is_so(one, other):
+def test_overlap_agrees_with_the_indices_of_the_examples(one, other):
     found = shares(one, other)
     assert found == shares(other, one)
     if found is None:  # Percent against examples.

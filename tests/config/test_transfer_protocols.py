@@ -1,4 +1,4 @@
-"""The tables say what the papers say."""
+"""The tables agree with the papers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from vit_jax.config.transfer_protocols import RECIPES, TASKS, VTAB, Schedule
 from vit_jax.data.sources.label_rules import RULES
 from vit_jax.data.sources.splits import expand_presets
 
-# Source: arXiv:2010.11929, Table 4: steps, learning rates, share of "train" to choose by.
+# Source: arXiv:2010.11929, Table 4: steps, learning rates, dev part of "train".
 TABLE_4 = {
     "imagenet2012": (20_000, (0.003, 0.01, 0.03, 0.06), "train[99%:]"),
     "cifar100": (10_000, (0.001, 0.003, 0.01, 0.03), "train[98%:]"),
@@ -48,7 +48,7 @@ VTAB_CLASSES = {
 }  # fmt: skip
 
 
-def test_the_classes_of_vtab():
+def test_vtab_has_the_published_numbers_of_classes():
     assert {name.removeprefix("vtab_"): t.num_classes for name, t in VTAB.items()} == VTAB_CLASSES
     for task in VTAB.values():
         if task.label_rule:
@@ -60,7 +60,7 @@ def test_the_classes_of_vtab():
     [(1_000, 500, 100, 0.0), (19_999, 500, 100, 0.0), (20_000, 10_000, 500, 0.1),
      (499_999, 10_000, 500, 0.1), (500_000, 20_000, 500, 0.1)],
 )  # fmt: skip
-def test_bits_rule(examples, steps, warmup, mixup):
+def test_bit_hyper_rule(examples, steps, warmup, mixup):
     assert protocols.bit_rule(examples) == (Schedule(steps, warmup), mixup)
 
 
@@ -77,7 +77,7 @@ def test_bits_rule(examples, steps, warmup, mixup):
         ("clothing_small", "paper", 4, (0.001, 500, 100)),
     ],
 )
-def test_the_settings_that_a_recipe_tries(name, recipe, count, first):
+def test_the_grid_of_a_recipe(name, recipe, count, first):
     space = protocols.search_space(name, recipe)
     assert len(space) == count
     assert len({tuple(s.items()) for s in space}) == count
@@ -85,7 +85,7 @@ def test_the_settings_that_a_recipe_tries(name, recipe, count, first):
     assert tuple(space[0][key] for key in keys) == first
 
 
-def test_every_recipe_has_settings_for_every_task():
+def test_every_recipe_has_a_grid_for_every_task():
     for name in TASKS:
         for recipe in RECIPES:
             assert protocols.search_space(name, recipe)

@@ -1,4 +1,4 @@
-"""The sweep of experiments/compute expands to Table 6's rows and takes its exaFLOPs."""
+"""experiments/compute: the rows of Table 6 and their exaFLOPs."""
 
 import csv
 import runpy
@@ -11,8 +11,6 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.sweep import Job, Selection
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = "experiments/compute/sweep.py"
@@ -69,51 +67,43 @@ def test_the_committed_table_is_the_planned_one(rows):
     assert all(f"| {' | '.join(row.texts())} |" in page for row in rows)
 
 
-@pytest.fixture(scope="module")
-def paper():
-    return read_sweep(f"{SPEC}:paper")
+@pytest.fixture
+def paper(plan_of):
+    return plan_of("compute", "paper")
 
 
 def test_every_row_is_fine_tuned_on_five_datasets(paper):
     """Table 4 has four learning rates for each dataset; ResNets try BiT's recipe as well."""
-    pretrained = [entry for entry in paper.entries if isinstance(entry, Job)]
-    tuned = [entry for entry in paper.entries if isinstance(entry, Selection)]
+    pretrained = [entry for entry in paper.sweep.entries if isinstance(entry, Job)]
+    tuned = [entry for entry in paper.sweep.entries if isinstance(entry, Selection)]
     assert (len(pretrained), len(tuned)) == (18, 18 * 5)
     assert {len(s.candidates) for s in tuned if s.labels["model"].startswith("BiT")} == {5}
     assert {len(s.candidates) for s in tuned if "ViT" in s.labels["model"]} == {4}
     assert sum(len(s.candidates) + len(s.seeds) for s in tuned) == 55 * 4 + 35 * 5 + 90 * 3
 
 
-def planned(paper, tmp_path, row, dataset):
-    """Lays one row and one of its datasets out: all of them take ten seconds."""
-    wanted = (f"pretrain/{row}", f"{dataset}/{row}")
-    entries = tuple(entry for entry in paper.entries if entry.name in wanted)
-    return Plan(Sweep(paper.spec, entries, {}, {}), tmp_path).jobs
-
-
-def test_what_table_3_has_no_row_for_borrows_another(paper, tmp_path):
-    config = planned(paper, tmp_path, "R200x3-14", "pets")["pretrain/R200x3-14"].config
+def test_rows_that_table_3_lacks_borrow_the_settings_of_another(paper):
+    config = paper.jobs["pretrain/R200x3-14"].config
     assert (config.model.name, config.train_epochs) == ("BiT-R200x3", 14)
     assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (6e-4, 0.1)
-    longer = planned(paper, tmp_path, "R152x2-14", "pets")["pretrain/R152x2-14"].config
+    longer = paper.jobs["pretrain/R152x2-14"].config
     assert (longer.model.name, longer.train_epochs) == ("BiT-R152x2", 14)
 
 
-def test_a_resnet_is_chosen_on_dev_and_reported_on_test(paper, tmp_path):
-    jobs = planned(paper, tmp_path, "R50x1-7", "imagenet2012")
-    searched = [job.config for name, job in jobs.items() if name.startswith("search/")]
+def test_a_resnet_is_selected_on_dev_and_reported_on_test(paper):
+    row = "imagenet2012/R50x1-7/"
+    searched = [j.config for name, j in paper.jobs.items() if name.startswith(f"search/{row}")]
     assert {c.optimizer.learning_rate for c in searched} == {0.003, 0.01, 0.03, 0.06}
     assert {c.optimizer.schedule.decay for c in searched} == {"cosine", "step"}
     assert {tuple(c.evaluation.splits) for c in searched} == {("dev",)}
-    finals = [job.config for name, job in jobs.items() if name.startswith("final/")]
+    finals = [j.config for name, j in paper.jobs.items() if name.startswith(f"final/{row}")]
     assert [c.seed for c in finals] == [0, 1, 2]
     assert {c.data.train_split for c in finals} == {"train"}
     assert {c.evaluation.splits["test"] for c in finals} == {"validation"}
 
 
-def test_the_small_sweep_has_three_families_over_twenty_times_the_compute(tmp_path):
-    plan = Plan(read_sweep(f"{SPEC}:small"), tmp_path)
-    configs = [job.config for job in plan.jobs.values()]
+def test_the_small_sweep_has_three_families_over_twenty_times_the_compute(plan_of):
+    configs = [job.config for job in plan_of("compute", "small").jobs.values()]
     assert len(configs) == 3 * 2 * 2 * 2
     effort = [
         forward_macs(c.model, num_classes=10, image_size=(32, 32)) * c.train_examples
@@ -149,15 +139,9 @@ def test_the_report_at_full_scale_is_figure_5(tmp_path):
     wanted = ("B-32-7", "R50x1-7")
 
     def is_one(name):
-        return name.split("/")[-1] in wanted or name.split("/")[-2] in wanted
+        return any(part in wanted for part in name.split("/"))
 
-    with pytest.MonkeyPatch.context() as patch:
-        whole = read_sweep(f"{SPEC}:paper")
-        few = tuple(entry for entry in whole.entries if is_one(f"x/{entry.name}"))
-        patch.setattr(
-            made_up_runs, "read_sweep", lambda _: Sweep(whole.spec, few, {}, whole.report)
-        )
-        folder = made_up_runs.finish(whole.spec, tmp_path / "runs")
+    folder = made_up_runs.finish(f"{SPEC}:paper", tmp_path / "runs", is_one)
     assert main(["report", str(folder)]) == 0
     page = (folder / "report" / "report.md").read_text()
     assert "| BiT-R50x1 · 7 |" in page

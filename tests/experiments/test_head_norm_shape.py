@@ -1,6 +1,5 @@
-"""The sweep of experiments/head_norm_shape expands to the studies of D.2 and D.3."""
+"""experiments/head_norm_shape: the studies of appendices D.2 and D.3."""
 
-import functools
 from pathlib import Path
 
 import made_up_runs
@@ -10,22 +9,13 @@ from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import resolve
 from vit_jax.models.vit import check_sizes
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    @functools.cache
-    def make(arg):
-        sweep = read_sweep(f"experiments/head_norm_shape/sweep.py:{arg}")
-        return Plan(sweep, tmp_path_factory.mktemp(arg)).jobs
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)  # Jobs name their configs from there.
-        yield make
+@pytest.fixture
+def plan(plan_of):
+    return lambda arg: plan_of("head_norm_shape", arg).jobs
 
 
 def shapes(jobs):
@@ -78,7 +68,7 @@ def test_figure_9_is_there_with_its_learning_rates(plan):
 
 def test_the_small_heads_are_chosen_on_held_out_images(plan):
     jobs = plan("small")
-    stages = [(job.job.labels["study"], job.stage) for job in jobs.values()]
+    stages = [(job.job.labels["study"], job.job.stage) for job in jobs.values()]
     assert stages.count(("head and norm", "search")) == 5 * 3
     assert stages.count(("head and norm", "final")) == 5 * 2
     assert stages.count(("shape", "final")) == 11 * 2 == len(jobs) - 25

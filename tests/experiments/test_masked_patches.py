@@ -1,28 +1,19 @@
-"""The sweep of experiments/masked_patches expands to the runs that its page speaks of."""
+"""experiments/masked_patches: the runs on its page."""
 
-from pathlib import Path
+import functools
 
 import pytest
 
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/masked_patches/sweep.py:{arg}"), tmp_path)
-
-    return make
+def plan(plan_of):
+    return functools.partial(plan_of, "masked_patches")
 
 
 def test_at_full_scale_it_is_section_4_6(plan):
     """B.1.2: B/16, 1M steps of 4096, 2e-4, 10k warmup; Table 4 has four rates for ImageNet."""
     paper = plan("paper").jobs
-    stages = [job.stage for job in paper.values()]
+    stages = [job.job.stage for job in paper.values()]
     assert [stages.count(s) for s in (None, "search", "final")] == [3, 3 * 4, 3 * 3]
     masked = paper["pretrain/masked"].config
     assert (masked.task, masked.model.name, masked.data.name) == (
@@ -45,9 +36,9 @@ def test_at_full_scale_it_is_section_4_6(plan):
     assert paper["pretrain/imagenet"].config.train_epochs == 300
 
 
-def test_the_small_one_differs_in_the_start_alone(plan):
+def test_small_runs_differ_only_in_their_initial_weights(plan):
     small = plan("small").jobs
-    tuned = [job for job in small.values() if job.stage == "final"]
+    tuned = [job for job in small.values() if job.job.stage == "final"]
     assert len(small) - len(tuned) == 2
     assert len(tuned) == (2 + 3) * 3
     masked, labels = (small[f"pretrain/{name}"].config for name in ("masked", "supervised"))

@@ -1,4 +1,4 @@
-"""The sweep of experiments/position_embeddings expands to the cells of Table 8."""
+"""experiments/position_embeddings: the cells of Table 8."""
 
 from pathlib import Path
 
@@ -6,8 +6,6 @@ import made_up_runs
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 # arXiv:2010.11929, Table 8: linear 5-shot accuracy on ImageNet of ViT-B/16. The first column there
@@ -25,12 +23,8 @@ TABLE_8 = {
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/position_embeddings/sweep.py:{arg}"), tmp_path).jobs
-
-    return make
+def plan(plan_of):
+    return lambda arg: plan_of("position_embeddings", arg).jobs
 
 
 def cell(job):
@@ -49,7 +43,7 @@ def test_at_full_scale_it_is_table_8(plan):
         assert (imagenet.name, imagenet.test_split) == ("imagenet2012", "validation")
 
 
-def test_the_small_one_has_the_same_cells_twice(plan):
+def test_the_small_sweep_has_the_same_cells_with_two_seeds(plan):
     jobs = plan("small")
     assert len(jobs) == 2 * len(TABLE_8)
     assert {cell(job) for job in jobs.values()} == set(TABLE_8)

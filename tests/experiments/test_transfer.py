@@ -1,26 +1,17 @@
-"""The sweep of experiments/transfer expands to the runs that its page speaks of."""
+"""experiments/transfer: the runs on its page."""
 
-from pathlib import Path
+import functools
 
 import pytest
 
-from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.sweep_file import read_sweep
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    def make(arg):
-        monkeypatch.chdir(ROOT)  # Jobs name their configs from there.
-        return Plan(read_sweep(f"experiments/transfer/sweep.py:{arg}"), tmp_path)
-
-    return make
+def plan(plan_of):
+    return functools.partial(plan_of, "transfer")
 
 
 def counted(plan):
-    stages = [job.stage for job in plan.jobs.values()]
+    stages = [job.job.stage for job in plan.jobs.values()]
     return {stage: stages.count(stage) for stage in ("search", "final", None)}
 
 

@@ -1,4 +1,4 @@
-"""Pretrain, choose a learning rate on a dev split, run the best again: a minute in all."""
+"""Pretrains, selects a learning rate on a dev split and repeats the best: about a minute."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A stand-in for the trainer: `stub.py ARGUMENTS` is the sweep command whose jobs run this file.
 
-The folder STUB says what happens to a job NAME: NAME.fail makes it fail, NAME.hold keeps it at step
-3 until the file is gone; NAME.calls has a line for each time that it ran.
+Files in the folder STUB control a job NAME: NAME.fail makes it fail, NAME.hold keeps it at step 3
+until the file is removed. The job appends a line to NAME.calls each time it runs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A sweep of every kind of entry, small enough to be followed by hand."""
+"""A small sweep with every kind of entry."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sweeps of real training runs, disturbed in the middle, end as if they were not."""
+"""Sweeps of real training runs that are interrupted give the same results as uninterrupted ones."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NAMES = {"pretrain", "search/digits/learning_rate=0.001", "search/digits/learnin
 
 @pytest.fixture(scope="module")
 def reference(once, tmp_path_factory, digits_dir):
-    """The sweep that nobody disturbed."""
+    """An uninterrupted sweep."""
 
     def make():
         workdir = tmp_path_factory.mktemp("reference") / "sweep"
@@ -43,13 +43,10 @@ def logs(workdir):
 
 
 def choice(workdir):
-    made = json.loads((workdir / "sweep.json").read_text())["selections"]["digits"]
-    about = json.loads((workdir / "jobs/final/digits/seed1/job.json").read_text())
-    assert about["selection"] == made
-    return made
+    return json.loads((workdir / "jobs/final/digits/seed1/job.json").read_text())["selection"]
 
 
-def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_table(
+def test_a_killed_sweep_that_is_started_again_gives_the_same_results(
     tmp_path, digits_dir, reference
 ):
     workdir = tmp_path / "sweep"
@@ -76,10 +73,8 @@ def cluster():
         yield running
 
 
-def test_the_same_file_runs_on_slurm_where_a_job_is_requeued(
-    cluster, tmp_path, digits_dir, reference
-):
-    """No sacct; one plain `scontrol requeue`, and one signal of the time limit."""
+def test_a_sweep_runs_on_slurm_and_its_jobs_are_requeued(cluster, tmp_path, digits_dir, reference):
+    """Without sacct: one plain `scontrol requeue`, and one signal of the time limit."""
     workdir = tmp_path / "sweep"
     environment = {**cluster.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
     process = start(

@@ -1,44 +1,46 @@
-"""Run many jobs, asked for in one Python file, on this machine or on a cluster.
+"""Run many jobs, listed in one Python file, on this machine or on a cluster.
 
     python -m vit_jax sweep --sweep=FILE.py[:ARG] --workdir=FOLDER
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --at_once=4
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --executor=slurm --slurm.partition=gpu
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --executor=commands
 
-FILE.py has get_sweep(): a list or generator of (config, overrides), Job and Selection, see
-`vit_jax.sweep`. Every job is a run folder below FOLDER/jobs. The same command again goes on: what
-is finished is not run again. Ctrl-C stops the jobs, which save, and exits with code 75. Jobs
-outlive a launcher that is killed, and are found again.
+FILE.py defines get_sweep(), which returns or yields (config, overrides) pairs, Job and Selection;
+see `vit_jax.sweep`. Every job has a run folder below FOLDER/jobs. Run the same command again to
+resume; finished jobs are not run again. Ctrl-C stops the jobs, which save first, and exits with
+code 75. If the launcher is killed, its jobs go on, and the next launcher finds them.
 
-Options of SLURM are submitit's: --slurm.gpus_per_node=8, --slurm.timeout_min=240, ...; jobs that
-reach their time limit, or are preempted, go on from their checkpoint.
+--slurm.KEY=VALUE sets an option of submitit, such as --slurm.gpus_per_node=8 or
+--slurm.timeout_min=240. Jobs that reach the time limit or are preempted resume from a checkpoint.
 
-Exit codes: 0 all finished; 1 some jobs failed; 2 something to fix; 75 stopped.
+Exit codes: 0 all jobs finished; 1 some failed; 2 user error; 75 stopped.
 """
 
 import argparse
+import ast
+import shlex
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import positive
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
-from vit_jax.sweep.launcher import EXIT_FAILED, only_launcher
-from vit_jax.sweep.ledger import Ledger
+from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, only_launcher
+from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import read_sweep
-from vit_jax.sweep.table import summary
+from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
 
-# What comes behind it is an option of the cluster.
+# Prefix of options that go to the cluster.
 OVERRIDES = "--slurm."
+_PRINT = "commands"
 _ENDS = {
     0: "finished",
-    EXIT_FAILED: "some jobs failed; fix them and add --retry_failed",
-    EXIT_STOPPED: "stopped; the same command goes on",
+    EXIT_FAILED: "some jobs failed; fix the cause and add --retry_failed",
+    EXIT_STOPPED: "stopped; run the same command to resume",
 }
-_EXECUTORS = ("local", "slurm", "commands")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, type=Path, help="folder of the sweep")
     parser.add_argument(
         "--executor", default="local", metavar="NAME",
-        help="local: this machine; slurm: a cluster; commands: prints them (%(default)s)",
+        help=f"{' or '.join(EXECUTORS)}; {_PRINT}: only print the commands (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--at_once", type=positive, metavar="N",
-        help="most jobs at the same time; locally (1) they share the machine's devices",
+        help="most jobs at the same time; local jobs (1) share the machine's devices",
     )  # fmt: skip
     parser.add_argument(
         "--retry_failed", action="store_true", help="run jobs that failed before again"
@@ -60,70 +62,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    if args.executor not in _EXECUTORS:
+    names = (*EXECUTORS, _PRINT)
+    if args.executor not in names:
         raise ConfigError(
-            f"unknown executor {args.executor!r}", f"one of {', '.join(_EXECUTORS)}",
-            f"did you mean {nearest(args.executor, _EXECUTORS)!r}?",
-        )  # fmt: skip
+            f"unknown executor {args.executor!r}",
+            f"one of {', '.join(names)}",
+            f"did you mean {nearest(args.executor, names)!r}?",
+        )
     if overrides and args.executor != "slurm":
         raise ConfigError(
-            f"--slurm.{overrides[0]} with --executor={args.executor}", "--executor=slurm",
-            "leave it out, or change the executor",
-        )  # fmt: skip
-    sweep = read_sweep(args.sweep)
-    plan = Plan(sweep, args.workdir.expanduser().absolute())
+            f"--slurm.{overrides[0]} with --executor={args.executor}",
+            "--executor=slurm",
+            "remove it, or change the executor",
+        )
+    plan = Plan(read_sweep(args.sweep), args.workdir.expanduser().absolute())
     with only_launcher(plan.folder):
-        if args.executor == "commands":
-            return _print_commands(plan, args)
-        return _launch(plan, args, overrides)
+        if args.executor == _PRINT:
+            return _print_commands(plan)
+        return _launch(plan, args, {**plan.sweep.slurm, **_parse_options(overrides)})
 
 
-def _launch(plan: Plan, args: argparse.Namespace, overrides: list[str]) -> int:
-    from vit_jax.sweep.launcher import Launcher
-    from vit_jax.sweep.table import TableView
-
+def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> int:
     stop = StopSignals(
-        "stopping: jobs save and end (Ctrl-C again: leave, they do so by themselves)", "left"
+        "stopping: jobs save and end (Ctrl-C again: leave now, the jobs end by themselves)", "left"
     )
     with stop, TableView() as view:
-        engine = _build_engine(plan, args, overrides)
-        ledger = _open_ledger(plan, args, view.say)
-        if engine.words:
-            view.say(f"{args.at_once} at once: {engine.words}")
-        code = Launcher(ledger, engine, view, lambda: stop.requested).run()
-        view.close(ledger.board)
-    view.say(f"{_ENDS[code]}: {summary(list(ledger.board.rows.values()))}")
+        executor = build_executor(args.executor, plan.folder, args.at_once, options)
+        status = SweepStatus(plan, view.say)
+        status.write_sweep(executor=args.executor, started=time.time())
+        if executor.description:
+            view.say(f"{args.at_once} at once: {executor.description}")
+        scheduler = Scheduler(status, executor, view.show, lambda: stop.requested)
+        code = scheduler.run(retry_failed=args.retry_failed)
+        view.close(status)
+    view.say(f"{_ENDS[code]}: {summary(list(status.jobs.values()))}")
     return code
 
 
-def _build_engine(plan: Plan, args: argparse.Namespace, overrides: list[str]) -> Any:
-    if args.executor == "slurm":
-        from vit_jax.sweep.slurm import SlurmEngine, slurm_options
+def _print_commands(plan: Plan) -> int:
+    """Prints the commands of all unfinished jobs, e.g. for xpk, gcloud or a shell.
 
-        options = slurm_options(plan.sweep.slurm, overrides)
-        return SlurmEngine(str(plan.folder), options, args.at_once)
-    from vit_jax.sweep.local import LocalEngine
-
-    return LocalEngine(args.at_once or 1)
-
-
-def _print_commands(plan: Plan, args: argparse.Namespace) -> int:
-    from vit_jax.sweep.printed import command_lines
-
-    ledger = _open_ledger(plan, args, lambda line: print(f"# {line}"))
-    for row in ledger.board.rows.values():
-        if row.state != "finished" and not row.job.undecided:
-            ledger.write_about(row.job)
-    for line in command_lines(plan, ledger.board):
-        print(line)
+    A job comes after the jobs that it needs. Final runs are printed when their selection is made.
+    """
+    status = SweepStatus(plan, lambda line: print(f"# {line}"))
+    status.write_sweep(executor=_PRINT, started=time.time())
+    for job in plan.jobs.values():
+        if job.undecided or status.jobs[job.name].state == "finished":
+            continue
+        status.write_record(job)
+        needs = [need for need in job.needs if status.jobs[need].state != "finished"]
+        print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
+        print(shlex.join(job.command(python="python")))
+    for name, selection in plan.selections.items():
+        undecided = sum(plan.jobs[final].undecided for final in selection.final_names)
+        if undecided:
+            print(
+                f"# {undecided} final runs of {name!r}: run this command again when the"
+                f" {len(selection.candidates)} candidates are finished"
+            )
     return 0
 
 
-def _open_ledger(plan: Plan, args: argparse.Namespace, say: Callable[[str], None]) -> Ledger:
-    asked = {
-        "sweep": args.sweep,
-        "executor": args.executor,
-        "started": time.time(),
-        "report": plan.sweep.report,
-    }
-    return Ledger(plan, asked=asked, retry_failed=args.retry_failed, say=say)
+def _parse_options(texts: list[str]) -> dict[str, Any]:
+    """Parses KEY=VALUE options; values are Python literals, or else text."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"'{OVERRIDES}{text}'", f"{OVERRIDES}KEY=VALUE", "add '=VALUE'")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return options

@@ -1,4 +1,4 @@
-"""Whether two split strings name some of the same examples, as far as the strings tell."""
+"""Decides from two split strings whether they share examples."""
 
 import math
 import re
@@ -8,13 +8,15 @@ _MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 
 
 def shares(one: str, other: str) -> bool | None:
-    """Returns whether two splits of a dataset share examples; None: the strings do not tell.
+    """Returns whether two splits of a dataset share examples; None: not decidable from the text.
 
-    Presets are read as `vit_jax.data.sources.splits` does; where VTAB's lie depends on the dataset.
+    For example, a percentage and a number of examples cannot be compared without the size of the
+    dataset. Presets mean the same as in `vit_jax.data.sources.splits`; where some presets of VTAB
+    lie depends on the dataset.
 
     Args:
-        one: in TFDS's grammar, or a preset.
-        other: the same.
+        one: TFDS split string, or a preset.
+        other: likewise.
 
     >>> shares("train[90%:]", "test"), shares("train", "train[90%:]"), shares("all", "test")
     (False, True, True)
@@ -30,7 +32,7 @@ def shares(one: str, other: str) -> bool | None:
 
 
 def may_share(one: str, other: str) -> bool:
-    """Whether two split strings may name the same examples.
+    """Whether two splits share examples, or might.
 
     >>> may_share("train[90%:]", "test"), may_share("test[:50%]", "test")
     (False, True)
@@ -41,21 +43,20 @@ def may_share(one: str, other: str) -> bool:
 
 
 def _parts(split: str) -> list[str]:
-    written_out: list[str] = []
+    """Returns the parts of a sum of splits, with presets as slices where possible."""
+    parts: list[str] = []
     for part in (part.strip() for part in split.split("+")):
         minival = _MINIVAL.fullmatch(part)
         if part == "train800val200":
-            written_out += ["train[:800]", "val200"]
+            parts += ["train[:800]", "val200"]
         elif part == "train800":
-            written_out.append("train[:800]")
+            parts.append("train[:800]")
         elif minival:
             before = 100 - int(minival[2])
-            written_out.append(
-                f"train[:{before}%]" if minival[1] == "train" else f"train[{before}%:]"
-            )
+            parts.append(f"train[:{before}%]" if minival[1] == "train" else f"train[{before}%:]")
         else:
-            written_out.append(part)
-    return written_out
+            parts.append(part)
+    return parts
 
 
 def _shared(one: str, other: str) -> bool | None:
@@ -76,7 +77,7 @@ def _shared(one: str, other: str) -> bool | None:
 
 
 def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
-    """Returns the unit, begin and end of a part; None: not to be compared with others."""
+    """Returns unit, begin and end of a slice; None: it mixes units or counts from the end."""
     ends = [(part[end] or "").strip() for end in ("from", "to")]
     units = {"%" if end.endswith("%") else "examples" for end in ends if end}
     numbers = [end.removesuffix("%") for end in ends]

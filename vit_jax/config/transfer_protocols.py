@@ -1,8 +1,9 @@
 """Fine-tuning protocols as tables: datasets, splits, steps, learning rates.
 
-A setting is chosen on the `dev` stage (trained on the training split without its dev part, scored
-on that part) and reported from the `test` stage (trained on all of it, scored on the test split).
-`search_space` gives the settings that a recipe tries, as overrides for a sweep.
+Settings are selected in the `dev` stage: it trains on the training split without its dev part and
+evaluates on that part. Results come from the `test` stage: it trains on the whole training split
+and evaluates on the test split. `search_space` returns the settings of a recipe's grid as overrides
+for a sweep.
 """
 
 import dataclasses
@@ -14,16 +15,16 @@ Stage = Literal["dev", "test"]
 RECIPES: tuple[Recipe, ...] = ("paper", "bit", "augreg")
 STAGES: tuple[Stage, ...] = ("dev", "test")
 
-# Side in pixels. Source: arXiv:2010.11929, Table 4 and section 4.1 (all datasets, VTAB too).
+# In pixels. Source: arXiv:2010.11929, Table 4 and section 4.1 (all datasets, including VTAB).
 IMAGE_SIZE = 384
 BATCH_SIZE = 512
-# Rate of Polyak's average in ImageNet's best results. Source: arXiv:2010.11929, Table 2.
+# Decay of Polyak averaging for the best ImageNet results. Source: arXiv:2010.11929, Table 2.
 POLYAK_DECAY = 0.9999
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Length of a run and of its linear warmup."""
+    """Length of a run and of its linear warmup, in steps."""
 
     steps: int
     warmup_steps: int
@@ -31,21 +32,21 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A dataset as transfer uses it.
+    """A dataset to fine-tune on.
 
     Attributes:
-        data: TFDS name with its config, versions left open.
-        num_classes: C.
-        train_examples: of the full training split.
-        splits: stage -> (training split, name and split that are evaluated).
-        steps: arXiv:2010.11929, Table 4.
-        learning_rates: of the same table.
-        group: of VTAB: "natural", "specialized" or "structured"; "" elsewhere.
-        label_key: feature with the class where it is not the only one.
-        label_rule: how the class is made of other features, see `data.sources.label_rules`.
-        small_images: below 96 x 96 pixels.
+        data: TFDS name with its config, without a version.
+        num_classes: number of classes.
+        train_examples: size of the full training split.
+        splits: stage -> (training split, name of the evaluated split, that split).
+        steps: from arXiv:2010.11929, Table 4.
+        learning_rates: from the same table.
+        group: of VTAB: "natural", "specialized" or "structured"; "" for other datasets.
+        label_key: feature that holds the class, if there are several.
+        label_rule: how to compute the class from other features, see `data.sources.label_rules`.
+        small_images: whether images are smaller than 96 x 96 pixels.
         flip: whether a mirrored image keeps its class.
-        crop: whether a part of the image does.
+        crop: whether a crop of the image keeps its class.
     """
 
     data: str
@@ -68,7 +69,7 @@ _SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
 def percent_splits(
     percent: int, test: str = "test"
 ) -> dict[Stage, tuple[str, str, str]]:  # fmt: skip
-    """Returns the splits of both stages with the last percents of "train" for choosing.
+    """Returns the splits of both stages; dev is the last `percent` percent of "train".
 
     >>> percent_splits(2)["dev"]
     ('minitrain_2_percent', 'dev', 'minival_2_percent')
@@ -94,7 +95,7 @@ TASKS: dict[str, Task] = {
     "flowers": Task("oxford_flowers102", 102, 1_020, percent_splits(10), 500, _SMALL_GRID),
 }  # fmt: skip
 
-# VTAB-1k: 800 examples to train on and 200 to choose by; then all 1,000.
+# VTAB-1k: select with 800 training and 200 dev examples, then train on all 1,000.
 _VTAB_SPLITS: dict[Stage, tuple[str, str, str]] = {
     "dev": ("train800", "dev", "val200"),
     "test": ("train800val200", "test", "vtab_test"),
@@ -102,12 +103,12 @@ _VTAB_SPLITS: dict[Stage, tuple[str, str, str]] = {
 
 
 def _vtab(data: str, num_classes: int, group: str, **options: Any) -> Task:
-    if group == "structured":  # Places, numbers and angles.
+    if group == "structured":  # Labels are positions, counts and angles.
         options |= {"flip": False, "crop": False}
     return Task(data, num_classes, 1000, _VTAB_SPLITS, 2500, (0.01,), group, **options)
 
 
-# The order is that of the paper's Table 9. Source: arXiv:1910.04867, section 2.2 and appendix A;
+# In the order of arXiv:2010.11929, Table 9. Source: arXiv:1910.04867, section 2.2 and appendix A;
 # TFDS configs as in github.com/google-research/task_adaptation.
 VTAB: dict[str, Task] = {
     "vtab_caltech101": _vtab("caltech101", 102, "natural"),
@@ -136,7 +137,7 @@ VTAB: dict[str, Task] = {
 }
 TASKS |= VTAB
 
-# BiT-HyperRule: examples below which a row holds; schedule; mixup's alpha. Source:
+# BiT-HyperRule: (applies below this number of training examples, schedule, mixup alpha). Source:
 # arXiv:1912.11370, section 3.3; warmup: github.com/google-research/big_transfer.
 _BIT_ROWS = (
     (20_000, Schedule(500, 100), 0.0),
@@ -144,13 +145,13 @@ _BIT_ROWS = (
     (float("inf"), Schedule(20_000, 500), 0.1),
 )
 BIT_LEARNING_RATE = 0.003
-# Shares of a run at which the rate falls to a tenth.
+# Fractions of a run after which the learning rate falls to a tenth.
 BIT_STEPS_AT = (0.3, 0.6, 0.9)
-# Side that is resized to, and of the random crop from it: small images, and others.
+# Whether images are small -> side in pixels after resizing, side of the random crop.
 BIT_SIDES = {True: (160, 128), False: (448, 384)}
 
-# Source: arXiv:2106.10270, section 3.3 and appendix; CIFAR-10 and Flowers, which are not there, as
-# the datasets of their size that are.
+# Source: arXiv:2106.10270, section 3.3 and appendix. CIFAR-10 and Flowers are not in the paper and
+# use the settings of CIFAR-100 and Pets, which have a similar size.
 _AUGREG_SMALL = ((0.001, 0.003, 0.01), (Schedule(500, 100), Schedule(2_500, 200)))
 _AUGREG_MIDDLE = ((0.001, 0.003, 0.01), (Schedule(2_500, 200), Schedule(10_000, 500)))
 _AUGREG: dict[str, tuple[tuple[float, ...], tuple[Schedule, ...]]] = {
@@ -160,16 +161,17 @@ _AUGREG: dict[str, tuple[tuple[float, ...], tuple[Schedule, ...]]] = {
     "pets": _AUGREG_SMALL,
     "flowers": _AUGREG_SMALL,
 }
-# Four rates and two lengths; which four, the paper leaves open: those of Table 4 of 2010.11929.
+# Four learning rates and two lengths. The paper does not give the rates: these are from Table 4 of
+# arXiv:2010.11929.
 _AUGREG_VTAB = (_SMALL_GRID, (Schedule(500, 100), Schedule(2_500, 200)))
 
-# Warmup of a run of so many steps. Source: arXiv:2106.10270 and the paper's own code, for 500,
-# 2,500, 10,000 and 20,000 steps; a tenth of it in between is ours.
+# Steps -> warmup steps. Source: arXiv:2106.10270 and its code. For other lengths a tenth of the
+# steps is ours.
 _WARMUPS = {500: 100, 2_500: 200, 10_000: 500, 20_000: 500}
 
 
 def warmup_of(steps: int) -> int:
-    """Returns the steps of warmup in a run of the paper's recipe.
+    """Returns the warmup steps of a run with the paper's recipe.
 
     >>> warmup_of(10_000), warmup_of(1_000)
     (500, 100)
@@ -178,7 +180,7 @@ def warmup_of(steps: int) -> int:
 
 
 def bit_rule(train_examples: int) -> tuple[Schedule, float]:
-    """Returns length and mixup's alpha by BiT's rule.
+    """Returns schedule and mixup alpha of BiT-HyperRule.
 
     >>> bit_rule(3_680)
     (Schedule(steps=500, warmup_steps=100), 0.0)
@@ -187,7 +189,7 @@ def bit_rule(train_examples: int) -> tuple[Schedule, float]:
 
 
 def learning_rates(name: str, recipe: Recipe) -> tuple[float, ...]:
-    """Returns the learning rates that a recipe tries on a task.
+    """Returns the learning rates of a recipe's grid for a task.
 
     >>> learning_rates("imagenet2012", "paper")
     (0.003, 0.01, 0.03, 0.06)
@@ -200,12 +202,12 @@ def learning_rates(name: str, recipe: Recipe) -> tuple[float, ...]:
 
 
 def schedules(name: str, recipe: Recipe, train_examples: int = 0) -> tuple[Schedule, ...]:
-    """Returns the lengths that a recipe tries on a task.
+    """Returns the schedules of a recipe's grid for a task.
 
     Args:
-        name: of a task here, or any other.
-        recipe: whose.
-        train_examples: of a task that is not here; unknown: taken to be few.
+        name: task of TASKS, or any other dataset.
+        recipe: recipe.
+        train_examples: size of the training split, for datasets that are not in TASKS; 0: small.
     """
     task = TASKS.get(name)
     if recipe == "bit":
@@ -221,11 +223,11 @@ def _augreg(name: str) -> tuple[tuple[float, ...], tuple[Schedule, ...]]:
 
 
 def search_space(name: str, recipe: Recipe, train_examples: int = 0) -> list[dict[str, Any]]:
-    """Returns the settings to choose from on the dev split, as overrides of `configs/transfer.py`.
+    """Returns the grid of a recipe for a task, as overrides of `configs/transfer.py`.
 
     Args:
-        name: of a task here, or any other.
-        recipe: whose.
+        name: task of TASKS, or any other dataset.
+        recipe: recipe.
         train_examples: see `schedules`.
 
     >>> search_space("pets", "bit")[0]["optimizer.learning_rate"]

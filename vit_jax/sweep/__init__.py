@@ -1,6 +1,6 @@
-"""Sweeps: many runs, asked for in one Python file, on this machine or on a cluster.
+"""Sweeps: many runs, listed in one Python file, run on this machine or on a cluster.
 
-A sweep file imports what it is made of from here:
+A sweep file imports its building blocks from here:
 
     from vit_jax.sweep import Job, Selection, product, vary
 
@@ -10,8 +10,6 @@ A sweep file imports what it is made of from here:
             yield "configs/quickstart.py", overrides
 """
 
-from vit_jax.sweep.expand import chain, product, together, vary
-from vit_jax.sweep.jobs import Job, Selection
-from vit_jax.sweep.names import folder_name
+from vit_jax.sweep.sweep_file import Job, Selection, folder_name, product, vary
 
-__all__ = ["Job", "Selection", "chain", "folder_name", "product", "together", "vary"]
+__all__ = ["Job", "Selection", "folder_name", "product", "vary"]

@@ -1,114 +1,73 @@
-"""Jobs on this machine, a few at a time, through submitit."""
+"""Executor for this machine: a few jobs at a time, through submitit."""
 
 import contextlib
 import os
-import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import submitit
 
-from vit_jax.sweep.devices import shares
+from vit_jax.sweep.devices import divide_devices
+from vit_jax.sweep.executor import Executor, JobState
+from vit_jax.sweep.job_folder import is_running, read_attempt
+from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import PlannedJob
-from vit_jax.sweep.records import is_locked, job_lock, read_attempt
-from vit_jax.sweep.task import JobTask
 
-# submitit wants a time limit: a year.
+# submitit requires a time limit: a year.
 _TIMEOUT_MIN = 365 * 24 * 60
 
 
-class LocalEngine:
-    """Starts jobs here and knows which run, also those that an earlier launcher left running.
+class LocalExecutor(Executor):
+    """Runs jobs as processes of this machine; each gets a share of its devices.
 
-    Jobs outlive a launcher that is killed. What the terminal sends (Ctrl-C, hanging up) does not
-    reach them.
-
-    Args:
-        at_once: how many.
-
-    Attributes:
-        name: of the executor.
-        poll_s: how often to look.
-        seconds_to_see: how long what a job has written may take to be seen here.
+    Jobs survive if the launcher is killed. Ctrl-C and a closed terminal reach the launcher only.
     """
 
-    name = "local"
     poll_s = 0.25
-    seconds_to_see = 1.0
 
-    def __init__(self, at_once: int):
-        self._shares = shares(at_once)
-        self._own: dict[str, tuple[submitit.Job, int]] = {}
-        self._adopted: dict[str, int] = {}
+    def __init__(self, folder: Path, at_once: int | None, options: Mapping[str, Any]):
+        super().__init__(folder, at_once or 1, options)
+        self._shares = divide_devices(at_once or 1)
+        self._submitted: dict[str, submitit.Job] = {}
+        self._slots: dict[str, int] = {}
+        self.description = "; ".join(s.description for s in self._shares if s.description)
 
-    @property
-    def words(self) -> str:
-        """What a job gets of this machine, for people; "" where it is all."""
-        return "; ".join(share.words for share in self._shares if share.words)
-
-    def adopt(self, job: PlannedJob) -> None:
-        """Takes over a job that runs already."""
-        attempt = read_attempt(job.folder)
-        self._adopted[job.name] = attempt.slot if attempt else 0
-
-    def is_elsewhere(self, job: PlannedJob) -> bool:
-        """Whether the job runs without having been started by this engine."""
-        return job.name not in self._own and is_locked(job_lock(job.folder))
-
-    def running(self, jobs: list[PlannedJob]) -> dict[str, str]:
-        """Returns, of some jobs, those that run: name -> "running"."""
-        found = {}
-        for job in jobs:
-            own = self._own.get(job.name)
-            if own is not None and own[0].done():
-                del self._own[job.name]
-                own = None
-            if own is None and job.name in self._adopted and not is_locked(job_lock(job.folder)):
-                del self._adopted[job.name]
-            if own is not None or job.name in self._adopted:
-                found[job.name] = "running"
-        return found
-
-    def free(self) -> int:
-        """Returns how many more jobs may be started."""
-        return max(0, len(self._shares) - len(self._own) - len(self._adopted))
-
-    def start(self, job: PlannedJob) -> None:
-        """Starts a job on a share that is free."""
-        taken = {slot for _, slot in self._own.values()} | set(self._adopted.values())
-        slot = next((s for s in range(len(self._shares)) if s not in taken), 0)
-        share = self._shares[slot]
+    def submit(self, job: PlannedJob) -> None:
+        """Starts a job on a free share."""
+        slot = min(set(range(len(self._shares))) - set(self._slots.values()), default=0)
         executor = submitit.LocalExecutor(job.folder / ".sweep" / "submitit")
         executor.update_parameters(timeout_min=_TIMEOUT_MIN, signal_delay_s=0)
-        task = JobTask(
-            job.folder, job.command(), environment=share.environment, executor=self.name,
-            slot=slot, cores=share.cores,
-        )  # fmt: skip
-        with _unreached_by_the_terminal():
-            self._own[job.name] = (executor.submit(task), slot)
+        process = JobProcess(job.folder, job.command(), "local", slot, self._shares[slot])
+        with _terminal_signals_blocked():
+            self._submitted[job.name] = executor.submit(process)
+        self._slots[job.name] = slot
 
-    def stop(self, jobs: list[PlannedJob]) -> None:
-        """Asks the jobs to save and end; to be called again until they have."""
+    def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
+        """Returns the jobs whose process is alive."""
+        found: dict[str, JobState] = {}
         for job in jobs:
-            if job.name in self._own:
-                pid = int(self._own[job.name][0].job_id)
-            else:
+            own = self._submitted.get(job.name)
+            if (own is not None and not own.done()) or is_running(job.folder):
+                found[job.name] = "running"
                 attempt = read_attempt(job.folder)
-                if attempt is None or attempt.ended or attempt.host != platform.node():
-                    continue
-                pid = attempt.pid
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                self._slots.setdefault(job.name, attempt.slot if attempt else 0)
+        self._slots = {name: slot for name, slot in self._slots.items() if name in found}
+        return found
 
-    def fate(self, job: PlannedJob) -> str | None:
-        """Returns what the machine says of a job that is gone: nothing."""
-        del job
-        return None
+    def stop(self, jobs: Sequence[PlannedJob]) -> None:
+        """Sends SIGTERM to the jobs, also to those that have not started their run yet."""
+        own = [job for job in jobs if job.name in self._submitted]
+        for job in own:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(self._submitted[job.name].job_id), signal.SIGTERM)
+        super().stop([job for job in jobs if job not in own])
 
 
 @contextlib.contextmanager
-def _unreached_by_the_terminal() -> Iterator[None]:
-    """Processes started meanwhile do not see Ctrl-C or hanging up."""
+def _terminal_signals_blocked():
+    """Processes that are started while entered ignore Ctrl-C and a closed terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

@@ -1,64 +1,72 @@
-"""A sweep laid out: every job with its folder, its checked config and what it waits for."""
+"""Expands a sweep into jobs: names, folders, checked configs, and which job needs which."""
 
+import copy
 import dataclasses
-import graphlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.file import load_config, run_python
+from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
-from vit_jax.schema import parse_override
-from vit_jax.sweep.jobs import REFERENCE, Job, Selection
-from vit_jax.sweep.names import check_folders, derive_names
-from vit_jax.sweep.selection import check_choice
-from vit_jax.sweep.sweep_file import Sweep
+from vit_jax.sweep.selection import check_selection
+from vit_jax.sweep.sweep_file import REFERENCE, Job, Selection, Sweep, derive_names
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
-    """A job whose name is known, and its settings, too, unless a choice is still to be made.
+    """A job with its name, folder and checked config.
 
     Attributes:
         name: unique in the sweep.
-        folder: its run folder.
-        job: as asked for; references are folders.
-        config: what its config file and overrides mean; None where it does not train.
-        needs: names of the jobs that must be finished before.
-        stage: "search", "final" or None.
-        metric: what its selection looks at.
-        selection: how its settings were chosen.
-        undecided: name of the selection that is still to choose its settings.
+        folder: run folder.
+        job: as defined, with references replaced by folders.
+        config: checked config of a training job; None for other commands.
+        settings: what config file and overrides set, before defaults; None for other commands.
+        needs: names of the jobs that have to finish first.
+        choice: how its settings were selected, as job.json records it.
     """
 
     name: str
     folder: Path
     job: Job
     config: Config | None
+    settings: dict[str, Any] | None
     needs: tuple[str, ...]
-    stage: str | None = None
-    metric: str | None = None
-    selection: dict[str, Any] | None = None
-    undecided: str | None = None
+    choice: dict[str, Any] | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether its settings depend on a selection that has not been made yet."""
+        return self.is_repeat and self.choice is None
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether it repeats the selected candidate of a selection."""
+        return self.job.selection is not None and self.job.stage == "final"
 
     @property
     def result(self) -> Path:
-        """The file whose presence means that the job is finished."""
+        """File that a finished run has written."""
         return self.folder / "result.json"
 
     def command(self, python: str = sys.executable) -> list[str]:
-        """Returns the words of the command that runs it."""
+        """Returns the command line that runs the job."""
         words = [python, "-m", "vit_jax", self.job.command]
         words += [f"--config={self.job.config}"] if self.job.config else []
         words += [f"--workdir={self.folder}"]
         words += [f"--config.{text}" for text in override_texts(self.job.overrides)]
-        return words + list(self.job.arguments)
+        return [*words, *self.job.arguments]
 
-    def about(self, spec: str) -> dict[str, Any]:
-        """Returns the content of job.json."""
-        return {
+    def record(self, spec: str) -> dict[str, Any]:
+        """Returns the content of job.json.
+
+        Args:
+            spec: the sweep's "FILE.py:ARG".
+        """
+        record = {
             "sweep": spec,
             "name": self.name,
             "command": self.job.command,
@@ -66,149 +74,114 @@ class PlannedJob:
             "overrides": dict(self.job.overrides),
             "arguments": list(self.job.arguments),
             "labels": dict(self.job.labels),
-            "stage": self.stage,
+            "stage": self.job.stage,
             "needs": list(self.needs),
-            "selection": self.selection,
+            "selection": self.choice,
+            "settings": self.settings,
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A selection laid out.
-
-    Attributes:
-        selection: as asked for.
-        candidates: names of its candidates.
-        finals: names of its final runs.
-    """
-
-    selection: Selection
-    candidates: tuple[str, ...]
-    finals: tuple[str, ...]
+        return json.loads(json.dumps(record))
 
 
 class Plan:
-    """All jobs of a sweep, each after those that it needs.
+    """All jobs of a sweep; each comes after the jobs that it needs.
 
     Args:
-        sweep: what is asked for.
+        sweep: content of the sweep file.
         folder: of the sweep.
 
+    Attributes:
+        jobs: name -> job.
+        selections: name -> selection.
+
     Raises:
-        UserError: a config that is wrong, a reference to an unknown job, jobs that wait for each
-            other, names that clash, or a choice that cannot or must not be made.
+        UserError: a config is invalid, a reference names no job, jobs need each other in a circle,
+            names clash, or a selection uses the examples that are reported.
     """
 
     def __init__(self, sweep: Sweep, folder: Path):
         self.sweep, self.folder = sweep, folder
-        self.choices: dict[str, Choice] = {}
-        self._candidates: dict[str, Job] = {}
-        self._named = self._name_all()
-        check_folders(list(self._named))
-        made = {name: self._planned(name, job) for name, job in self._named.items()}
-        self.jobs = {name: made[name] for name in _in_order(made)}
-        for choice in self.choices.values():
-            self._check_choice(choice)
+        selections = [entry for entry in sweep.entries if isinstance(entry, Selection)]
+        self.selections = {selection.name: selection for selection in selections}
+        if len(self.selections) < len(selections):
+            raise SweepError("two selections with the same name", "different names", "rename one")
+        self._recipes: dict[str, dict[str, Any]] = {}  # config file -> its content
+        self._defined = _name_jobs(sweep.entries)
+        _check_folders(list(self._defined))
+        jobs = {name: self._plan_job(name, job) for name, job in self._defined.items()}
+        self.jobs = _sort_by_needs(jobs)
+        for selection in self.selections.values():
+            # One final run per candidate: the others differ in their seed.
+            finals = [selection.final_jobs(name) for name in selection.candidate_jobs]
+            firsts = [self._plan_job(*next(iter(jobs.items()))) for jobs in finals if jobs]
+            candidates = [self.jobs[name] for name in selection.candidate_jobs]
+            check_selection(
+                selection,
+                [job.config for job in candidates if job.config],
+                [job.config for job in firsts if job.config],
+            )
 
-    def decide(self, group: str, made: dict[str, Any]) -> None:
-        """Gives the final runs of a selection their settings.
+    def decide(self, name: str, choice: dict[str, Any]) -> None:
+        """Gives the final runs of a selection the settings of the selected candidate.
 
         Args:
-            group: name of the selection.
-            made: the choice, as job.json tells it.
+            name: of the selection.
+            choice: as job.json records it.
         """
-        choice = self.choices[group]
-        for name, job in _final_jobs(choice, self._candidates[made["chosen"]]).items():
-            self.jobs[name] = dataclasses.replace(
-                self._planned(name, job), selection=made, undecided=None
-            )
+        for final, job in self.selections[name].final_jobs(choice["chosen"]).items():
+            self.jobs[final] = dataclasses.replace(self._plan_job(final, job), choice=choice)
 
-    def _name_all(self) -> dict[str, Job]:
-        """Returns name -> job; that of a final run is made from the first candidate."""
-        plain = [entry for entry in self.sweep.entries if isinstance(entry, Job)]
-        names = iter(derive_names(plain))
-        named: dict[str, Job] = {}
-
-        def add(name: str, job: Job) -> None:
-            if name in named:
-                raise SweepError(f"two jobs named {name!r}", "every name once", "rename one")
-            named[name] = job
-
-        for entry in self.sweep.entries:
-            if isinstance(entry, Job):
-                add(next(names), entry)
-                continue
-            if entry.name in self.choices:
-                raise SweepError(
-                    f"two selections named {entry.name!r}", "every name once", "rename one"
-                )
-            below = [f"search/{entry.name}/{n}" for n in derive_names(entry.candidates)]
-            finals = tuple(f"final/{entry.name}/seed{seed}" for seed in entry.seeds)
-            choice = Choice(entry, tuple(below), finals)
-            self.choices[entry.name] = choice
-            for name, job in zip(below, entry.candidates, strict=True):
-                self._candidates[name] = job
-                add(name, dataclasses.replace(job, labels={**entry.labels, **job.labels}))
-            for name, job in _final_jobs(choice, entry.candidates[0]).items():
-                add(name, job)
-        return named
-
-    def _planned(self, name: str, job: Job) -> PlannedJob:
+    def _plan_job(self, name: str, job: Job) -> PlannedJob:
         needs: dict[str, None] = {}
-        resolved = dataclasses.replace(
+
+        def resolve(value: Any) -> Any:
+            if not isinstance(value, str) or not value.startswith(REFERENCE):
+                return value
+            other = value.removeprefix(REFERENCE)
+            if other not in self._defined:
+                raise SweepError(
+                    f"job {name!r} refers to {value!r}, and no job has this name",
+                    f"one of the {len(self._defined)} jobs of the sweep",
+                    f"did you mean '{REFERENCE}{nearest(other, self._defined)}'?",
+                )
+            needs[other] = None
+            return str(self.folder / "jobs" / other)
+
+        def resolve_argument(argument: str) -> str:
+            option, equals, value = argument.partition("=")
+            if equals and not argument.startswith(REFERENCE):  # A job's name may contain "=".
+                return f"{option}={resolve(value)}"
+            return resolve(argument)
+
+        job = dataclasses.replace(
             job,
             name=name,
-            overrides={k: self._resolved(v, name, needs) for k, v in job.overrides.items()},
-            arguments=[self._resolved_argument(a, name, needs) for a in job.arguments],
+            overrides={key: resolve(value) for key, value in job.overrides.items()},
+            arguments=[resolve_argument(argument) for argument in job.arguments],
         )
-        stage, metric, undecided = job.stage, None, None
-        for group, choice in self.choices.items():
-            if name in choice.candidates:
-                stage, metric = "search", choice.selection.metric
-            elif name in choice.finals:
-                stage, undecided = "final", group
-                needs |= dict.fromkeys(choice.candidates)
-        config = _load(name, resolved)
-        folder = self.folder / "jobs" / name
-        return PlannedJob(
-            name, folder, resolved, config, tuple(needs), stage, metric, undecided=undecided
-        )
+        if job.selection is not None and job.stage == "final":
+            needs |= dict.fromkeys(self.selections[job.selection].candidate_jobs)
+        config, settings = self._load(name, job)
+        return PlannedJob(name, self.folder / "jobs" / name, job, config, settings, tuple(needs))
 
-    def _resolved(self, value: Any, name: str, needs: dict[str, None]) -> Any:
-        """Returns the folder that a "job:NAME" stands for, and notes the need; else the value."""
-        if not isinstance(value, str) or not value.startswith(REFERENCE):
-            return value
-        other = value.removeprefix(REFERENCE)
-        if other not in self._named:
-            raise SweepError(
-                f"job {name!r} refers to {value!r}, and no job has this name",
-                f"one of the {len(self._named)} jobs of the sweep",
-                f"did you mean '{REFERENCE}{nearest(other, self._named)}'?",
-            )
-        needs[other] = None
-        return str(self.folder / "jobs" / other)
-
-    def _resolved_argument(self, argument: str, name: str, needs: dict[str, None]) -> str:
-        option, equals, value = argument.partition("=")
-        if equals and not argument.startswith(REFERENCE):  # Names may have a "=", too.
-            return f"{option}={self._resolved(value, name, needs)}"
-        return self._resolved(argument, name, needs)
-
-    def _check_choice(self, choice: Choice) -> None:
-        """Loads the configs of the final runs of every candidate, too: any may be chosen."""
-        search = [self.jobs[name].config for name in choice.candidates]
-        final = [
-            self._planned(name, job).config
-            for candidate in choice.candidates
-            for name, job in _final_jobs(choice, self._candidates[candidate]).items()
-        ]
-        check_choice(
-            choice.selection, [c for c in search if c], [c for c in final if c]
-        )  # fmt: skip
+    def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
+        """Checks a job's config file and overrides; errors name the job."""
+        try:
+            settings: dict[str, Any] = {}
+            if job.config is not None and (job.command == "train" or job.config[-5:] != ".json"):
+                if job.config not in self._recipes:
+                    self._recipes[job.config] = read_mapping(job.config)
+                settings = copy.deepcopy(self._recipes[job.config])
+            for key, value in job.overrides.items():
+                set_key(settings, key, copy.deepcopy(value))
+            if job.command == "train":
+                return Config.from_mapping(settings), settings
+        except UserError as error:
+            raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
+        return None, None
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
-    """Returns overrides as KEY=VALUE, as they stand behind "--config." on the command line.
+    """Returns overrides as KEY=VALUE, as they follow "--config." on the command line.
 
     >>> override_texts({"seed": 1, "ema_decay": None, "data.name": "digits", "model.scan": True})
     ['seed=1', 'ema_decay=none', 'data.name=digits', 'model.scan=true']
@@ -220,58 +193,55 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _final_jobs(choice: Choice, candidate: Job) -> dict[str, Job]:
-    """Returns name -> final run, with the settings of a candidate."""
-    selection = choice.selection
-    kept = {k: v for k, v in candidate.overrides.items() if k not in selection.final_overrides}
-    return {
-        name: dataclasses.replace(
-            candidate,
-            name=name,
-            config=selection.final_config or candidate.config,
-            overrides={**kept, **selection.final_overrides, "seed": seed},
-            labels=dict(selection.labels),
-        )
-        for name, seed in zip(choice.finals, selection.seeds, strict=True)
-    }
+def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, Job]:
+    """Returns name -> job; final runs have the settings of the first candidate for now."""
+    names = iter(derive_names([entry for entry in entries if isinstance(entry, Job)]))
+    named: list[tuple[str, Job]] = []
+    for entry in entries:
+        if isinstance(entry, Job):
+            named.append((next(names), entry))
+        else:
+            named += entry.candidate_jobs.items()
+            named += entry.final_jobs(next(iter(entry.candidate_jobs))).items()
+    defined: dict[str, Job] = {}
+    for name, job in named:
+        if name in defined:
+            raise SweepError(
+                f"two {'equal' if job == defined[name] else 'different'} jobs are named {name!r}",
+                "different jobs with different names",
+                "remove one, or name them, as in Job(config, overrides, name=...)",
+            )
+        defined[name] = job
+    return defined
 
 
-def _load(name: str, job: Job) -> Config | None:
-    """Returns the checked config of a training job, checks that of another; errors name the job."""
-    texts = override_texts(job.overrides)
-    try:
-        if job.command == "train" and job.config is not None:
-            return load_config(job.config, texts)
-        if job.config is not None and not job.config.endswith(".json"):
-            run_python(job.config, "get_config", "config")
-        for text in texts:
-            key, _, value = text.partition("=")
-            parse_override(Config, key, value)
-    except UserError as error:
-        raise type(error)(f"job {name!r}: {error.got}", error.expected, error.fix) from error
-    return None
+def _check_folders(names: Sequence[str]) -> None:
+    """Checks that no job's folder lies inside another job's folder."""
+    for name in names:
+        for parent in map(str, Path(name).parents):
+            if parent in names:
+                raise SweepError(
+                    f"the folder of job {name!r} lies inside the folder of job {parent!r}",
+                    "separate folders",
+                    f"rename {parent!r}, e.g. to '{parent}/base'",
+                )
 
 
-def _in_order(jobs: Mapping[str, PlannedJob]) -> Sequence[str]:
-    """Returns the names, as given but for those that must come after others."""
-    sorter = graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()})
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        circle = " -> ".join(repr(name) for name in reversed(error.args[1]))
-        raise SweepError(
-            f"jobs that wait for each other: {circle}", "none that needs itself",
-            "take one of these references out",
-        ) from None  # fmt: skip
-    done: dict[str, None] = {}
+def _sort_by_needs(jobs: Mapping[str, PlannedJob]) -> dict[str, PlannedJob]:
+    """Returns the jobs in their order, each moved behind the jobs that it needs."""
+    done: dict[str, PlannedJob] = {}
 
-    def add(name: str) -> None:
-        for need in jobs[name].needs:
-            if need not in done:
-                add(need)
-        done[name] = None
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            circle = " -> ".join(map(repr, [*path[path.index(name) :], name]))
+            raise SweepError(
+                f"jobs need each other: {circle}", "no circle", "remove one of these references"
+            )
+        if name not in done:
+            for need in jobs[name].needs:
+                visit(need, (*path, name))
+            done[name] = jobs[name]
 
     for name in jobs:
-        if name not in done:
-            add(name)
-    return list(done)
+        visit(name, ())
+    return done

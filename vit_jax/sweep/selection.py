@@ -1,4 +1,4 @@
-"""The choice of the best of several jobs: by which split, and which."""
+"""Selecting the best of several runs, and checks that the selection is sound."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_share, shares
 from vit_jax.errors import SweepError, nearest
-from vit_jax.sweep.jobs import Selection, better
+from vit_jax.sweep.sweep_file import Selection
 
 
 def split_of(metric: str) -> str | None:
-    """Returns the split that a metric is measured on, as evaluation.splits names it.
+    """Returns the split of a metric, as evaluation.splits names it; None: not of a split.
 
     >>> split_of("eval/dev/accuracy_top1")
     'dev'
@@ -21,125 +21,114 @@ def split_of(metric: str) -> str | None:
     return parts[1] if parts[0] == "eval" and len(parts) > 2 else None
 
 
-def check_choice(selection: Selection, search: Sequence[Config], final: Sequence[Config]) -> None:
-    """Checks that a choice can be made and is not made on what is then reported.
+def check_selection(
+    selection: Selection, candidates: Sequence[Config], finals: Sequence[Config]
+) -> None:
+    """Checks that every candidate has the metric and that its examples are used for nothing else.
 
     Args:
-        selection: the choice.
-        search: configs of its candidates.
-        final: configs of its final runs.
+        selection: how to select.
+        candidates: configs of the candidates.
+        finals: configs that the final runs may get.
 
     Raises:
-        SweepError: the metric's split is not evaluated, or shares examples with a reported one or
-            with what a candidate trains on.
+        SweepError: a candidate does not evaluate the metric's split or trains on it, or final runs
+            report it.
     """
     where, name = f"selection {selection.name!r}", split_of(selection.metric)
-    if name is not None:
-        for config in search:
-            if name not in config.evaluation.all_splits:
-                known = ", ".join(config.evaluation.all_splits) or "none"
-                raise SweepError(
-                    f"{where} is by {selection.metric!r}, and a candidate evaluates no {name!r}"
-                    f" (evaluation.splits: {known})",
-                    "a split that every candidate evaluates",
-                    f"did you mean {nearest(name, config.evaluation.all_splits)!r}?"
-                    if config.evaluation.all_splits
-                    else f"set evaluation.splits.{name} in their config",
-                )
-            _refuse_trained_on(selection, name, config)
-    if selection.choose_on_test or not final:
+    for config in candidates:
+        splits = config.evaluation.all_splits
+        if name is None:
+            break
+        if name not in splits:
+            raise SweepError(
+                f"{where} uses {selection.metric!r}, and a candidate does not evaluate {name!r}"
+                f" (evaluation.splits: {', '.join(splits) or 'none'})",
+                "a split that every candidate evaluates",
+                f"did you mean {nearest(name, splits)!r}?"
+                if splits
+                else f"set evaluation.splits.{name} in their config",
+            )
+        trained = config.data.train_split
+        if selection.choose_on_test or config.data.mixture or not shares(trained, splits[name]):
+            continue
+        raise SweepError(
+            f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}",
+            "examples that no candidate trains on",
+            "train the candidates on the rest, e.g. data.train_split 'train[:90%]'",
+        )
+    if selection.choose_on_test or not finals:
         return
     if name is None:
         raise SweepError(
-            f"{where} is by {selection.metric!r}, which does not say its split",
+            f"{where} uses {selection.metric!r}, which names no split",
             "a metric such as eval/dev/accuracy_top1",
-            "name one, or set choose_on_test=True if it is not measured on test examples",
+            "use such a metric, or set choose_on_test=True if it is not measured on test examples",
         )
-    for one in search:
-        chosen_on = one.evaluation.all_splits[name]
-        for other in final:
-            _refuse_shared(where, name, chosen_on, _reported(other, name))
+    for selected_on in {config.evaluation.all_splits[name] for config in candidates}:
+        for final in finals:
+            _check_not_reported(where, name, selected_on, final)
 
 
-def _refuse_trained_on(selection: Selection, name: str, config: Config) -> None:
-    """A candidate that trains on what it is scored on is chosen for how well it remembers."""
-    trained, scored = config.data.train_split, config.evaluation.all_splits[name]
-    if selection.choose_on_test or config.data.mixture or not shares(trained, scored):
-        return
-    raise SweepError(
-        f"selection {selection.name!r} chooses on {name!r} ({scored}), and a candidate trains on"
-        f" {trained!r}",
-        "examples that no candidate trains on",
-        "set data.train_split of the candidates to the rest, e.g. 'train[:90%]'",
-    )
+def _check_not_reported(where: str, name: str, selected_on: str, final: Config) -> None:
+    """Checks that a final run does not report the examples of the selection.
 
-
-def _reported(config: Config, chosen_on: str) -> dict[str, str]:
-    """Returns the splits that a final run is reported on.
-
-    All but the one that the choice was made on, if it is there to stop the run early.
+    It may evaluate the split of the selection if that is what stops the run early.
     """
-    stops = split_of(config.early_stopping.metric or "")
-    left_out = chosen_on if stops == chosen_on else None
-    return {n: split for n, split in config.evaluation.all_splits.items() if n != left_out}
-
-
-def _refuse_shared(where: str, name: str, split: str, reported: Mapping[str, str]) -> None:
-    if name == "test":
-        clash = "test"
-    elif name in reported:
-        clash = name
-    else:
-        clash = next((n for n, other in reported.items() if may_share(split, other)), None)
-    if clash is not None:
+    early_stopping = split_of(final.early_stopping.metric or "")
+    reported = {
+        other: split
+        for other, split in final.evaluation.all_splits.items()
+        if not other == name == early_stopping
+    }
+    same = [other for other in ("test", name) if name == other and other in {"test", *reported}]
+    shared = same + [other for other, split in reported.items() if may_share(selected_on, split)]
+    if shared:
         raise SweepError(
-            f"{where} chooses on {name!r} ({split}), and the final runs are reported on"
-            f" {clash!r} ({reported.get(clash, split)})",
-            "a dev split, of examples that are not reported on",
-            "split some off train, or say choose_on_test=True",
+            f"{where} selects on {name!r} ({selected_on}), and the final runs report"
+            f" {shared[0]!r} ({reported.get(shared[0], selected_on)})",
+            "a dev split that shares no examples with the reported splits",
+            "split some examples off train, or set choose_on_test=True",
         )
 
 
 def choose(
     selection: Selection, results: Sequence[tuple[str, Mapping[str, Any] | None]]
 ) -> dict[str, Any]:
-    """Returns what job.json says of the choice.
+    """Returns the choice as job.json records it.
 
     Args:
-        selection: how to choose.
-        results: (name of the candidate, its result.json; None where it failed), all of them.
+        selection: how to select.
+        results: (candidate, its result.json; None if it failed) for every candidate.
 
     Raises:
         SweepError: no candidate has a finite score.
 
-    >>> pick = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
-    >>> choose(pick, [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})])["chosen"]
+    >>> losses = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
+    >>> choose(losses, [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})])["chosen"]
     'b'
     """
-    scores = [(name, None if r is None else _score(r, selection.metric)) for name, r in results]
-    chosen, best = None, None
-    for name, score in scores:
-        if better(score, best, selection.mode):
-            chosen, best = name, score
-    if chosen is None:
-        known = sorted({m for _, r in results if r for m in r if "/" in m})
+    metric = selection.metric
+    scores = [(name, _finite((result or {}).get(metric))) for name, result in results]
+    known = {name: score for name, score in scores if score is not None}
+    if not known:
+        metrics = sorted({key for _, result in results for key in result or () if "/" in key})
         raise SweepError(
-            f"selection {selection.name!r}: no candidate has a finite {selection.metric!r}",
-            f"one of {', '.join(known) or 'the metrics of result.json'}",
-            f"did you mean {nearest(selection.metric, known)!r}?" if known else "check the jobs",
+            f"selection {selection.name!r}: no candidate has a finite {metric!r}",
+            f"one of {', '.join(metrics) or 'the metrics of result.json'}",
+            f"did you mean {nearest(metric, metrics)!r}?" if metrics else "check the jobs",
         )
+    # The first of equal scores.
+    chosen = (max if selection.mode == "max" else min)(known, key=lambda name: known[name])
     return {
-        "metric": selection.metric,
+        "metric": metric,
         "mode": selection.mode,
-        "split": split_of(selection.metric),
+        "split": split_of(metric),
         "chosen": chosen,
-        "score": best,
-        "candidates": [[name, score] for name, score in scores],
+        "score": known[chosen],
+        "candidates": [list(pair) for pair in scores],
     }
 
 
-def _score(result: Mapping[str, Any], metric: str) -> float | None:
-    value = result.get(metric)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,216 @@
+"""Executors: shares of devices, real local processes around a stand-in trainer, a fake SLURM."""
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from sweep_processes import finish, result, start, wait_for
+
+from vit_jax.errors import SweepError
+from vit_jax.sweep import Job
+from vit_jax.sweep.devices import divide_devices, gpu_shares
+from vit_jax.sweep.executor import build_executor
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.sweep_file import Sweep
+
+SWEEP = Path(__file__).parent / "stubbed.py"
+TWO = {"tiny": 1, "pretrain": 1}
+
+
+def test_gpus_are_divided_and_shared_if_there_are_too_few(monkeypatch):
+    parts = gpu_shares(["0", "1", "2"], 2)
+    assert [p.environment for p in parts] == [
+        {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1,2"}
+    ]  # fmt: skip
+    assert gpu_shares(["0", "1"], 4)[3].environment == {
+        "CUDA_VISIBLE_DEVICES": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"
+    }  # fmt: skip
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    # A single job sees what the launcher sees, although submitit hides it.
+    assert divide_devices(1)[0].environment == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in divide_devices(2)] == ["4", "5"]
+
+
+def test_tpu_chips_are_divided_evenly(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    monkeypatch.setattr("vit_jax.sweep.devices._count_tpu_chips", lambda: 8)
+    first, second = divide_devices(2)
+    assert first.environment["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    assert second.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
+    assert second.description == "TPU chips 4,5,6,7"
+    with pytest.raises(SweepError, match="8 TPU chips for 16 jobs at once"):
+        divide_devices(16)
+
+
+def test_cpu_cores_are_divided(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3, 6})
+    assert [(s.cores, s.description) for s in divide_devices(2)] == [
+        ((0, 1), "cores 0,1"),
+        ((2, 3, 6), "cores 2,3,6"),
+    ]
+    assert divide_devices(1)[0].cores == ()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    (tmp_path / "stub").mkdir()
+    return tmp_path / "sweep", tmp_path / "stub"
+
+
+def calls(stub, name):
+    path = stub / f"{name.replace('/', '.')}.calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def runs(stub):
+    return {name: len(calls(stub, name)) for name in TWO if calls(stub, name)}
+
+
+def mark(stub, name, kind):
+    path = stub / f"{name}.{kind}"
+    path.touch()
+    return path
+
+
+def step(workdir, name):
+    path = workdir / "jobs" / name / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_local_jobs_run_on_their_share_and_failures_show_their_log(folders):
+    workdir, stub = folders
+    mark(stub, "pretrain", "fail")
+    code, out = finish(start(workdir, f"{SWEEP}:two", "--at_once=2", stub=stub))
+    assert code == 1, out
+    assert result(workdir, "tiny") is not None
+    # On a machine with several cores each of the two jobs has its own.
+    cores = len(os.sched_getaffinity(0))
+    (line,) = calls(stub, "tiny")
+    # It sees the GPUs that the launcher sees, although submitit hides them.
+    assert line.split()[0] == os.environ.get("CUDA_VISIBLE_DEVICES", "None")
+    assert int(line.split()[1]) in {max(1, cores // 2), cores - cores // 2}
+    assert f"pretrain: exit code 1; end of {workdir}/jobs/pretrain/log.txt:" in out
+    shown = [line for line in out.splitlines() if line.startswith("  reason ")]
+    assert shown == [f"  reason {n}" for n in range(28, 40)]
+    assert out.splitlines()[-1] == (
+        "some jobs failed; fix the cause and add --retry_failed: 1 finished, 1 failed"
+    )
+
+
+def test_overrides_of_a_wrong_type_are_one_line(tmp_path):
+    """In a process of its own: in this one the types of all calls are checked."""
+    sweep = tmp_path / "s.py"
+    sweep.write_text("def get_sweep():\n    return [('a.py', ['seed=1'])]\n")
+    code, out = finish(start(tmp_path / "sweep", sweep))
+    assert code == 2
+    assert out.splitlines() == [
+        "error: a job has the overrides ['seed=1']; expected a dict such as {'seed': 1}; pass a"
+        " dict"
+    ]
+
+
+def test_two_launchers_are_refused_and_jobs_survive_a_killed_one(folders):
+    workdir, stub = folders
+    held = mark(stub, "tiny", "hold")
+    first = start(workdir, f"{SWEEP}:two", stub=stub)
+    wait_for(lambda: step(workdir, "tiny") == 3)
+    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    assert code == 2
+    assert out.startswith(
+        f"error: sweep folder {workdir} is in use by another launcher (process {first.pid} on "
+    )
+    assert len(out.splitlines()) == 1
+    first.kill()
+    first.wait()
+    first.stdout.close()  # The surviving job has it open too.
+    second = start(workdir, f"{SWEEP}:two", stub=stub)
+    assert second.stdout.readline() == "tiny: started by an earlier launcher\n"
+    # The only slot is taken, so nothing else has started.
+    assert runs(stub) == {"tiny": 1}
+    held.unlink()
+    code, out = finish(second)
+    assert code == 0, out
+    assert runs(stub) == TWO
+
+
+def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders):
+    workdir, stub = folders
+    held = mark(stub, "tiny", "hold")
+    process = start(workdir, f"{SWEEP}:two", stub=stub)
+    wait_for(lambda: step(workdir, "tiny") == 3)
+    process.send_signal(signal.SIGINT)
+    code, out = finish(process)
+    assert code == 75, out
+    assert "stopped; run the same command to resume: " in out
+    log = (workdir / "jobs/tiny/log.txt").read_text()
+    assert log == "begins at step 0\nstopped and saved at step 3\n"
+    assert runs(stub) == {"tiny": 1}
+    held.unlink()
+    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    assert code == 0, out
+    assert (workdir / "jobs/tiny/log.txt").read_text() == log + "begins at step 3\n"
+    assert runs(stub) == {**TWO, "tiny": 2}
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """SLURM commands that note how they are called; squeue prints the file `queue`."""
+    programs = {
+        "sbatch": 'echo "Submitted batch job 7"',
+        "srun": "",
+        "scancel": "",
+        "squeue": f"cat {tmp_path}/queue",
+        "scontrol": "echo JobState=CANCELLED",
+    }
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "queue").touch()
+    for name, body in programs.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $@" >> {tmp_path}/called\n{body}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_slurm_jobs_are_known_by_their_name_in_the_queue(slurm):
+    tiny = str(SWEEP.parents[1] / "e2e/tiny.py")
+    plan = Plan(Sweep("s.py", (Job(tiny, name="a/b"),)), slurm / "w")
+    job = plan.jobs["a/b"]
+    job.folder.mkdir(parents=True)
+    executor = build_executor("slurm", plan.folder, None, {"partition": "gpu", "nodes": 2})
+    assert executor.running([job]) == {}
+    executor.submit(job)
+    called = (slurm / "called").read_text()
+    script = next(job.folder.rglob("*.sh")).read_text()
+    assert "sbatch" in called
+    assert "#SBATCH --partition=gpu" in script
+    assert "#SBATCH --nodes=2" in script
+    (name,) = [line.split("=")[1] for line in script.splitlines() if "--job-name" in line]
+    assert name.endswith("-a.b")
+    # Not listed yet, but submitted a moment ago.
+    assert executor.running([job]) == {"a/b": "queued"}
+    (slurm / "queue").write_text(f"7 RUNNING {name}\n8 RUNNING other\n")
+    # Another launcher recognizes it.
+    other = build_executor("slurm", plan.folder, None, {})
+    assert other.running([job]) == {"a/b": "running"}
+    other.stop([job])
+    assert "scancel --signal=TERM 7" in (slurm / "called").read_text()
+    (slurm / "queue").write_text(f"7 PENDING {name}\n")
+    other.stop([job])
+    assert (slurm / "called").read_text().splitlines()[-1] == "scancel 7"
+    (slurm / "queue").write_text("")
+    # Its files may lag behind, unless they say how it ended.
+    assert other.running([job]) == {"a/b": "queued"}
+    job.result.write_text(json.dumps({}))
+    assert other.running([job]) == {}
+    assert other.final_state(job) == "CANCELLED"
+
+
+def test_unknown_slurm_options_are_refused(slurm):
+    with pytest.raises(SweepError, match=r"Unknown argument 'partion'.* Valid arguments: .*partit"):
+        build_executor("slurm", slurm, None, {"partion": "a"})

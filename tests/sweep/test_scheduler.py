@@ -1,0 +1,307 @@
+"""Scheduling, decided against an executor that runs nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vit_jax.errors import SweepError
+from vit_jax.sweep import Job, Selection, vary
+from vit_jax.sweep.executor import Executor
+from vit_jax.sweep.job_folder import (
+    Attempt,
+    last_log_lines,
+    read_attempt,
+    read_progress,
+    write_attempt,
+)
+from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.scheduler import Scheduler
+from vit_jax.sweep.selection import choose
+from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.sweep_file import Sweep
+from vit_jax.sweep.table import summary
+
+TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
+DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
+TEST = {"data.train_split": "train", "evaluation.splits": {"test": "test"}}
+METRIC = "eval/dev/accuracy_top1"
+SEARCH = [f"search/pets/learning_rate={rate}" for rate in ("0.001", "0.02", "0.03")]
+FINAL = ["final/pets/seed0", "final/pets/seed2"]
+ALL = ["pretrain", *SEARCH, *FINAL]
+
+
+def selection(**options):
+    candidates = [
+        Job(TINY, {**DEV, **rate, "init_from": "job:pretrain"})
+        for rate in vary("optimizer.learning_rate", [0.001, 0.02, 0.03])
+    ]
+    options = {"metric": METRIC, "seeds": (0, 2), "final_overrides": TEST, **options}
+    return Selection("pets", candidates, **options)
+
+
+class FakeExecutor(Executor):
+    """Ends a job at the second poll after its start.
+
+    An outcome is an exit code, "cancelled", "out of memory", or None for a result.
+    """
+
+    poll_s = 0.0
+
+    def __init__(self, at_once=None, outcomes=None):
+        super().__init__(Path(), at_once, {})
+        self.outcomes = outcomes or {}
+        self.submitted, self.most, self.alive, self.ends = [], 0, {}, {}
+
+    def submit(self, job):
+        self.submitted.append(job.name)
+        self.alive[job.name] = 0
+        self.most = max(self.most, len(self.alive))
+
+    def running(self, jobs):
+        found = {}
+        for job in jobs:
+            if job.name not in self.alive:
+                continue
+            self.alive[job.name] += 1
+            if self.alive[job.name] > 1 and self.end(job):
+                del self.alive[job.name]
+            else:
+                found[job.name] = "running"
+        return found
+
+    def end(self, job):
+        outcomes = self.outcomes.get(job.name, [])
+        outcome = self.ends[job.name] = outcomes.pop(0) if outcomes else None
+        if outcome == "hold":
+            return False
+        before = read_attempt(job.folder)
+        number = before.number + 1 if before else 1
+        code = outcome if isinstance(outcome, int) else 0 if outcome is None else 75
+        write_attempt(job.folder, Attempt(number, "fake", "7", "host", 8, 0, 1.0, 2.0, code))
+        if outcome is None:
+            rate = job.job.overrides.get("optimizer.learning_rate", 0)
+            figures = {METRIC: 1 - abs(rate - 0.01), "eval/test/accuracy_top1": 0.5}
+            figures["eval/test/accuracy_top1"] += 0.1 * job.job.overrides.get("seed", 0)
+            job.result.write_text(json.dumps({"step": 5, "wall_time_s": 1.0, **figures}))
+        return True
+
+    def stop(self, jobs):
+        for job in jobs:
+            self.outcomes[job.name] = [75]
+
+    def final_state(self, job):
+        states = {"cancelled": "CANCELLED by 0", "out of memory": "OUT_OF_MEMORY"}
+        return states.get(self.ends[job.name])
+
+
+class Run:
+    """One launch of a sweep."""
+
+    def __init__(self, folder, executor=None, *, entries=None, retry_failed=False, stop=None):
+        entries = entries or (Job(TINY, name="pretrain"), selection())
+        self.said, self.executor = [], executor or FakeExecutor()
+        self.plan = Plan(Sweep("s.py", entries), folder)
+        self.status = SweepStatus(self.plan, self.said.append)
+        self.status.write_sweep()
+        shown = []
+        scheduler = Scheduler(
+            self.status, self.executor, lambda status: shown.append(0),
+            lambda: stop is not None and len(shown) >= stop,
+        )  # fmt: skip
+        self.code = scheduler.run(retry_failed=retry_failed)
+
+    @property
+    def states(self):
+        return {name: job.state for name, job in self.status.jobs.items()}
+
+    def notes(self, name):
+        return self.status.jobs[name].note
+
+
+def test_jobs_run_in_order_the_best_is_repeated_and_nothing_runs_twice(tmp_path):
+    run = Run(tmp_path, FakeExecutor(at_once=2))
+    assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 2)
+    assert run.said == [f"pets: selected {SEARCH[0]} of 3 by {METRIC} 0.9910"]
+    assert summary(list(run.status.jobs.values())) == "6 finished"
+    record = json.loads((tmp_path / "jobs" / FINAL[1] / "job.json").read_text())
+    assert (record["stage"], record["needs"]) == ("final", ["pretrain", *SEARCH])
+    assert record["overrides"] == {
+        "optimizer.learning_rate": 0.001, "init_from": f"{tmp_path}/jobs/pretrain", **TEST,
+        "seed": 2,
+    }  # fmt: skip
+    scores = [0.991, 0.99, 0.98]
+    assert record["selection"] == {
+        "metric": METRIC, "mode": "max", "split": "dev", "chosen": SEARCH[0], "score": 0.991,
+        "candidates": [list(pair) for pair in zip(SEARCH, scores, strict=True)],
+    }  # fmt: skip
+    sweep = json.loads((tmp_path / "sweep.json").read_text())
+    assert [job["name"] for job in sweep["jobs"]] == ALL
+    assert Run(tmp_path).executor.submitted == []
+
+
+def test_without_a_limit_all_ready_jobs_run_at_once(tmp_path):
+    assert Run(tmp_path).executor.most == 3
+
+
+def test_a_failed_job_blocks_what_needs_it_and_is_run_again_only_when_asked(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
+    assert (run.code, run.executor.submitted) == (1, ALL[:4])
+    assert run.notes(SEARCH[1]) == "exit code 2"
+    assert {run.notes(name) for name in FINAL} == {f"needs failed '{SEARCH[1]}'"}
+    assert run.states[FINAL[0]] == "blocked"
+    again = Run(tmp_path)
+    assert (again.code, again.executor.submitted) == (1, [])
+    retry = Run(tmp_path, retry_failed=True)
+    assert (retry.code, retry.executor.submitted) == (0, [SEARCH[1], *FINAL])
+
+
+def test_a_job_that_fails_again_is_retried_once_only(tmp_path):
+    Run(tmp_path, FakeExecutor(outcomes={"pretrain": [1]}))
+    retry = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [1]}), retry_failed=True)
+    assert (retry.code, retry.executor.submitted) == (1, ["pretrain"])
+
+
+def test_failed_candidates_can_be_left_out(tmp_path):
+    entries = (Job(TINY, name="pretrain"), selection(on_failed="skip"))
+    run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[0]: [1]}), entries=entries)
+    assert run.states[FINAL[0]] == "finished"
+    assert run.said == [f"pets: selected {SEARCH[1]} of 3 by {METRIC} 0.9900"]
+    assert run.code == 1
+
+
+def test_a_selection_without_a_score_fails_its_final_runs(tmp_path):
+    run = Run(tmp_path, entries=(Job(TINY, name="pretrain"), selection(metric="eval/dev/loss")))
+    assert run.code == 1
+    assert run.states[FINAL[0]] == "failed"
+    assert "no candidate has a finite 'eval/dev/loss'" in run.notes(FINAL[0])
+    assert len(run.said) == 1
+
+
+@pytest.mark.parametrize("code", [75, 76, -15, -2])
+def test_an_interrupted_job_is_started_again(tmp_path, code):
+    run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [code]}))
+    assert (run.code, run.executor.submitted) == (0, ["pretrain", *ALL])
+    assert run.said[0] == "pretrain: stopped, resumes"
+
+
+def test_a_job_that_ends_four_times_without_progress_fails(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [75] * 9}))
+    assert (run.code, run.executor.submitted) == (1, ["pretrain"] * 4)
+    assert run.notes("pretrain") == "ended 4 times without progress"
+    assert Run(tmp_path).executor.submitted == []
+
+
+def test_a_job_that_makes_progress_is_started_again_as_often_as_needed(tmp_path):
+    class Progressing(FakeExecutor):
+        def submit(self, job):
+            super().submit(job)
+            with (job.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": len(self.submitted)}) + "\n")
+
+    run = Run(tmp_path, Progressing(outcomes={"pretrain": [75] * 9}))
+    assert (run.code, run.executor.submitted) == (0, ["pretrain"] * 9 + ALL)
+
+
+def test_a_job_cancelled_on_the_cluster_waits_for_the_next_launch(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[0]: ["cancelled"]}))
+    assert (run.code, run.executor.submitted) == (75, ALL[:4])
+    assert run.said == [f"{SEARCH[0]}: cancelled on the cluster; run the same command to resume"]
+    assert Run(tmp_path).executor.submitted == [SEARCH[0], *FINAL]
+
+
+def test_a_job_out_of_memory_has_failed(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": ["out of memory"]}))
+    assert (run.code, run.notes("pretrain")) == (1, "out of memory")
+
+
+def test_a_stopped_sweep_lets_jobs_save_and_resumes(tmp_path):
+    executor = FakeExecutor(outcomes={SEARCH[0]: ["hold"] * 99})
+    run = Run(tmp_path, executor, stop=5)
+    assert (run.code, executor.alive) == (75, {})
+    assert run.states[SEARCH[0]] == "stopped"
+    assert FINAL[0] not in executor.submitted
+    again = Run(tmp_path)
+    assert again.code == 0
+    assert again.executor.submitted[0] == SEARCH[0]
+
+
+def test_jobs_of_an_earlier_launcher_are_watched_and_not_started(tmp_path):
+    executor = FakeExecutor(at_once=1)
+    executor.alive["pretrain"] = 0
+    (tmp_path / "jobs/pretrain").mkdir(parents=True)
+    run = Run(tmp_path, executor)
+    assert (run.code, executor.submitted) == (0, ALL[1:])
+    assert run.said[0] == "pretrain: started by an earlier launcher"
+
+
+def test_final_runs_of_an_earlier_choice_are_not_mixed_with_a_new_one(tmp_path):
+    run = Run(tmp_path)
+    assert run.code == 0
+    result = tmp_path / "jobs" / SEARCH[2] / "result.json"
+    result.write_text(json.dumps({METRIC: 0.999}))
+    (tmp_path / "jobs" / FINAL[0] / "result.json").unlink()
+    (tmp_path / "jobs" / FINAL[0] / "metrics.jsonl").touch()
+    again = Run(tmp_path)
+    assert (again.code, again.executor.submitted) == (1, [])
+    assert "was started with other settings (optimizer.learning_rate: 0.001" in again.notes(
+        FINAL[0]
+    )
+
+
+def test_the_folder_of_another_sweep_is_left_as_it_is(tmp_path):
+    Run(tmp_path)
+    before = (tmp_path / "sweep.json").read_bytes()
+    with pytest.raises(SweepError, match=r"belongs to s\.py, which shares no job with t\.py"):
+        SweepStatus(Plan(Sweep("t.py", (Job(TINY, name="other"),)), tmp_path), print)
+    assert (tmp_path / "sweep.json").read_bytes() == before
+    # A sweep that gains jobs is the same sweep.
+    more = (Job(TINY, name="other"), Job(TINY, name="pretrain"))
+    assert Run(tmp_path, entries=more).executor.submitted == ["other"]
+
+
+def scored(*values):
+    return [(f"job{n}", v if v is None else {METRIC: v}) for n, v in enumerate(values)]
+
+
+def test_the_first_of_the_best_is_selected_and_all_scores_are_recorded():
+    made = choose(selection(), scored(0.5, 0.7, 0.7, 0.6))
+    assert (made["chosen"], made["score"], made["split"]) == ("job1", 0.7, "dev")
+    assert made["candidates"] == [["job0", 0.5], ["job1", 0.7], ["job2", 0.7], ["job3", 0.6]]
+    assert choose(selection(mode="min"), scored(0.5, 0.2, 0.2))["chosen"] == "job1"
+
+
+def test_failed_and_diverged_candidates_are_never_selected():
+    made = choose(selection(mode="min"), scored(None, float("nan"), 0.9))
+    assert made["chosen"] == "job2"
+    assert made["candidates"] == [["job0", None], ["job1", None], ["job2", 0.9]]
+    with pytest.raises(SweepError, match=f"no candidate has a finite '{METRIC}'"):
+        choose(selection(), scored(None, float("inf")))
+    with pytest.raises(SweepError, match="did you mean 'eval/dev/accuracy_top5'"):
+        choose(selection(), [("a", {"eval/dev/accuracy_top5": 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(75, None), (76, None), (-15, None), (2, "exit code 2"), (-9, "killed by signal 9"),
+     (0, "ended without a result.json"), (None, None)],
+)  # fmt: skip
+def test_exit_codes_that_are_failures(code, why):
+    ended = None if code is None else 2.0
+    attempt = Attempt(1, "local", "7", "host", 8, 0, 1.0, ended=ended, exit_code=code)
+    assert attempt.why_failed == why
+
+
+def test_progress_is_read_from_the_ends_of_metrics_and_log(tmp_path):
+    assert read_progress(tmp_path) == (0, None, {})
+    rows = [json.dumps({"step": step, "train/loss": 0.5}) for step in range(1, 3000)]
+    rows.insert(2990, json.dumps({"step": 2990, METRIC: 0.5}))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9999, "trai')
+    (tmp_path / "log.txt").write_text("begins\nstep 2,999/4,000: loss 0.5\nlast words\n")
+    assert read_progress(tmp_path) == (2999, 4000, {METRIC: 0.5})
+
+
+def test_the_end_of_a_log_is_its_last_lines(tmp_path):
+    assert last_log_lines(tmp_path) == []
+    (tmp_path / "log.txt").write_text("x" * 9000 + "\n" + "\n".join(f"line {n}" for n in range(20)))
+    assert last_log_lines(tmp_path, 2) == ["line 18", "line 19"]

@@ -1,0 +1,79 @@
+"""What runs the jobs of a sweep.
+
+To add an executor, write a subclass of `Executor` with `submit` and `running` in a file of its own,
+and add a line to EXECUTORS.
+"""
+
+import abc
+import contextlib
+import os
+import pkgutil
+import platform
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vit_jax.sweep.job_folder import read_attempt
+from vit_jax.sweep.plan import PlannedJob
+
+# Value of --executor -> class. They are imported when needed: submitit takes a while.
+EXECUTORS = {
+    "local": "vit_jax.sweep.local:LocalExecutor",
+    "slurm": "vit_jax.sweep.slurm:SlurmExecutor",
+}
+
+JobState = Literal["queued", "running"]
+
+
+class Executor(abc.ABC):
+    """Starts jobs and knows which of them run.
+
+    Args:
+        folder: of the sweep.
+        at_once: largest number of jobs at the same time; None: the executor's default.
+        options: from the command line and the sweep file.
+
+    Attributes:
+        at_once: largest number of jobs at the same time; None: any number.
+        poll_s: time between two calls of `running`.
+        description: what each job gets, for the user; may be empty.
+    """
+
+    poll_s = 1.0
+    description = ""
+
+    def __init__(self, folder: Path, at_once: int | None, options: Mapping[str, Any]):
+        self.folder, self.at_once, self.options = folder, at_once, dict(options)
+
+    @abc.abstractmethod
+    def submit(self, job: PlannedJob) -> None:
+        """Starts or queues a job; it runs `JobProcess`, or `job.command()` in some other way."""
+
+    @abc.abstractmethod
+    def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
+        """Returns the names of those jobs that are queued or running.
+
+        This includes jobs that an earlier launcher has submitted. A job that has ended is left out
+        only when its files can be read here.
+        """
+
+    def stop(self, jobs: Sequence[PlannedJob]) -> None:
+        """Asks jobs to save and end; called again until `running` no longer has them."""
+        for job in jobs:
+            attempt = read_attempt(job.folder)
+            if attempt and not attempt.ended and attempt.host == platform.node():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(attempt.pid, signal.SIGTERM)
+
+    def final_state(self, job: PlannedJob) -> str | None:
+        """Returns the state in which the cluster has ended a job, such as "CANCELLED"."""
+        del job
+        return None
+
+
+def build_executor(
+    name: str, folder: Path, at_once: int | None, options: Mapping[str, Any]
+) -> Executor:
+    """Builds one of EXECUTORS; for the arguments see `Executor`."""
+    return pkgutil.resolve_name(EXECUTORS[name])(folder, at_once, options)

@@ -1,0 +1,142 @@
+"""The process that submitit starts for a job. It runs the job's command and records its end."""
+
+import contextlib
+import dataclasses
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.helpers import DelayedSubmission
+
+from vit_jax.errors import EXIT_STOPPED, LockedError
+from vit_jax.files import locked
+from vit_jax.sweep.devices import Share
+from vit_jax.sweep.job_folder import (
+    Attempt,
+    is_run_alive,
+    job_lock,
+    log_file,
+    read_attempt,
+    write_attempt,
+)
+
+# A launcher that checks the lock holds it for a moment.
+_SECONDS_FOR_LOCK = 5.0
+
+
+class JobProcess:
+    """Runs a job's command in a child process.
+
+    SIGTERM (from the launcher, or `scontrol requeue`) is passed on: the run saves and ends. On
+    SIGUSR2 (SLURM's time limit, preemption) submitit calls `checkpoint` and requeues the job.
+
+    Args:
+        folder: of the job.
+        command: words of the command line.
+        executor: "local" or "slurm".
+        slot: index of the device share.
+        share: devices to use.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], executor: str, slot: int, share: Share
+    ):
+        self.folder, self.command, self.executor = folder, list(command), executor
+        self.slot, self.share = slot, share
+        self._process: subprocess.Popen | None = None
+        self._stopping = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None, "_stopping": False}
+
+    def __call__(self) -> int:
+        """Runs the job and returns its exit code; 75 if it was not started."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
+        rank = int(os.environ.get("SLURM_PROCID", "0"))
+        if rank:  # The first of several tasks keeps the records.
+            return self._run(self.folder / f"log-{rank}.txt", record=False)
+        try:
+            with locked(job_lock(self.folder), _SECONDS_FOR_LOCK):
+                if (self.folder / "result.json").exists():
+                    return 0
+                if self._stopping or is_run_alive(self.folder):
+                    return EXIT_STOPPED
+                return self._run(log_file(self.folder), record=True)
+        except LockedError:
+            print(f"{self.folder} is run by another process")
+            return EXIT_STOPPED
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Stops the run, which saves, and returns the job that resumes it."""
+        self._stop()
+        if self._process is not None:
+            _wait(self._process.pid)
+        return DelayedSubmission(self)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
+
+    def _run(self, log: Path, *, record: bool) -> int:
+        """Runs the command; `record` says whether to write attempt.json."""
+        environment = {**os.environ, **self.share.environment}
+        with log.open("ab") as file:
+            self._process = process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={key: value for key, value in environment.items() if value is not None},
+                preexec_fn=self._prepare,
+            )
+        if self._stopping:  # The signal came before there was a process.
+            self._stop()
+        attempt = self._record_start(process.pid) if record else None
+        try:
+            _wait(process.pid)
+        finally:  # Left by an exception when submitit requeues the job.
+            self._process = None
+            code = process.wait()
+            if attempt is not None:
+                ended = dataclasses.replace(attempt, ended=time.time(), exit_code=code)
+                write_attempt(self.folder, ended)
+        return code
+
+    def _prepare(self) -> None:
+        """Runs in the child process before the command."""
+        # SLURM sends SIGUSR2 to every process of a job; by default it ends them.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
+        if self.executor == "local":
+            os.setsid()  # Ctrl-C in the terminal is for the launcher.
+        if self.share.cores:
+            os.sched_setaffinity(0, self.share.cores)
+
+    def _record_start(self, pid: int) -> Attempt:
+        before = read_attempt(self.folder)
+        variable = "SLURM_JOB_ID" if self.executor == "slurm" else "SUBMITIT_LOCAL_JOB_ID"
+        attempt = Attempt(
+            number=before.number + 1 if before else 1,
+            executor=self.executor,
+            id=os.environ.get(variable, ""),
+            host=platform.node(),
+            pid=pid,
+            slot=self.slot,
+            started=time.time(),
+        )
+        write_attempt(self.folder, attempt)
+        return attempt
+
+
+def _wait(pid: int) -> None:
+    """Waits for a child to end, but leaves its exit code to others: a signal handler waits too."""
+    if hasattr(os, "waitid"):  # Missing on macOS, where submitit sends no SIGUSR2.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

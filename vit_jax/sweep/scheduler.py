@@ -1,0 +1,165 @@
+"""Runs a sweep: starts jobs that are ready, watches them, and starts interrupted ones again."""
+
+import contextlib
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
+from vit_jax.files import locked
+from vit_jax.sweep.executor import Executor
+from vit_jax.sweep.job_folder import (
+    Attempt,
+    forget_failure,
+    read_attempt,
+    read_progress,
+    write_attempt,
+)
+from vit_jax.sweep.plan import PlannedJob
+from vit_jax.sweep.status import SweepStatus
+
+EXIT_FAILED = 1
+_MOST_STARTS_WITHOUT_PROGRESS = 4
+_SECONDS_BETWEEN_STOPS = 2.0
+
+
+@contextlib.contextmanager
+def only_launcher(folder: Path) -> Iterator[None]:
+    """Holds the lock of a sweep's folder while entered.
+
+    Raises:
+        SweepError: another launcher holds it, or the folder is not writable.
+    """
+    owner = folder / ".launcher-process"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".launcher"))
+            owner.write_text(f"process {os.getpid()} on {platform.node()}\n")
+        except LockedError:
+            other = owner.read_text().strip() if owner.exists() else "unknown process"
+            raise SweepError(
+                f"sweep folder {folder} is in use by another launcher ({other})",
+                "one launcher per folder",
+                "wait for it, stop it, or choose another --workdir",
+            ) from None
+        except OSError as error:
+            raise SweepError(
+                f"cannot write to sweep folder {folder}: {error.strerror}",
+                "a writable folder",
+                "choose another --workdir",
+            ) from None
+        yield
+
+
+class Scheduler:
+    """Runs the jobs of a sweep until all are finished or failed, or the user stops it.
+
+    Args:
+        status: the jobs.
+        executor: what runs them.
+        show: called with the status after every update.
+        stop: whether the user wants to stop.
+    """
+
+    def __init__(
+        self,
+        status: SweepStatus,
+        executor: Executor,
+        show: Callable[[SweepStatus], None],
+        stop: Callable[[], bool],
+    ):
+        self.status, self.plan = status, status.plan
+        self.executor, self.show, self.stop = executor, show, stop
+        self._running: set[str] = set()
+        # Job -> the step at which it last ended, and how many times in a row it ended there.
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._cancelled: set[str] = set()
+
+    def run(self, *, retry_failed: bool = False) -> int:
+        """Returns the exit code: 0 all finished, 1 some failed, 75 stopped.
+
+        Args:
+            retry_failed: starts jobs that failed before again, once.
+        """
+        if retry_failed:
+            for job in self.plan.jobs.values():
+                forget_failure(job.folder)
+        stopping, asked_at = False, float("-inf")
+        self._update()
+        while True:
+            if self.stop():
+                stopping = True
+                if not self._running:
+                    break
+                if time.monotonic() - asked_at > _SECONDS_BETWEEN_STOPS:
+                    self.executor.stop([self.plan.jobs[name] for name in sorted(self._running)])
+                    asked_at = time.monotonic()
+            else:
+                self._start_ready()
+                if not self._running:
+                    break
+            self._wait()
+            self._update()
+        unfinished = any(s.state != "finished" for s in self.status.jobs.values())
+        if unfinished and (stopping or self._cancelled):
+            return EXIT_STOPPED
+        return EXIT_FAILED if unfinished else 0
+
+    def _update(self) -> None:
+        """Brings the status up to date."""
+        open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
+        running = self.executor.running(open_jobs)
+        for name in sorted(self._running - running.keys()):
+            self._judge(self.plan.jobs[name])
+        for name in running.keys() - self._running:
+            self.status.say(f"{name}: started by an earlier launcher")
+        self._running = set(running)
+        self.status.update(running)
+        self.show(self.status)
+
+    def _judge(self, job: PlannedJob) -> None:
+        """Decides whether a job that has ended without a result is started again."""
+        attempt = read_attempt(job.folder)
+        if job.result.exists() or self.stop() or (attempt and attempt.why_failed):
+            return
+        state = self.executor.final_state(job)
+        if state is not None and state.startswith("CANCELLED"):
+            self._cancelled.add(job.name)
+            self.status.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
+            return
+        last, times = self._ends.get(job.name, (-1, 0))
+        step = read_progress(job.folder)[0]
+        times = times + 1 if step <= last else 1
+        self._ends[job.name] = (step, times)
+        failure = None
+        if state == "OUT_OF_MEMORY":
+            failure = "out of memory"
+        elif times >= _MOST_STARTS_WITHOUT_PROGRESS:
+            failure = f"ended {times} times without progress"
+        if failure is None:
+            self.status.say(f"{job.name}: stopped{f' ({state})' if state else ''}, resumes")
+            return
+        now = time.time()
+        attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)
+        attempt = dataclasses.replace(attempt, ended=attempt.ended or now, failure=failure)
+        write_attempt(job.folder, attempt)
+
+    def _start_ready(self) -> None:
+        """Starts as many jobs as the executor takes, in the order of the plan."""
+        for name, status in self.status.jobs.items():
+            if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
+                return
+            if status.state not in ("ready", "stopped") or name in self._running | self._cancelled:
+                continue
+            self.status.write_record(status.job)
+            self.executor.submit(status.job)
+            self._running.add(name)
+
+    def _wait(self) -> None:
+        """Waits until the next poll, or until the user asks to stop."""
+        deadline, before = time.monotonic() + self.executor.poll_s, self.stop()
+        while time.monotonic() < deadline and self.stop() == before:
+            time.sleep(min(0.1, self.executor.poll_s))
