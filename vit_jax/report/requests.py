@@ -1,11 +1,13 @@
-"""What is asked for, tables, plots, curves: on the command line, in a sweep file, or by nobody."""
+"""What a report shows: tables, plots and learning curves, from the command line or a sweep file."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.report.words import lower_first, title_of
+from vit_jax.report.labels import lower_first, title_of
+
+Where = tuple[tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,17 +15,17 @@ class TableRequest:
     """A table of means and standard deviations over seeds.
 
     Attributes:
-        metric: name of a figure; {word} in it stands for any part and becomes a field.
-        rows: field, or several joined by "+".
-        columns: the same.
-        where: field -> the value it must have.
-        title: heading; None: from the metric.
+        metric: name of a metric; {word} in it matches any part and becomes a column of the data.
+        rows: label, setting or metric, or several joined by "+".
+        columns: likewise.
+        where: (column, the value it must have).
+        title: heading; by default made from the metric.
     """
 
     metric: str
     rows: str = "model"
     columns: str = "dataset"
-    where: tuple[tuple[str, str], ...] = ()
+    where: Where = ()
     title: str | None = None
 
 
@@ -32,15 +34,14 @@ class PlotRequest:
     """A plot of means with standard deviations over seeds.
 
     Attributes:
-        x: field of the horizontal axis; words instead of numbers give a row for each.
-        y: name of a figure; {word} in it stands for any part and becomes a field.
-        series: field, or several joined by "+"; a colour each.
-        panel: field; a panel each. None: one panel.
-        through: a member of `series` whose points lie on the lines of all others as well, as the
-            base of a study does. None: none does.
+        x: column for the horizontal axis; if its values are text, each gets a row.
+        y: name of a metric; {word} in it matches any part and becomes a column of the data.
+        series: column, or several joined by "+"; one colour each.
+        panel: column; one panel each. None: a single panel.
+        through: member of `series` whose points are part of every line, such as a baseline.
         log_x: whether the horizontal axis is logarithmic.
-        where: field -> the value it must have.
-        title: heading; None: from y and x.
+        where: (column, the value it must have).
+        title: heading; by default made from y and x.
     """
 
     x: str
@@ -49,43 +50,43 @@ class PlotRequest:
     panel: str | None = None
     through: str | None = None
     log_x: bool = False
-    where: tuple[tuple[str, str], ...] = ()
+    where: Where = ()
     title: str | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title, or one made from the axes."""
+        x = lower_first(title_of(self.x).partition(",")[0])
+        return self.title or f"{title_of(self.y)}, against {x}"
 
 
 @dataclasses.dataclass(frozen=True)
 class CurvesRequest:
-    """Learning curves: a line a run, training loss beside the score that says most.
+    """Learning curves: one line a run, training loss beside the main score.
 
     Attributes:
-        series: field, or several joined by "+"; a colour each.
-        panel: the same; a row of two panels each.
-        where: field -> the value it must have.
-        title: heading; None: "Runs".
+        series: column, or several joined by "+"; one colour each.
+        panel: likewise; a row of two panels each.
+        where: (column, the value it must have).
+        title: heading.
     """
 
     series: str = "model"
     panel: str = "dataset"
-    where: tuple[tuple[str, str], ...] = ()
+    where: Where = ()
     title: str | None = None
-
-
-def plot_title(request: PlotRequest) -> str:
-    """Returns the heading of a plot that was given none."""
-    x = lower_first(title_of(request.x).partition(",")[0])
-    return f"{title_of(request.y)}, against {x}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportRequest:
-    """A whole report.
+    """A whole report; what is None is taken from the sweep file or suggested by the runs.
 
     Attributes:
-        title: of the page; None: made from the folders.
-        question: what the runs are to answer.
-        tables: None: whatever the runs suggest.
-        plots: None: whatever the runs suggest.
-        curves: None: whatever the runs suggest.
+        title: of the page.
+        question: that the runs are meant to answer.
+        tables: of scores.
+        plots: of scores.
+        curves: learning curves.
     """
 
     title: str | None = None
@@ -95,98 +96,92 @@ class ReportRequest:
     curves: tuple[CurvesRequest, ...] | None = None
 
 
+_KINDS = {"tables": TableRequest, "plots": PlotRequest, "curves": CurvesRequest}
+
+
 def parse_request(text: str, kind: type, option: str) -> Any:
-    """Reads "x=FIELD,y=METRIC,log_x,where.stage=final" from the command line.
+    """Reads "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
     Args:
         text: comma-separated KEY=VALUE; a KEY alone is true.
         kind: TableRequest, PlotRequest or CurvesRequest.
-        option: its name, for errors.
+        option: its name, for error messages.
 
     Raises:
-        ConfigError: an unknown or missing key.
+        ConfigError: a key is unknown or missing.
     """
-    given: dict[str, Any] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        given[key] = value if equals else True
+    pairs = (item.partition("=") for item in text.split(","))
+    given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
     return read_request(given, kind, option)
 
 
-def read_request(given: Any, kind: type, what: str) -> Any:
-    """Reads a request from keys and values.
+def read_request(given: Any, kind: type, source: str) -> Any:
+    """Makes a request from a dict.
 
     Args:
-        given: as in a sweep file's REPORT: the attributes of `kind`, `where` a dict.
+        given: the attributes of `kind`; `where` is a dict, or keys that begin with "where.".
         kind: TableRequest, PlotRequest or CurvesRequest.
-        what: where it stands, for errors.
+        source: where it was written, for error messages.
 
     Raises:
-        ConfigError: an unknown or missing key.
+        ConfigError: a key is unknown or missing, or a value has a wrong type.
     """
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} is {given!r}", "keys and values", "write e.g. {'metric': ...}")
+    _check_mapping(given, source, "write e.g. {'metric': ...}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
     where = given.get("where") or {}
-    if not isinstance(where, Mapping):
-        raise ConfigError(
-            f"{what}: where is {where!r}", "fields and values", "write where.FIELD=..."
-        )
-    where = dict(where)
+    _check_mapping(where, f"{source}: where", "write where.COLUMN=...")
+    where = dict(where) | {
+        key.removeprefix("where."): given[key] for key in given if key.startswith("where.")
+    }
+    values: dict[str, Any] = {"where": tuple((name, str(value)) for name, value in where.items())}
     for key, value in given.items():
-        if key.startswith("where."):
-            where[key.removeprefix("where.")] = value
-        elif key not in fields:
-            raise ConfigError(
-                f"{what}: unknown key {key!r}", f"one of {', '.join(fields)}, where.FIELD",
-                f"did you mean {nearest(key, fields)!r}?",
-            )  # fmt: skip
-        elif key == "log_x":
-            values[key] = value in (True, "true", "True", "1", 1)
-        elif key != "where":
-            if not isinstance(value, str) and (
-                value is not None or fields[key].default is not None
-            ):
-                raise ConfigError(f"{what}: {key!r} is {value!r}", "a name", f"write {key}=NAME")
-            values[key] = value
-    values["where"] = tuple((k, str(v)) for k, v in where.items())
-    needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
-    missing = [n for n in needed if not values.get(n)]
+        if key == "where" or key.startswith("where."):
+            continue
+        _check_known(key, fields, source, ", where.COLUMN")
+        if key == "log_x":
+            value = value in (True, "true", "True", "1", 1)
+        elif not (isinstance(value, str) or (value is None and fields[key].default is None)):
+            raise ConfigError(f"{source}: {key!r} is {value!r}", "a name", f"write {key}=NAME")
+        values[key] = value
+    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    missing = [name for name in required if not values.get(name)]
     if missing:
         raise ConfigError(
-            f"{what}: no {' and no '.join(repr(n) for n in missing)}",
-            f"{', '.join(f'{n}=...' for n in needed)}",
-            f"add {missing[0]}=NAME",
-        )
+            f"{source}: no {' and no '.join(map(repr, missing))}",
+            ", ".join(f"{name}=..." for name in required), f"add {missing[0]}=NAME",
+        )  # fmt: skip
     return kind(**values)
 
 
-def read_report(given: Any, what: str) -> ReportRequest:
-    """Reads the "report" of a sweep.json.
+def read_report(given: Any, source: str) -> ReportRequest:
+    """Makes a request from the REPORT of a sweep file.
 
     Raises:
-        ConfigError: an unknown key, or one of a wrong kind.
+        ConfigError: a key is unknown, or a value has a wrong type.
     """
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} is {given!r}", "keys and values", "see `report --help`")
+    _check_mapping(given, source, "see `report --help`")
     known = [field.name for field in dataclasses.fields(ReportRequest)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f"{what}: unknown key {key!r}", f"one of {', '.join(known)}",
-                f"did you mean {nearest(key, known)!r}?",
-            )  # fmt: skip
+    values: dict[str, Any] = dict(given)
+    for key, items in given.items():
+        _check_known(key, known, source)
+        if key in _KINDS and items is not None:
+            if not isinstance(items, list | tuple):
+                raise ConfigError(f"{source}: {key!r} is {items!r}", "a list", "put it into [...]")
+            values[key] = tuple(
+                read_request(item, _KINDS[key], f"{source}, {key}[{i}]")
+                for i, item in enumerate(items)
+            )
+    return ReportRequest(**values)
 
-    def requests(key: str, kind: type) -> tuple[Any, ...] | None:
-        items: Sequence[Any] | None = given.get(key)
-        if items is None:
-            return None
-        if not isinstance(items, list | tuple):
-            raise ConfigError(f"{what}: {key!r} is {items!r}", "a list", "put it into [...]")
-        return tuple(read_request(r, kind, f"{what}, {key}[{i}]") for i, r in enumerate(items))
 
-    return ReportRequest(
-        given.get("title"), given.get("question"), requests("tables", TableRequest),
-        requests("plots", PlotRequest), requests("curves", CurvesRequest),
-    )  # fmt: skip
+def _check_mapping(given: Any, source: str, fix: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{source} is {given!r}", "keys and values", fix)
+
+
+def _check_known(key: str, known: Iterable[str], source: str, more: str = "") -> None:
+    if key not in known:
+        raise ConfigError(
+            f"{source}: unknown key {key!r}", f"one of {', '.join(known)}{more}",
+            f"did you mean {nearest(key, known)!r}?",
+        )  # fmt: skip

@@ -1,12 +1,14 @@
 """The 19 tasks of VTAB-1k and their three groups.
 
-Source: arXiv:1910.04867, Table 2; order as in arXiv:2010.11929, Table 9.
+Source: arXiv:1910.04867, Table 2; in the order of arXiv:2010.11929, Table 9.
 """
 
 import re
 from collections.abc import Iterable
 
-# Group -> task -> expression for its name, lower-case and without signs.
+# Name of the mean over all tasks.
+ALL = "VTAB (19)"
+# Group -> task -> regular expression for its dataset's name in lower case, letters and digits only.
 GROUPS: dict[str, dict[str, str]] = {
     "natural": {
         "Caltech101": "caltech101",
@@ -37,7 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 def task_of(dataset: str) -> str | None:
-    """Returns the task that a dataset's name means; None: none of the 19.
+    """Returns the VTAB task of a dataset, or None.
 
     >>> task_of("vtab/oxford_iiit_pet"), task_of("smallnorb_azimuth"), task_of("imagenet2012")
     ('Pets', 'sNORB-Azim', None)
@@ -51,15 +53,15 @@ def task_of(dataset: str) -> str | None:
 
 
 def grouped(datasets: Iterable[str]) -> dict[str, list[str]] | None:
-    """Returns the datasets of each group in the paper's order; None unless all 19 are there.
+    """Returns the datasets of each group in the paper's order, and all of them as group ALL.
 
-    The last group, "VTAB (19)", is all of them.
+    None unless all 19 tasks are there.
     """
     names = list(datasets)
-    # Beside vtab_pets, pets are all the pets and not the task.
+    # If there is a vtab_pets, "pets" is the whole dataset, not the VTAB task.
     named = [name for name in names if name.lower().startswith("vtab")]
     by_task = {task_of(dataset): dataset for dataset in named or names}
     if any(task not in by_task for tasks in GROUPS.values() for task in tasks):
         return None
     groups = {name: [by_task[task] for task in tasks] for name, tasks in GROUPS.items()}
-    return groups | {"VTAB (19)": [d for members in groups.values() for d in members]}
+    return groups | {ALL: [d for members in groups.values() for d in members]}

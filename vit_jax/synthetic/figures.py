@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.report.style import COLOURS, INK, MUTED, house_style, new_figure, save
+from vit_jax.report.style import COLOURS, INK, MUTED, plot_style, new_figure, save
 from vit_jax.synthetic.experiment import OffsetWeights
 
 _MARK = COLOURS[1][0]
@@ -21,7 +21,7 @@ def write_offset_weights(found: OffsetWeights, folder: Path, title: str) -> None
         title: of the picture.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with house_style():
+    with plot_style():
         draw = _draw_ring if found.task.grid[0] == 1 else _draw_torus
         save(draw(found, title), folder / "attention")
     offsets = _centred(found.task.grid)
