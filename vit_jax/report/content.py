@@ -139,7 +139,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         curves=curves,
         selections=selections_table(found.runs, made["tables"]),
         missing=missing,
-        all_runs=all_runs_table(found, frame, made["tables"]),
+        all_runs=all_runs_table(found, made["tables"]),
         hardware=hardware_table(found.runs),
     )
 

@@ -1,6 +1,5 @@
 """Finds run folders and reads their files."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -8,80 +7,69 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.errors import RunFolderError
 from vit_jax.report.labels import is_number, natural
 from vit_jax.run.metrics import read_metrics
 
 # A folder with a config.json and any of these is a run.
-_RUN_FILES = ("env.json", "metrics.jsonl", "result.json")
+_RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
 # Folders inside a run folder that hold no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
 # Exit codes after which the same command continues the run: success, stopped after saving a
 # checkpoint, lost a host, SIGTERM, SIGINT.
-_NOT_FAILED = (0, 75, 76, -15, -2)
-_LOG_BYTES = 4096
+_NOT_FAILED = (None, 0, 75, 76, -15, -2)
 # Config keys that say what a run was initialised from.
 _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
 # A longer chain of initialisations is a circle.
 _MAX_ANCESTORS = 20
 
 
-@dataclasses.dataclass(eq=False)
 class Run:
     """The files of one run folder; a file that is missing reads as empty.
 
-    Attributes:
+    Args:
         path: the folder.
-        name: the job's name in its sweep, else the path below the folder that was searched.
+        name: used unless job.json has one.
+
+    Attributes:
         config: config.json with dotted keys.
-        environment: env.json.
         metrics: lines of metrics.jsonl.
-        result: result.json; None if the run is not finished.
+        result: result.json; {} if the run is not finished.
         job: job.json, written by a sweep.
         attempt: what the sweep recorded about the job's latest attempt.
-        num_classes: from classes.json; None if unknown.
-        subset: subset.json.
-        problems: files that could not be read, and why.
+        figures: the final value of every metric; the latest one if the run is not finished.
         ancestors: the runs this one was initialised from, nearest first.
-        unknown_init: why the ancestors are not known; "" if they are.
+        unknown_init: why not all ancestors are known; "" if they are.
+        problems: files that could not be read, and why.
     """
 
-    path: Path
-    name: str = ""
-    config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
-    metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    result: dict[str, Any] | None = None
-    job: dict[str, Any] = dataclasses.field(default_factory=dict)
-    attempt: dict[str, Any] = dataclasses.field(default_factory=dict)
-    num_classes: int | None = None
-    subset: dict[str, Any] = dataclasses.field(default_factory=dict)
-    problems: list[str] = dataclasses.field(default_factory=list)
-    ancestors: list["Run"] = dataclasses.field(default_factory=list)
-    unknown_init: str = ""
+    def __init__(self, path: Path, name: str = ""):
+        self.path, self.problems = path, []
+        self.config = flat(self._read("config.json"))
+        self.environment = self._read("env.json")
+        self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
+        self.result = self._read("result.json")
+        self.job = self._read("job.json")
+        self.attempt = self._read(".sweep/attempt.json")
+        self.subset = self._read("subset.json")
+        self.classes: list[str] = self._read("classes.json").get("names") or []
+        self.name, self.stage = str(self.job.get("name") or name), self.job.get("stage")
+        self.labels: dict[str, Any] = self.job.get("labels") or {}
+        self.finished = bool(self.result)
+        latest = {k: v for row in self.metrics for k, v in row.items() if k not in ("step", "time")}
+        self.figures: dict[str, float] = {
+            k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
+        }
+        self.ancestors: list[Run] = []
+        self.unknown_init = ""
 
-    @property
-    def labels(self) -> dict[str, Any]:
-        """The labels that the sweep file gave the job."""
-        return self.job.get("labels") or {}
-
-    @property
-    def stage(self) -> str | None:
-        """The job's stage in its sweep: "search", "final" or None."""
-        return self.job.get("stage")
-
-    @property
-    def seed(self) -> Any:
-        """The seed, from the config or else from the labels."""
-        return self.config.get("seed", self.labels.get("seed"))
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has a result."""
-        return self.result is not None
+    def _read(self, name: str) -> dict[str, Any]:
+        content, problem = _read_json(self.path / name)
+        self.problems += [f"{name}: {problem}"] if problem else []
+        return content
 
     @functools.cached_property
     def state(self) -> str:
@@ -90,8 +78,7 @@ class Run:
             return "finished"
         if self.divergence_reports:
             return "diverged"
-        code = self.attempt.get("exit_code")
-        if self.attempt.get("failure") or (code is not None and code not in _NOT_FAILED):
+        if self.attempt.get("failure") or self.attempt.get("exit_code") not in _NOT_FAILED:
             return "failed"
         if self.attempt and self.attempt.get("ended") is None and _may_be_running(self.attempt):
             return "running"
@@ -103,26 +90,20 @@ class Run:
         return sorted(self.path.glob("report/divergence-*.txt"))
 
     @property
+    def seed(self) -> Any:
+        """The seed, from the config or else from the labels."""
+        return self.config.get("seed", self.labels.get("seed"))
+
+    @property
     def step(self) -> int | None:
         """The last step in the files."""
-        if self.result is not None and "step" in self.result:
-            return self.result["step"]
-        return max((row["step"] for row in self.metrics), default=None)
-
-    @functools.cached_property
-    def figures(self) -> dict[str, float]:
-        """The final value of every metric; the latest one if the run is not finished."""
-        latest = {k: v for row in self.metrics for k, v in row.items() if k not in ("step", "time")}
-        merged = latest | (self.result or {})
-        return {k: v for k, v in merged.items() if is_number(v) and math.isfinite(v)}
+        return self.result.get("step", max((row["step"] for row in self.metrics), default=None))
 
     @property
     def wall_time_s(self) -> float | None:
         """Seconds from the start to the end, or to the last line of metrics.jsonl."""
-        if self.result is not None and "wall_time_s" in self.result:
-            return self.result["wall_time_s"]
         times = [row["time"] for row in self.metrics if "time" in row]
-        return max(times) - min(times) if times else None
+        return self.result.get("wall_time_s", max(times) - min(times) if times else None)
 
     @property
     def device(self) -> str | None:
@@ -134,10 +115,9 @@ class Run:
         return f"{count} x {kind}" + (f", {hosts} hosts" if hosts > 1 else "")
 
     @property
-    def short_revision(self) -> str:
-        """The first ten digits of the git revision, and whether there were local changes."""
-        first, _, dirty = (self.environment.get("git_revision") or "").partition("-")
-        return first[:10] + (f"-{dirty}" if dirty else "")
+    def revision(self) -> str | None:
+        """The git revision of the code."""
+        return self.environment.get("git_revision")
 
     @property
     def init_from(self) -> str | None:
@@ -148,16 +128,11 @@ class Run:
     def log_tail(self, lines: int = 12) -> list[str]:
         """Returns the last lines of the job's log, if its sweep kept one."""
         path = self.path / "log.txt"
-        if not path.is_file():
-            return []
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            text = file.read().decode(errors="replace")
+        text = path.read_bytes()[-4096:].decode(errors="replace") if path.is_file() else ""
         return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
 
 
-@dataclasses.dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """Everything found below some folders.
 
     Attributes:
@@ -171,14 +146,11 @@ class Runs:
     roots: list[Path]
 
     def shown_path(self, path: str | Path) -> str:
-        """Returns a path relative to the folder above all runs.
+        """Returns a path relative to the folder above all runs; other paths stay as they are.
 
-        A report can thus be passed on without showing where the runs were stored. Other paths are
-        returned as they are.
+        A report can thus be passed on without showing where the runs were stored.
         """
-        above = Path("/")
-        if self.runs:
-            above = Path(os.path.commonpath([run.path for run in self.runs])).parent
+        above = Path(os.path.commonpath([run.path for run in self.runs])).parent
         inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
         return Path(path).relative_to(above).as_posix() if inside else str(path)
 
@@ -198,51 +170,25 @@ def read_runs(folders: Sequence[Path]) -> Runs:
                 f"no folder {folder}", "run folders, or folders that contain some", "check the path"
             )
         # The folder may lie inside a sweep.
-        for place in (root, *root.parents):
-            if (place / "sweep.json").is_file():
-                sweeps[place] = _read_json(place / "sweep.json", [])
-                break
-        paths = _find(root, sweeps)
+        above = next((p for p in (root, *root.parents) if (p / "sweep.json").is_file()), None)
+        paths, sweep_folders = _find(root)
         if not paths:
             raise RunFolderError(
                 f"no run in {folder}", "a folder with config.json and metrics.jsonl, or job.json",
                 "pass the --workdir of `train`, or a folder above it",
             )  # fmt: skip
+        for path in ([above] if above else []) + sweep_folders:
+            sweeps[path] = _read_json(path / "sweep.json")[0]
         for path in paths:
-            runs.setdefault(path.resolve(), read_run(path, root))
+            name = path.name if path == root else path.relative_to(root).as_posix()
+            runs.setdefault(path.resolve(), Run(path, name))
     names = [run.name for run in runs.values()]
     for path, run in runs.items():
         if names.count(run.name) > 1:
             run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
-    for run in list(runs.values()):
+    for run in runs.values():
         _link_ancestors(run, runs)
     return Runs(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
-
-
-def read_run(path: Path, root: Path | None = None) -> Run:
-    """Reads one run folder.
-
-    Args:
-        path: the folder.
-        root: the folder that was searched; names runs that belong to no sweep.
-    """
-    problems: list[str] = []
-    job = _read_json(path / "job.json", problems)
-    below = path.relative_to(root).as_posix() if root is not None and path != root else path.name
-    names = _read_json(path / "classes.json", problems).get("names")
-    return Run(
-        path=path,
-        name=str(job.get("name") or below),
-        config=flat(_read_json(path / "config.json", problems)),
-        environment=_read_json(path / "env.json", problems),
-        metrics=[row for row in read_metrics(path / "metrics.jsonl") if "step" in row],
-        result=_read_json(path / "result.json", problems) or None,
-        job=job,
-        attempt=_read_json(path / ".sweep" / "attempt.json", problems),
-        num_classes=len(names) if names else None,
-        subset=_read_json(path / "subset.json", problems),
-        problems=problems,
-    )
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -258,25 +204,20 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _find(root: Path, sweeps: dict[Path, dict[str, Any]]) -> list[Path]:
-    """Returns the run folders below `root`, and adds the sweeps it comes across to `sweeps`."""
-    found = []
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the run folders and the sweep folders at or below a folder."""
+    runs, sweeps = [], []
     for place, folders, files in os.walk(root):
-        path = Path(place)
-        if "sweep.json" in files:
-            sweeps[path] = _read_json(path / "sweep.json", [])
-        is_run = "job.json" in files or (
-            "config.json" in files and any(name in files for name in _RUN_FILES)
-        )
-        if is_run:
-            found.append(path)
+        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
+        runs += [Path(place)] if is_run else []
+        sweeps += [Path(place)] if "sweep.json" in files else []
         skipped = _NOT_RUNS if is_run else ()
         folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
-    return found
+    return runs, sweeps
 
 
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
-    """Fills in the runs that a run was initialised from; runs outside of `known` are read."""
+    """Fills in the runs that a run was initialised from; those outside of `known` are read."""
     current = run
     while (origin := current.init_from) is not None:
         parent = _locate(origin, current, known)
@@ -284,9 +225,9 @@ def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
             there = "://" in origin or Path(origin).expanduser().exists()
             what = "is not a run folder" if there else "no longer exists"
             run.unknown_init = f"{origin} {what}: its examples and compute are not known"
-        elif len(run.ancestors) == _MAX_ANCESTORS:
+            return
+        if len(run.ancestors) == _MAX_ANCESTORS:
             run.unknown_init = "the run is initialised from itself"
-        if parent is None or run.unknown_init:
             return
         run.ancestors.append(parent)
         current = parent
@@ -301,34 +242,29 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
         return None
     folder = Path(origin).expanduser()
     if "checkpoints" in folder.parts:  # RUN/checkpoints/STEP
-        last = len(folder.parts) - 1 - folder.parts[::-1].index("checkpoints")
-        folder = Path(*folder.parts[:last])
-    places = [folder.absolute()]
-    if not folder.is_absolute():
-        places += [parent / folder for parent in run.path.parents]
-    for place in places:
+        folder = folder.parents[folder.parts[::-1].index("checkpoints")]
+    relative = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]
+    for place in (folder.absolute(), *relative):
         if place.resolve() in known:
             return known[place.resolve()]
         if (place / "config.json").is_file():
-            return read_run(place)
+            return Run(place, place.name)
     same_sweep = [r for r in known.values() if r.job and r.job.get("sweep") == run.job.get("sweep")]
     moved = [r for r in same_sweep if f"/jobs/{r.name}/" in f"{folder.as_posix()}/"]
     return max(moved, key=lambda r: len(r.name), default=None)
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the object in a file; {} if there is none or it cannot be read."""
+def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    """Returns the object in a file, {} if it cannot be read, and why it cannot."""
     if not path.is_file():
-        return {}
+        return {}, ""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name}: {error}")
-        return {}
+        return {}, str(error)
     if not isinstance(content, dict):
-        problems.append(f"{path.name} holds a {type(content).__name__}, not an object")
-        return {}
-    return content
+        return {}, f"holds a {type(content).__name__}, not an object"
+    return content, ""
 
 
 def _may_be_running(attempt: dict[str, Any]) -> bool:

@@ -4,37 +4,21 @@ import dataclasses
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from vit_jax.report import vtab
-from vit_jax.report.frame import (
-    METRIC,
-    VALUE,
-    check_columns,
-    check_metric,
-    differing_within,
-    metric_regex,
-    observations,
-    select,
-    texts,
-)
-from vit_jax.report.labels import (
-    is_fraction,
-    lower_is_better,
-    markdown_table,
-    natural,
-    number_text,
-    title_of,
-)
+from vit_jax.report import frame as frames
+from vit_jax.report import labels, vtab
+from vit_jax.report.frame import METRIC, VALUE, texts
+from vit_jax.report.labels import natural, number_text
 from vit_jax.report.requests import TableRequest
-from vit_jax.report.runs import Run
 
 Key = tuple[str, str]
+_ON_FEATURES = ("fewshot/", "knn/", "linear_probe/")
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """Mean and standard deviation of a metric over runs that differ only by their seed.
 
     Attributes:
@@ -48,11 +32,6 @@ class Summary:
     std: float | None
     values: tuple[float, ...]
     within: float | None = None
-
-    @property
-    def n(self) -> int:
-        """Number of runs."""
-        return len(self.values)
 
 
 def summarize(values: Iterable[float], within: float | None = None) -> Summary:
@@ -68,10 +47,9 @@ def summarize(values: Iterable[float], within: float | None = None) -> Summary:
 
 def summarize_group(group: pd.DataFrame) -> Summary:
     """Returns mean and standard deviation of a group of observations."""
-    within = None
-    if len(group) == 1:
-        within = group.index[0].figures.get(f"{group[METRIC].iloc[0]}_std") or None
-    return summarize(group[VALUE], within)
+    figures, name = group.index[0].figures, group[METRIC].iloc[0]
+    within = figures.get(f"{name}_std") or None
+    return summarize(group[VALUE], within if len(group) == 1 else None)
 
 
 def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
@@ -80,10 +58,9 @@ def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
     Its standard deviation is over seeds, if all datasets have the same ones.
     """
     by_seed = [{run.seed: value for run, value in group[VALUE].items()} for group in groups]
-    seeds = set(by_seed[0])
-    if all(set(b) == seeds and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
-        ordered = sorted(seeds, key=natural)
-        return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in ordered)
+    seeds = sorted(by_seed[0], key=natural)
+    if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
+        return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
     return summarize([statistics.fmean([statistics.fmean(group[VALUE]) for group in groups])])
 
 
@@ -93,14 +70,14 @@ class Cell:
 
     Attributes:
         text: what it shows.
-        value: sorts the column on the HTML page.
-        kind: CSS classes: "best", "pending", "latest", or "state".
-        detail: shown as a tooltip; if it has several lines, below the text.
+        value: sorts the column on the HTML page; None: the text does.
+        kind: CSS classes: "best", "pending" or "state".
+        detail: shown as a tooltip; several lines are shown below the text.
         summary: the statistics it shows, if it is a score.
     """
 
     text: str
-    value: float | str = ""
+    value: float | None = None
     kind: str = ""
     detail: str = ""
     summary: Summary | None = None
@@ -115,7 +92,7 @@ class Table:
         header: of the columns.
         rows: one cell a column.
         notes: sentences below the table.
-        metric: for tables of scores, the metric they show.
+        metric: of a table of scores.
     """
 
     title: str
@@ -127,7 +104,7 @@ class Table:
     def markdown(self) -> str:
         """Returns the table as Markdown, with the best value of each column in bold."""
         rows = [[f"**{c.text}**" if "best" in c.kind else c.text for c in row] for row in self.rows]
-        return markdown_table(self.header, rows, right=bool(self.metric))
+        return labels.markdown_table(self.header, rows, right=bool(self.metric))
 
 
 def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
@@ -140,114 +117,101 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     Raises:
         ConfigError: no run has a column or metric of that name.
     """
-    check_metric(frame, request.metric, "metric")
-    observed = observations(frame, request.metric)
-    check_columns(observed, rows=request.rows, columns=request.columns)
-    observed = select(observed, request.where)
-    groups: dict[Key, pd.DataFrame] = {
-        (row, name): group
-        for (row, name), group in observed.groupby(
-            [texts(observed, request.rows), texts(observed, request.columns)]
-        )
-        if row and name
-    }
-    asked = {*request.rows.split("+"), *request.columns.split("+")}
-    # A run without a result cannot be placed by a word of the metric's name.
-    pending = {} if asked & {*metric_regex(request.metric).groupindex} else _pending(request, frame)
+    metric = request.metric
+    frames.check_metric(frame, metric, "metric")
+    observed = frames.observations(frame, metric)
+    frames.check_columns(observed, rows=request.rows, columns=request.columns)
+    observed = frames.select(observed, request.where)
+    keys = [texts(observed, request.rows), texts(observed, request.columns)]
+    groups = {key: group for key, group in observed.groupby(keys) if all(key)}
     summaries = {key: summarize_group(group) for key, group in groups.items()}
-    rows = sorted({row for row, _ in {*groups, *pending}}, key=natural)
-    columns = sorted({name for _, name in {*groups, *pending}}, key=natural)
-    vtab_groups = vtab.grouped(columns)
-    if vtab_groups is not None:
-        for row in rows:
-            for name, members in vtab_groups.items():
-                found = [groups[row, member] for member in members if (row, member) in groups]
-                if len(found) == len(members):
-                    summaries[row, name] = mean_over(found)
-        tasks = vtab_groups[vtab.ALL]
-        columns = [*vtab_groups, *tasks, *(c for c in columns if c not in tasks)]
-    best = _best(summaries, columns, request.metric)
-    common_n = _common_n(summaries)
-    cells = [
-        [Cell(row), *(_cell(summaries.get((row, c)), pending.get((row, c), []), request.metric,
-                            common_n, best=(row, c) in best) for c in columns)]
-        for row in rows
+    pending = _pending(request, frame)
+    rows, columns = (sorted({key[i] for key in {*groups, *pending}}, key=natural) for i in (0, 1))
+    means = vtab.grouped(columns)
+    for row, (name, members) in ((row, item) for row in rows for item in means.items()):
+        found = [groups[row, member] for member in members if (row, member) in groups]
+        if len(found) == len(members):
+            summaries[row, name] = mean_over(found)
+    columns = list(dict.fromkeys([*means, *means.get(vtab.ALL, []), *columns]))
+    best = _best(summaries, min if labels.lower_is_better(metric) else max)
+    counts = Counter(len(summary.values) for summary in summaries.values())
+    common_n = max(counts, key=lambda n: (counts[n], n), default=0)
+    cells = {
+        key: _cell(summaries.get(key), pending.get(key, []), metric, common_n, best=key in best)
+        for key in {*summaries, *pending}
+    }
+    return Table(
+        request.title or labels.title_of(metric),
+        [labels.title_of(request.rows), *columns],
+        [[Cell(row), *(cells.get((row, name), Cell("–")) for name in columns)] for row in rows],
+        _notes(metric, summaries, common_n, list(groups.values()), pending=bool(pending)),
+        metric,
+    )
+
+
+def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
+    """Returns tables.csv: a row for each mean, at full precision."""
+    rows = [
+        {
+            "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
+            "mean": summary.mean, "std": summary.std, "n": len(summary.values),
+        }
+        for table in tables for row in table.rows
+        for name, cell in zip(table.header, row, strict=True) if (summary := cell.summary)
     ]  # fmt: skip
-    notes = _notes(request.metric, summaries, common_n, groups.values(), pending=bool(pending))
-    title = request.title or title_of(request.metric)
-    return Table(title, [title_of(request.rows), *columns], cells, notes, request.metric)
+    return pd.DataFrame(rows, dtype=object)
 
 
 def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
     """Returns the states of runs without a result, by the cell in which they belong."""
-    found: dict[Key, list[str]] = defaultdict(list)
-    frame = frame.loc[[not run.finished and _measures(run, request.metric) for run in frame.index]]
+    metric, found = request.metric, defaultdict(list)
+    asked = {*request.rows.split("+"), *request.columns.split("+")}
+    if asked & {*frames.metric_regex(metric).groupindex}:
+        return {}  # Only a result says in which of these cells a run belongs.
     for name, wanted in request.where:
         frame = frame[texts(frame, name) == wanted]
     rows, columns = texts(frame, request.rows), texts(frame, request.columns)
-    for run, row, name in zip(frame.index, rows, columns, strict=True):
-        if row and name:
-            found[row, name].append(run.state)
+    for run, *key in zip(frame.index, rows, columns, strict=True):
+        measured = run.job.get("command", "train") == "train"
+        if metric.startswith(_ON_FEATURES):
+            measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
+        if measured and not run.finished and all(key):
+            found[key[0], key[1]].append(run.state)
     return found
 
 
-def _measures(run: Run, metric: str) -> bool:
-    """Whether a run will have a metric once it is finished."""
-    if metric.startswith(("fewshot/", "knn/", "linear_probe/")):
-        return run.job.get("command") == "fewshot" or bool(run.config.get("fewshot.datasets"))
-    return run.job.get("command", "train") == "train"
-
-
-def _best(summaries: Mapping[Key, Summary], columns: Iterable[str], metric: str) -> set[Key]:
-    """Returns the cells with the best mean of their column, if it has more than one."""
-    best = set()
-    for name in columns:
-        means = {key: summary.mean for key, summary in summaries.items() if key[1] == name}
-        if len(means) > 1:
-            wanted = (min if lower_is_better(metric) else max)(means.values())
-            best |= {key for key, mean in means.items() if mean == wanted}
-    return best
-
-
-def _common_n(summaries: Mapping[Key, Summary]) -> int | None:
-    """Returns the number of runs of most cells."""
-    counts = Counter(summary.n for summary in summaries.values())
-    return max(counts, key=lambda n: (counts[n], n)) if counts else None
+def _best(summaries: Mapping[Key, Summary], choose: Any) -> set[Key]:
+    """Returns the cells with the best mean of their column, if it has more than one mean."""
+    columns: dict[str, dict[Key, float]] = defaultdict(dict)
+    for key, summary in summaries.items():
+        columns[key[1]][key] = summary.mean
+    several = [means for means in columns.values() if len(means) > 1]
+    return {k for means in several for k, mean in means.items() if mean == choose(means.values())}
 
 
 def _cell(
-    summary: Summary | None, pending: list[str], metric: str, common_n: int | None, *, best: bool
+    summary: Summary | None, pending: list[str], metric: str, common_n: int, *, best: bool
 ) -> Cell:
-    parts = []
-    if summary is not None:
-        text = number_text(summary.mean, metric)
-        if summary.std is not None:
-            text += f" ± {number_text(summary.std, metric, like=summary.mean)}"
-        elif summary.within is not None:
-            text += f" (± {number_text(summary.within, metric, like=summary.mean)})"
-        parts.append(text)
-        if summary.n != common_n:
-            parts.append(f"(n={summary.n})")
-    parts += [f"[{pending.count(state)} {state}]" for state in sorted(set(pending))]
-    values = summary.values if summary is not None else ()
-    return Cell(
-        text=" ".join(parts) or "–",
-        value="" if summary is None else summary.mean,
-        kind=" ".join(["best"] * best + ["pending"] * bool(pending)),
-        detail=", ".join(number_text(value, metric) for value in values),
-        summary=summary,
-    )
+    parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
+    kind = "best " * best + "pending" * bool(pending)
+    if summary is None:
+        return Cell(" ".join(parts), kind=kind)
+    mean, std, values, within = summary
+    text = number_text(mean, metric)
+    if std is not None:
+        text += f" ± {number_text(std, metric, like=mean)}"
+    elif within is not None:
+        text += f" (± {number_text(within, metric, like=mean)})"
+    text += f" (n={len(values)})" if len(values) != common_n else ""
+    detail = ", ".join(number_text(value, metric) for value in values)
+    return Cell(" ".join([text, *parts]), mean, kind, detail, summary)
 
 
 def _notes(
-    metric: str,
-    summaries: Mapping[Key, Summary],
-    common_n: int | None,
-    groups: Iterable[pd.DataFrame],
-    *,
-    pending: bool,
-) -> list[str]:
-    counts = {summary.n for summary in summaries.values()}
+    metric: str, summaries: Mapping[Key, Summary], common_n: int, groups: list[pd.DataFrame],
+    *, pending: bool,
+) -> list[str]:  # fmt: skip
+    counts = {len(summary.values) for summary in summaries.values()}
     if not counts:
         return ["No run in this table has a result."]
     if counts == {1}:
@@ -256,31 +220,17 @@ def _notes(
         runs = "1 run" if common_n == 1 else f"n = {common_n} runs"
         first = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
         first += " unless it says otherwise" if len(counts) > 1 else ""
-    unit = "Percent. " if is_fraction(metric) else ""
-    better = "smallest" if lower_is_better(metric) else "largest"
+    unit = "Percent. " if labels.is_fraction(metric) else ""
+    better = "smallest" if labels.lower_is_better(metric) else "largest"
     notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
     if any(summary.within is not None for summary in summaries.values()):
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
-    groups = list(groups)
-    differing = differing_within(groups)
+    differing = frames.differing_within(groups)
     seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups]
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
-    elif any(len(set(s)) < len(s) for s in seeds):
+    elif any(len({*of_cell}) < len(of_cell) for of_cell in seeds):
         notes.append("Some cells average several runs with the same seed.")
     if pending:
         notes.append("In square brackets: runs without a result, which are not in the means.")
     return notes
-
-
-def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
-    """Returns tables.csv: a row for each mean, at full precision."""
-    rows = [
-        {
-            "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
-            "mean": summary.mean, "std": summary.std, "n": summary.n,
-        }
-        for table in tables for row in table.rows
-        for name, cell in zip(table.header[1:], row[1:], strict=True) if (summary := cell.summary)
-    ]  # fmt: skip
-    return pd.DataFrame(rows, dtype=object)
