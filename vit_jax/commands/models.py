@@ -138,9 +138,10 @@ def _choose(
         )  # fmt: skip
     chosen, left_out = [], []
     for name in names:
-        options = ModelConfig.from_mapping(
-            {"name": name, "dtype": args.dtype, **overrides}, "model."
-        )
+        try:
+            options = ModelConfig(name=name, dtype=args.dtype, **overrides)
+        except ConfigError as error:
+            raise error.under("model") from None
         try:
             shape = resolve(options)
         except ModelError:

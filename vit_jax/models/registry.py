@@ -132,11 +132,11 @@ def resolve(options: ModelConfig) -> ViTShape | ResNetShape:
 
 def _check_resnet_options(options: ModelConfig) -> None:
     usual = ModelConfig(name=options.name)
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name not in _RESNET_OPTIONS and value != getattr(usual, field.name):
+    for name in type(options).model_fields:
+        value = getattr(options, name)
+        if name not in _RESNET_OPTIONS and value != getattr(usual, name):
             raise ModelError(
-                f"'model.{field.name}' is {value!r} for {options.name}, a ResNet without it",
+                f"'model.{name}' is {value!r} for {options.name}, a ResNet without it",
                 f"of the model section only {', '.join(sorted(_RESNET_OPTIONS))}",
                 "leave it out",
             )
