@@ -50,8 +50,8 @@ def _write_run(row, folder, selection):
     for key, column in (("model.name", "model"), ("data.name", "dataset")):
         if column not in labels and row[column]:
             settings.setdefault(key, row[column])
-    if "label.model" in row and row["model"] != labels.get("model"):
-        settings["model"] = row["model"]  # Synthetic tasks have a setting of this name.
+    if "network.layers" in row:  # A synthetic task has a setting with the name of this column.
+        settings["model"] = row["model"]
     command = settings.get("command") or "train"
     if row["init_from"]:
         settings["checkpoint" if command == "fewshot" else "init_from"] = str(

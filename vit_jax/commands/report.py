@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             (args.curves, CurvesRequest, "--curves"),
         )
     )
-    _report(args, ReportRequest(args.title, None, tables, plots, curves))
+    _report(args, ReportRequest(title=args.title, tables=tables, plots=plots, curves=curves))
     return 0
 
 

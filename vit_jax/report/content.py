@@ -25,6 +25,7 @@ from vit_jax.report.tables import Table, score_table
 
 log = logging.getLogger(__name__)
 
+
 @dataclasses.dataclass(frozen=True)
 class Picture:
     """A picture, written as PNG and SVG.
@@ -149,14 +150,14 @@ def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
     for folder, sweep in found.sweeps.items():
         if sweep.get("report"):
             given = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
-            missing = [name for name, value in vars(request).items() if value is None]
-            request = dataclasses.replace(request, **{n: getattr(given, n) for n in missing})
+            missing = [
+                name for name in type(request).model_fields if getattr(request, name) is None
+            ]
+            request = request.replace(**{name: getattr(given, name) for name in missing})
     return request
 
 
-def _make_all(
-    make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool
-) -> list[Any]:
+def _make_all(make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool) -> list[Any]:
     """Returns what is made of each request; if lenient, errors are logged."""
     made = []
     for request in requests:

@@ -6,7 +6,7 @@ name, and final metrics. The index holds the `Run` objects themselves.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -133,13 +133,13 @@ def texts(frame: pd.DataFrame, name: str) -> pd.Series:
     return column(frame, name).map(show)
 
 
-def select(frame: pd.DataFrame, where: Iterable[tuple[str, str]]) -> pd.DataFrame:
+def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     """Returns the rows whose columns have the given values.
 
     Raises:
         ConfigError: no such column, or no row has the value.
     """
-    for name, wanted in where:
+    for name, wanted in where.items():
         check_columns(frame, where=name)
         found = texts(frame, name)
         if len(frame) and wanted not in set(found):

@@ -122,7 +122,8 @@ def missing_table(found: Runs) -> Table | None:
             path = folder / "jobs" / str(name)
             searched = any(root in (path, *path.parents) for root in found.roots)
             if searched and not path.exists():
-                rows.append([Cell(str(name)), Cell("not started", kind="state"), Cell(""), Cell("")])
+                state = Cell("not started", kind="state")
+                rows.append([Cell(str(name)), state, Cell(""), Cell("")])
     return Table("Runs without a result", ["run", "state", "step", "why"], rows) if rows else None
 
 

@@ -3,23 +3,15 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
+from vit_jax.report import frame as frames
 from vit_jax.report import vtab
-from vit_jax.report.frame import (
-    check_columns,
-    check_metric,
-    column,
-    differing_within,
-    observations,
-    select,
-    texts,
-    unknown_lineage,
-)
+from vit_jax.report.frame import column, texts
 from vit_jax.report.labels import (
     is_fraction,
     is_number,
@@ -75,10 +67,10 @@ def plot_data(request: PlotRequest, frame: pd.DataFrame) -> PlotData:
     Raises:
         ConfigError: no run has a column or metric of that name.
     """
-    check_metric(frame, request.y, "y")
-    observed = observations(frame, request.y)
-    check_columns(observed, x=request.x, series=request.series, panel=request.panel)
-    observed = select(observed, request.where)
+    frames.check_metric(frame, request.y, "y")
+    observed = frames.observations(frame, request.y)
+    frames.check_columns(observed, x=request.x, series=request.series, panel=request.panel)
+    observed = frames.select(observed, request.where)
     xs, series = column(observed, request.x), texts(observed, request.series)
     known = [
         x is not None and bool(name) and (not request.log_x or (is_number(x) and x > 0))
@@ -127,7 +119,7 @@ def _summaries(request: PlotRequest, groups: Groups) -> dict[str, Series]:
     for panel, series, x in keys:
         summary = summarize_group(groups[panel, series, x])
         if summary.within is not None:
-            summary = dataclasses.replace(summary, std=summary.within)
+            summary = summary._replace(std=summary.within)
         panels[panel].setdefault(series, {})[x] = summary
     if len(panels) < 2:
         return panels
@@ -155,11 +147,11 @@ def _notes(request: PlotRequest, groups: Groups, unplaced: list[Run]) -> list[st
     num_seeds = {len({run.seed for run in group.index}) for group in groups.values()}
     if len({panel for panel, _, _ in groups}) > 1 and len(num_seeds) > 1:
         notes.append("A mean over panels with different seeds has no bar.")
-    differing = [name for name in differing_within(groups.values()) if name != request.x]
+    differing = [name for name in frames.differing_within(groups.values()) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
     if unplaced:
-        reasons = sorted({unknown_lineage(run) for run in unplaced} - {""})
+        reasons = sorted({frames.unknown_pretraining(run) for run in unplaced} - {""})
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
         names = sorted({run.name for run in unplaced}, key=natural)
         notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
@@ -171,29 +163,25 @@ def draw(data: PlotData, palette: Palette) -> Any:
     request, panels = data.request, data.panels
     for series in panels.values():
         palette.add(request.series, series)
-    columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels)) or 1
-    rows = -(-len(panels) // columns) or 1
+    columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
     members = [_members(series) for series in panels.values()]
     if data.numeric:
         size = {"width": 3.6, "height": 3.1} if columns > 1 else {"width": 6.2, "height": 3.7}
     else:
-        longest = max(map(len, members), default=1)
-        size = {"width": 6.2 / columns**0.4, "height": 1.0 + 0.34 * longest}
+        size = {"width": 6.2 / columns**0.4, "height": 1.0 + 0.34 * max(map(len, members))}
     score = title_of(request.y) + (", %" if is_fraction(request.y) else "")
+    x_title, y_title = (title_of(request.x), score) if data.numeric else (score, "")
     handles: dict[str, Any] = {}
     with plot_style():
-        figure, axes = new_figure(rows, columns, **size)
+        figure, axes = new_figure(-(-len(panels) // columns), columns, **size)
         for i, (name, series) in enumerate(panels.items()):
             panel, first, last = axes.flat[i], i % columns == 0, i >= len(panels) - columns
+            _draw_panel(panel, series, data, palette, handles)
+            if not first and not data.numeric and all(other == members[0] for other in members):
+                panel.set_yticklabels([])
             panel.set_title(name)
-            if data.numeric:
-                _draw_lines(panel, series, request, palette, handles)
-                panel.set_ylabel(score if first else "")
-            else:
-                _draw_rows(panel, series, request, palette, handles)
-                if not first and all(other == members[0] for other in members):
-                    panel.set_yticklabels([])
-            panel.set_xlabel("" if not last else title_of(request.x) if data.numeric else score)
+            panel.set_xlabel(x_title if last else "")
+            panel.set_ylabel(y_title if first else "")
         for panel in axes.flat[len(panels) :]:
             panel.remove()
         if data.numeric or request.series != request.x:
@@ -203,59 +191,48 @@ def draw(data: PlotData, palette: Palette) -> Any:
     return figure
 
 
-def _draw_lines(
-    panel: Any, series: Series, request: PlotRequest, palette: Palette, handles: dict[str, Any]
+def _draw_panel(
+    panel: Any, series: Series, data: PlotData, palette: Palette, handles: dict[str, Any]
 ) -> None:
-    """Draws a line for each series."""
+    """Draws a line for each series; if x is a text, a row for each x with the score across."""
+    request, members = data.request, _members(series)
     scale = 100 if is_fraction(request.y) else 1
-    if request.log_x:
-        panel.set_xscale("log")
-    for name, points in series.items():
-        style, xs = palette.style(request.series, name), sorted(points)
-        for x in xs:
-            values = [scale * value for value in points[x].values]
-            _draw_seeds(panel, [x] * len(values), values, style)
-        handles[name] = panel.errorbar(
-            xs, [scale * points[x].mean for x in xs],
-            yerr=[scale * (points[x].std or 0) for x in xs],
-            elinewidth=1.1, capsize=0, label=name, markeredgecolor="none",
-            zorder=4 if name == request.through else 3, **style,
-        )  # fmt: skip
-    _set_ticks(panel, sorted(set(_xs(series))), log_x=request.log_x)
-    panel.margins(x=0.08, y=0.12)
-
-
-def _draw_rows(
-    panel: Any, series: Series, request: PlotRequest, palette: Palette, handles: dict[str, Any]
-) -> None:
-    """Draws a row for each x, which is a text; the score is on the horizontal axis."""
-    scale, members = 100 if is_fraction(request.y) else 1, _members(series)
     # Series that share a row are drawn below each other.
     shared = max(Counter(_xs(series)).values(), default=0) > 1
+    if request.log_x:
+        panel.set_xscale("log")
     for i, (name, points) in enumerate(series.items()):
-        style = palette.style(request.series, name)
+        style = palette.style(request.series, name) | {"label": name, "markeredgecolor": "none"}
+        means = [scale * points[x].mean for x in points]
+        bars = [scale * (points[x].std or 0) for x in points]
         shift = (i - (len(series) - 1) / 2) * 0.6 / len(series) if shared else 0.0
         rows = [members.index(show(x)) + shift for x in points]
-        for row, summary in zip(rows, points.values(), strict=True):
-            _draw_seeds(panel, [scale * v for v in summary.values], [row] * summary.n, style)
-        handles[name] = panel.errorbar(
-            [scale * s.mean for s in points.values()], rows,
-            xerr=[scale * (s.std or 0) for s in points.values()],
-            elinewidth=1.3, capsize=0, label=name, markeredgecolor="none", zorder=3,
-            **{**style, "linestyle": "none"},
-        )  # fmt: skip
-    panel.set_yticks(range(len(members)), members)
-    panel.set_ylim(len(members) - 0.5, -0.5)
-    panel.grid(visible=False, axis="y")
-    panel.margins(x=0.1)
-
-
-def _draw_seeds(panel: Any, xs: list[Any], ys: list[Any], style: Mapping[str, Any]) -> None:
-    if len(xs) > 1:
-        panel.plot(
-            xs, ys, linestyle="none", marker="o", markersize=3.6, color=style["color"],
-            alpha=0.4, markeredgewidth=0, zorder=2,
-        )  # fmt: skip
+        for row, (x, summary) in zip(rows, points.items(), strict=True):
+            values, n = [scale * value for value in summary.values], len(summary.values)
+            places = ([x] * n, values) if data.numeric else (values, [row] * n)
+            if n > 1:
+                panel.plot(
+                    *places, linestyle="none", marker="o", markersize=3.6, color=style["color"],
+                    alpha=0.4, markeredgewidth=0, zorder=2,
+                )  # fmt: skip
+        if data.numeric:
+            zorder = 4 if name == request.through else 3
+            handles[name] = panel.errorbar(
+                [*points], means, yerr=bars, elinewidth=1.1, capsize=0, zorder=zorder, **style
+            )
+        else:
+            style["linestyle"] = "none"
+            handles[name] = panel.errorbar(
+                means, rows, xerr=bars, elinewidth=1.3, capsize=0, zorder=3, **style
+            )
+    if data.numeric:
+        _set_ticks(panel, sorted({*_xs(series)}), log_x=request.log_x)
+        panel.margins(x=0.08, y=0.12)
+    else:
+        panel.set_yticks(range(len(members)), members)
+        panel.set_ylim(len(members) - 0.5, -0.5)
+        panel.grid(visible=False, axis="y")
+        panel.margins(x=0.1)
 
 
 def _set_ticks(panel: Any, xs: list[float], *, log_x: bool) -> None:

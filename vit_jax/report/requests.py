@@ -1,57 +1,49 @@
 """What a report shows: tables, plots and learning curves, from the command line or a sweep file."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import ConfigError
 from vit_jax.report.labels import lower_first, title_of
+from vit_jax.schema import Section, option
 
-Where = tuple[tuple[str, str], ...]
+R = TypeVar("R", bound=Section)
 
 
-@dataclasses.dataclass(frozen=True)
-class TableRequest:
-    """A table of means and standard deviations over seeds.
-
-    Attributes:
-        metric: name of a metric; {word} in it matches any part and becomes a column of the data.
-        rows: label, setting or metric, or several joined by "+".
-        columns: likewise.
-        where: (column, the value it must have).
-        title: heading; by default made from the metric.
-    """
+class TableRequest(Section):
+    """A table of means and standard deviations over seeds."""
 
     metric: str
-    rows: str = "model"
-    columns: str = "dataset"
-    where: Where = ()
-    title: str | None = None
+    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    rows: str = option("model")
+    """Label, setting or metric, or several joined by "+"."""
+    columns: str = option("dataset")
+    """Likewise."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading; by default made from the metric."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PlotRequest:
-    """A plot of means with standard deviations over seeds.
-
-    Attributes:
-        x: column for the horizontal axis; if its values are text, each gets a row.
-        y: name of a metric; {word} in it matches any part and becomes a column of the data.
-        series: column, or several joined by "+"; one colour each.
-        panel: column; one panel each. None: a single panel.
-        through: member of `series` whose points are part of every line, such as a baseline.
-        log_x: whether the horizontal axis is logarithmic.
-        where: (column, the value it must have).
-        title: heading; by default made from y and x.
-    """
+class PlotRequest(Section):
+    """A plot of means with standard deviations over seeds."""
 
     x: str
+    """Column for the horizontal axis; if its values are text, each gets a row."""
     y: str
-    series: str = "model"
-    panel: str | None = None
-    through: str | None = None
-    log_x: bool = False
-    where: Where = ()
-    title: str | None = None
+    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    series: str = option("model")
+    """Column, or several joined by "+"; one colour each."""
+    panel: str | None = option(None)
+    """Column; one panel each. None: a single panel."""
+    through: str | None = option(None)
+    """Member of `series` whose points are part of every line, such as a baseline."""
+    log_x: bool = option(False)
+    """Whether the horizontal axis is logarithmic."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading; by default made from y and x."""
 
     @property
     def heading(self) -> str:
@@ -60,128 +52,83 @@ class PlotRequest:
         return self.title or f"{title_of(self.y)}, against {x}"
 
 
-@dataclasses.dataclass(frozen=True)
-class CurvesRequest:
-    """Learning curves: one line a run, training loss beside the main score.
+class CurvesRequest(Section):
+    """Learning curves: one line a run, training loss beside the main score."""
 
-    Attributes:
-        series: column, or several joined by "+"; one colour each.
-        panel: likewise; a row of two panels each.
-        where: (column, the value it must have).
-        title: heading.
-    """
-
-    series: str = "model"
-    panel: str = "dataset"
-    where: Where = ()
-    title: str | None = None
+    series: str = option("model")
+    """Column, or several joined by "+"; one colour each."""
+    panel: str = option("dataset")
+    """Likewise; a row of two panels each."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportRequest:
-    """A whole report; what is None is taken from the sweep file or suggested by the runs.
+class ReportRequest(Section):
+    """A whole report; what is None is taken from the sweep file or suggested by the runs."""
 
-    Attributes:
-        title: of the page.
-        question: that the runs are meant to answer.
-        tables: of scores.
-        plots: of scores.
-        curves: learning curves.
-    """
-
-    title: str | None = None
-    question: str | None = None
-    tables: tuple[TableRequest, ...] | None = None
-    plots: tuple[PlotRequest, ...] | None = None
-    curves: tuple[CurvesRequest, ...] | None = None
+    title: str | None = option(None)
+    """Title of the page."""
+    question: str | None = option(None)
+    """The question that the runs are meant to answer."""
+    tables: tuple[TableRequest, ...] | None = option(None)
+    """Tables of scores."""
+    plots: tuple[PlotRequest, ...] | None = option(None)
+    """Plots of scores."""
+    curves: tuple[CurvesRequest, ...] | None = option(None)
+    """Learning curves."""
 
 
-_KINDS = {"tables": TableRequest, "plots": PlotRequest, "curves": CurvesRequest}
-
-
-def parse_request(text: str, kind: type, option: str) -> Any:
+def parse_request(text: str, kind: type[R], source: str) -> R:
     """Reads "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
     Args:
         text: comma-separated KEY=VALUE; a KEY alone is true.
         kind: TableRequest, PlotRequest or CurvesRequest.
-        option: its name, for error messages.
+        source: the option, for error messages.
 
     Raises:
         ConfigError: a key is unknown or missing.
     """
     pairs = (item.partition("=") for item in text.split(","))
     given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
-    return read_request(given, kind, option)
-
-
-def read_request(given: Any, kind: type, source: str) -> Any:
-    """Makes a request from a dict.
-
-    Args:
-        given: the attributes of `kind`; `where` is a dict, or keys that begin with "where.".
-        kind: TableRequest, PlotRequest or CurvesRequest.
-        source: where it was written, for error messages.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value has a wrong type.
-    """
-    _check_mapping(given, source, "write e.g. {'metric': ...}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    where = given.get("where") or {}
-    _check_mapping(where, f"{source}: where", "write where.COLUMN=...")
-    where = dict(where) | {
-        key.removeprefix("where."): given[key] for key in given if key.startswith("where.")
-    }
-    values: dict[str, Any] = {"where": tuple((name, str(value)) for name, value in where.items())}
-    for key, value in given.items():
-        if key == "where" or key.startswith("where."):
-            continue
-        _check_known(key, fields, source, ", where.COLUMN")
-        if key == "log_x":
-            value = value in (True, "true", "True", "1", 1)
-        elif not (isinstance(value, str) or (value is None and fields[key].default is None)):
-            raise ConfigError(f"{source}: {key!r} is {value!r}", "a name", f"write {key}=NAME")
-        values[key] = value
-    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    missing = [name for name in required if not values.get(name)]
-    if missing:
-        raise ConfigError(
-            f"{source}: no {' and no '.join(map(repr, missing))}",
-            ", ".join(f"{name}=..." for name in required), f"add {missing[0]}=NAME",
-        )  # fmt: skip
-    return kind(**values)
+    if "log_x" in given:
+        given["log_x"] = given["log_x"] in (True, "true", "True", "1")
+    return _read(given, kind, source)
 
 
 def read_report(given: Any, source: str) -> ReportRequest:
     """Makes a request from the REPORT of a sweep file.
 
     Raises:
-        ConfigError: a key is unknown, or a value has a wrong type.
+        ConfigError: a key is unknown or missing, or a value has a wrong type.
     """
-    _check_mapping(given, source, "see `report --help`")
-    known = [field.name for field in dataclasses.fields(ReportRequest)]
-    values: dict[str, Any] = dict(given)
-    for key, items in given.items():
-        _check_known(key, known, source)
-        if key in _KINDS and items is not None:
-            if not isinstance(items, list | tuple):
-                raise ConfigError(f"{source}: {key!r} is {items!r}", "a list", "put it into [...]")
-            values[key] = tuple(
-                read_request(item, _KINDS[key], f"{source}, {key}[{i}]")
-                for i, item in enumerate(items)
-            )
-    return ReportRequest(**values)
+    kinds: dict[str, type[Section]]
+    kinds = {"tables": TableRequest, "plots": PlotRequest, "curves": CurvesRequest}
+    values = dict(given) if isinstance(given, Mapping) else given
+    for key, kind in kinds.items():
+        if isinstance(values, dict) and isinstance(values.get(key), list | tuple):
+            items = enumerate(values[key])
+            values[key] = [_read(item, kind, f"{source}, {key}[{i}]") for i, item in items]
+    return _read(values, ReportRequest, source)
 
 
-def _check_mapping(given: Any, source: str, fix: str) -> None:
+def _read(given: Any, kind: type[R], source: str) -> R:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{source} is {given!r}", "keys and values", fix)
-
-
-def _check_known(key: str, known: Iterable[str], source: str, more: str = "") -> None:
-    if key not in known:
-        raise ConfigError(
-            f"{source}: unknown key {key!r}", f"one of {', '.join(known)}{more}",
-            f"did you mean {nearest(key, known)!r}?",
-        )  # fmt: skip
+        raise ConfigError(f"{source} is {given!r}", "keys and values", "see `report --help`")
+    start = "where."
+    values = {key: value for key, value in given.items() if not key.startswith(start)}
+    where = {key.removeprefix(start): given[key] for key in given if key.startswith(start)}
+    if isinstance(values.get("where", {}), Mapping) and "where" in kind.model_fields:
+        where = {**values.get("where", {}), **where}
+        values["where"] = {name: str(value) for name, value in where.items()}
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    missing = [name for name in required if not values.get(name)]
+    try:
+        if values.keys() <= kind.model_fields.keys() and missing:
+            names = ", ".join(f"{name}=..." for name in required)
+            raise ConfigError(f"no {missing[0]!r}", names, f"add {missing[0]}=NAME")
+        return kind.from_mapping(values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.got}", error.expected, error.fix) from None

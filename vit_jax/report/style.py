@@ -189,7 +189,8 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
     for name in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {name}="[^"]*"', r"\1", svg, count=1)
     style = f"width:{width:.0f}px;min-width:{min(width, 760):.0f}px"
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}" style="{style}"', 1)
+    about = f'role="img" aria-label="{html.escape(label)}" style="{style}"'
+    return svg.replace("<svg", f"<svg {about}", 1)
 
 
 def css_variables(*, dark: bool) -> str:

@@ -1,6 +1,5 @@
 """Suggests the tables, plots and curves that fit some runs, if the user asked for none."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -8,7 +7,7 @@ import pandas as pd
 from vit_jax.report.curves import main_score
 from vit_jax.report.frame import column, differing_settings, metric_regex, observations, texts
 from vit_jax.report.labels import is_number, show, title_of
-from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest, Where
+from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
 from vit_jax.report.runs import Run
 
 _FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
@@ -63,7 +62,8 @@ def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
         known = {request.metric for request in found}
         for name, columns in wanted.items():
             title = title_of(name) + (", other runs" if name in known else "")
-            found.append(TableRequest(name, rows, columns, where, title))
+            asked = {"metric": name, "rows": rows, "columns": columns, "where": where}
+            found.append(TableRequest(**asked, title=title))
     return found
 
 
@@ -74,7 +74,7 @@ def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
         known = {(request.x, request.y) for request in found}
         for request in _plots(members):
             title = request.heading + (", other runs" if (request.x, request.y) in known else "")
-            found.append(dataclasses.replace(request, where=where, title=title))
+            found.append(request.replace(where=where, title=title))
     return found
 
 
@@ -85,7 +85,7 @@ def suggest_curves(frame: pd.DataFrame) -> list[CurvesRequest]:
     for stage in sorted(stages, key=lambda stage: (_STAGES.get(stage, len(_STAGES)), stage)):
         series = row_column([run for run in frame.index if (run.stage or "") == stage])
         title = f"Stage “{stage}”" if stage else "Other runs" if len(stages) > 1 else "Runs"
-        found.append(CurvesRequest(series, "dataset", (("stage", stage),), title))
+        found.append(CurvesRequest(series=series, where={"stage": stage}, title=title))
     return found
 
 
@@ -95,12 +95,12 @@ def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
     if score is not None:
         if texts(observations(frame, score), rows).nunique() > 1:
             first = rows.partition("+")[0]
-            yield PlotRequest(rows, score, first, "dataset", title=title_of(score))
+            yield PlotRequest(x=rows, y=score, series=first, panel="dataset", title=title_of(score))
         yield from _against_pretraining(score, frame, rows)
     matches = filter(None, map(metric_regex(_FEW_SHOT).fullmatch, metrics))
     shots = sorted({int(match["shots"]) for match in matches})
     if len(shots) > 1:
-        yield PlotRequest("shots", _FEW_SHOT, rows, "dataset", log_x=True)
+        yield PlotRequest(x="shots", y=_FEW_SHOT, series=rows, panel="dataset", log_x=True)
     if shots:
         shown = 5 if 5 in shots else shots[-1]
         yield from _against_pretraining(_FEW_SHOT.replace("{shots}", str(shown)), frame, rows)
@@ -116,7 +116,8 @@ def _against_pretraining(pattern: str, frame: pd.DataFrame, rows: str) -> Iterat
             by_family = x == "pretrain_exaflops" and num_models > num_families
             names = ["family" if by_family else "model"]
             names += [name for name in rows.split("+") if name != "model"]
-            yield PlotRequest(x, pattern, "+".join(_needed(names, x, observed)), "dataset", log_x=True)
+            series = "+".join(_needed(names, x, observed))
+            yield PlotRequest(x=x, y=pattern, series=series, panel="dataset", log_x=True)
 
 
 def _needed(names: list[str], x: str, observed: pd.DataFrame) -> list[str]:
@@ -133,10 +134,10 @@ def _metrics(frame: pd.DataFrame) -> set[str]:
     return {name for run in frame.index if run.finished for name in run.figures}
 
 
-def _by_stage(frame: pd.DataFrame) -> list[tuple[Where, pd.DataFrame]]:
+def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
     """Returns final runs apart from others, if there are both, with the filter for each."""
     frame = reported(frame)
     final = column(frame, "stage") == "final"
     if frame.empty or not final.any() or final.all():
-        return [] if frame.empty else [((), frame)]
-    return [((("stage", "final"),), frame[final]), ((("stage", ""),), frame[~final])]
+        return [] if frame.empty else [({}, frame)]
+    return [({"stage": "final"}, frame[final]), ({"stage": ""}, frame[~final])]

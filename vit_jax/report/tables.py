@@ -168,7 +168,7 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]
     asked = {*request.rows.split("+"), *request.columns.split("+")}
     if asked & {*frames.metric_regex(metric).groupindex}:
         return {}  # Only a result says in which of these cells a run belongs.
-    for name, wanted in request.where:
+    for name, wanted in request.where.items():
         frame = frame[texts(frame, name) == wanted]
     rows, columns = texts(frame, request.rows), texts(frame, request.columns)
     for run, *key in zip(frame.index, rows, columns, strict=True):
