@@ -13,7 +13,7 @@ in sweeps, job.json. Runs without a result are listed, and are not part of any m
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import ConfigError, RunFolderError
 
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", help="title of the page")
     parser.add_argument(
         "--table", action="append", metavar="KEY=VALUE,...",
-        help="metric=, rows=, columns=, where.COLUMN=, title=; replaces the suggested tables; may be"
-        " repeated",
+        help="metric=, rows=, columns=, where.COLUMN=, title=; replaces the suggested tables; may"
+        " be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--plot", action="append", metavar="KEY=VALUE,...",
@@ -78,15 +78,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             f"--config.{overrides[0]}", "no config: a report reads those of its runs",
             "remove it",
         )  # fmt: skip
-    tables, plots, curves = (
-        tuple(parse_request(text, kind, option) for text in given or []) or None
-        for given, kind, option in (
-            (args.table, TableRequest, "--table"),
-            (args.plot, PlotRequest, "--plot"),
-            (args.curves, CurvesRequest, "--curves"),
-        )
-    )
-    _report(args, ReportRequest(title=args.title, tables=tables, plots=plots, curves=curves))
+    asked: dict[str, Any] = {"title": args.title}
+    for key, texts, kind, option in (
+        ("tables", args.table, TableRequest, "--table"),
+        ("plots", args.plot, PlotRequest, "--plot"),
+        ("curves", args.curves, CurvesRequest, "--curves"),
+    ):
+        asked[key] = [parse_request(text, kind, option) for text in texts or []] or None
+    _report(args, ReportRequest(**asked))
     return 0
 
 

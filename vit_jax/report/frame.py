@@ -34,9 +34,10 @@ def train_examples(run: Run) -> int | None:
 
 def examples_seen(run: Run) -> int | None:
     """Returns steps times batch size."""
-    batch_size = run.config.get("data.global_batch_size")
-    trained = batch_size and run.step and "optimizer.learning_rate" in run.config
-    return run.result.get("examples_seen", batch_size * run.step if trained else None)
+    seen, batch_size = run.result.get("examples_seen"), run.config.get("data.global_batch_size")
+    if seen is None and batch_size and run.step and "optimizer.learning_rate" in run.config:
+        return batch_size * run.step
+    return seen
 
 
 def train_exaflops(run: Run) -> float | None:
@@ -131,6 +132,11 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series:
 def texts(frame: pd.DataFrame, name: str) -> pd.Series:
     """Returns a column, or several that are joined, as text."""
     return column(frame, name).map(show)
+
+
+def group_by(frame: pd.DataFrame, keys: Sequence[pd.Series]) -> dict[tuple[Any, ...], pd.DataFrame]:
+    """Returns the rows for each combination of keys that has some."""
+    return {tuple(key): group for key, group in frame.groupby(list(keys), sort=False)}
 
 
 def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:

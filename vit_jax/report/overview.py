@@ -55,9 +55,10 @@ def all_runs_table(found: Runs, scores: Sequence[Table]) -> Table:
     overridden = {key for run in runs for key in run.job.get("overrides") or {}}
     settings = [k for k in differing_settings(runs) if not overridden or k in overridden]
     selected_by = [(run.job.get("selection") or {}).get("metric") for run in runs]
-    others = sorted(n for n in frame if n.endswith("/accuracy_top1"))
+    columns = [str(name) for name in frame]
+    others = sorted(name for name in columns if name.endswith("/accuracy_top1"))
     metrics = [*dict.fromkeys([*(table.metric for table in scores), *selected_by, *others])]
-    names = [name for name in frame if name.startswith("label.")] or ["model", "dataset"]
+    names = [name for name in columns if name.startswith("label.")] or ["model", "dataset"]
     shown = ["name", "state", "stage", *names, "seed", *settings[:_MAX_SETTINGS],
              *[n for n in metrics if n in frame][:_MAX_METRICS], "step", "wall_time_s", "device",
              "git_revision", "notes"]  # fmt: skip

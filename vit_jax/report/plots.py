@@ -32,7 +32,7 @@ _MAX_COLUMNS = 3
 _MAX_PANELS = 9
 
 # (panel, series, x) -> observations.
-Groups = dict[tuple[str, str, Any], pd.DataFrame]
+Groups = dict[tuple[Any, ...], pd.DataFrame]
 # Series -> x -> mean and standard deviation.
 Series = dict[str, dict[Any, Summary]]
 
@@ -80,8 +80,7 @@ def plot_data(request: PlotRequest, frame: pd.DataFrame) -> PlotData:
     observed, xs, series = observed.loc[known], xs.loc[known], series.loc[known]
     panels = texts(observed, request.panel) if request.panel else series.map(lambda _: "")
     xs = xs.map(lambda x: x if is_number(x) else show(x)).astype(object)
-    # Not sorted by pandas: some xs may be numbers and others texts.
-    groups: Groups = dict(iter(observed.groupby([panels, series, xs], sort=False)))
+    groups = frames.group_by(observed, [panels, series, xs])
     notes = _notes(request, groups, unplaced)
     if request.through is not None:
         _add_through(request, groups)

@@ -14,7 +14,7 @@ from vit_jax.report.frame import METRIC, VALUE, texts
 from vit_jax.report.labels import natural, number_text
 from vit_jax.report.requests import TableRequest
 
-Key = tuple[str, str]
+Key = tuple[str, ...]
 _ON_FEATURES = ("fewshot/", "knn/", "linear_probe/")
 
 
@@ -57,7 +57,10 @@ def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
 
     Its standard deviation is over seeds, if all datasets have the same ones.
     """
-    by_seed = [{run.seed: value for run, value in group[VALUE].items()} for group in groups]
+    by_seed = [
+        {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
+        for group in groups
+    ]
     seeds = sorted(by_seed[0], key=natural)
     if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
         return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
@@ -123,7 +126,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     frames.check_columns(observed, rows=request.rows, columns=request.columns)
     observed = frames.select(observed, request.where)
     keys = [texts(observed, request.rows), texts(observed, request.columns)]
-    groups = {key: group for key, group in observed.groupby(keys) if all(key)}
+    groups = {key: group for key, group in frames.group_by(observed, keys).items() if all(key)}
     summaries = {key: summarize_group(group) for key, group in groups.items()}
     pending = _pending(request, frame)
     rows, columns = (sorted({key[i] for key in {*groups, *pending}}, key=natural) for i in (0, 1))
