@@ -15,11 +15,11 @@ from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import AUTO, InitConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
 from vit_jax.config.task import MaskedPatchesConfig, TaskName, check_task
 from vit_jax.errors import ConfigError
+from vit_jax.models.options import ModelConfig
 from vit_jax.schema import Section, option, section
 
 # Metrics of an evaluated split; higher is better.

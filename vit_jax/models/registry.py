@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError, nearest
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.resnet import ResNet, ResNetShape
 from vit_jax.models.vit import ViT, ViTShape
 
@@ -103,6 +103,22 @@ def list_models() -> list[str]:
 def is_small(name: str) -> bool:
     """Returns whether a registered model is one for 32-pixel images."""
     return name in _SMALL
+
+
+def model_options(name: str, **options: Any) -> ModelConfig:
+    """Returns the checked model section of a config.
+
+    Args:
+        name: e.g. "ViT-B/16"; see `list_models`. "auto" stands for a model that is not known yet.
+        **options: the other keys of the section.
+
+    Raises:
+        ConfigError: unknown option or wrong value.
+
+    >>> model_options("ViT-B/16", pooling="gap").pooling
+    'gap'
+    """
+    return ModelConfig.from_mapping({"name": name, **options})
 
 
 def resolve(options: ModelConfig) -> ViTShape | ResNetShape:
@@ -201,7 +217,7 @@ def create_model(
         num_classes: C; 0 for features instead of logits.
         image_size: side, or (height, width), in pixels.
         seed: of the initial values.
-        **options: any other key of `vit_jax.config.model.ModelConfig`, e.g. pooling="gap".
+        **options: any other key of `vit_jax.models.options.ModelConfig`, e.g. pooling="gap".
 
     Returns:
         A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes].
@@ -214,7 +230,7 @@ def create_model(
     >>> model(jax.numpy.zeros((2, 32, 32, 3))).shape
     (2, 10)
     """
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     resolve(config)
 
     @jax.jit

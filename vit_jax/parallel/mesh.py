@@ -10,10 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
+from vit_jax.models.placement import BATCH_AXES
 
 AXES = ("data", "fsdp", "tensor")
-# A batch is divided over both axes: with fsdp, parameters are gathered but examples are not.
-BATCH_AXES = ("data", "fsdp")
 BATCH_SPEC = PartitionSpec(BATCH_AXES)
 
 
