@@ -9,7 +9,7 @@ from PIL import Image
 from report.committed_runs import EXPERIMENTS, NAMES, rebuild
 
 from vit_jax.__main__ import main
-from vit_jax.report import content
+from vit_jax.report import content, style
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,7 @@ def test_the_crossings_of_data_size_are_the_committed_ones(folders):
 )
 def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "curves_data", lambda *_: [])  # Rebuilt runs have other curves.
+    monkeypatch.setattr(style, "DPI", 160)
     results = make_report(folders(name), tmp_path / name, name).parent / "results"
     committed = sorted((EXPERIMENTS / name / "results").glob("plot-*.png"))
     assert committed
