@@ -65,6 +65,14 @@ class DataError(UserError):
     """A dataset, split or example that is missing or cannot be read."""
 
 
+class FileError(UserError):
+    """A file that is missing, unreadable, or not in the expected format."""
+
+
+class LockedError(UserError):
+    """A lock that another process holds."""
+
+
 class RunFolderError(UserError):
     """A run folder that cannot be used: unwritable, full, in use, or with another config."""
 

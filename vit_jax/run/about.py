@@ -5,11 +5,13 @@ It lies beside the arrays as JSON, so that it can be read on any machine without
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
 from vit_jax.named_tree import leaf_names
 
@@ -51,6 +53,16 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
     return {"environment": environment, "arrays": arrays}
 
 
+def evaluated_item(config: Mapping[str, Any]) -> str:
+    """Returns the checkpoint item that holds the parameters to evaluate: "params" or "ema".
+
+    Args:
+        config: the run's config, as in the checkpoint.
+    """
+    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
+    return "ema" if averages else "params"
+
+
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:
     named = zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
     return {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in named}
@@ -70,9 +82,10 @@ def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
         CheckpointError: no folder there.
     """
     path = Path(path).expanduser()
-    if path.name.isdigit() and step is None and path.is_dir():
+    is_run = (path / "checkpoints").is_dir()
+    if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         path, step = path.parent, int(path.name)
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"
