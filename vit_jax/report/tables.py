@@ -196,7 +196,7 @@ def _cell(
     summary: Summary | None, pending: list[str], metric: str, common_n: int, *, best: bool
 ) -> Cell:
     parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
-    kind = "best " * best + "pending" * bool(pending)
+    kind = " ".join(["best"] * best + ["pending"] * bool(pending))
     if summary is None:
         return Cell(" ".join(parts), kind=kind)
     mean, std, values, within = summary
