@@ -1,4 +1,4 @@
-"""Plain tables for the terminal."""
+"""Tables for the terminal."""
 
 from rich import box
 from rich.table import Table
@@ -8,9 +8,9 @@ def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) 
     """Returns an empty table.
 
     Args:
-        first: title of the first column; "": none of the titles is shown.
-        right: titles of columns of figures.
-        left: title of a last column of words.
+        first: header of the first column; "" hides all headers.
+        right: headers of the columns of numbers.
+        left: header of a last column of text.
     """
     table = Table(box=box.SIMPLE_HEAD, show_header=bool(first))
     table.add_column(first, no_wrap=True)

@@ -1,14 +1,15 @@
-"""The exaFLOPs that pretraining of every row of Table 6 takes, planned and as the paper says.
+"""The exaFLOPs of pretraining for every row of Table 6: as planned here and as in the paper.
 
     python -m experiments.compute.plan             # prints the table
     python -m experiments.compute.plan --write     # also writes plan.csv and plan.md beside it
 
-Run in the repository's root. What is planned follows from the configs that
-experiments/compute/sweep.py:paper expands to: operations of one image (vit_jax.models.flops, head
-included) times images of JFT-303M times epochs.
+Run it in the repository's root. The plan comes from the configs of
+experiments/compute/sweep.py:paper: operations for one image, head included, times the images of
+JFT-303M times epochs.
 """
 
 import argparse
+import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,7 @@ from rich.console import Console
 from vit_jax.config.file import load_config
 from vit_jax.data.dataset_sizes import known_size
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.report.words import family
-from vit_jax.report.write import grid, write_csv
+from vit_jax.report.labels import family, markdown_table
 from vit_jax.sweep import Job
 from vit_jax.sweep.plan import override_texts
 from vit_jax.sweep.sweep_file import read_sweep
@@ -49,7 +49,7 @@ TABLE_6 = {
 
 
 class Row(NamedTuple):
-    """A planned pretraining: 1e9 multiply-accumulates an image, 1e18 operations in all."""
+    """A planned pretraining; GMACs are per image, exaFLOPs for the whole run."""
 
     model: str
     family: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Of what is planned, relative to the paper."""
+        """The plan's exaFLOPs relative to the paper's, minus one."""
         return self.exaflops / self.paper - 1
 
     def texts(self) -> list[str]:
@@ -92,7 +92,7 @@ def planned() -> list[Row]:
 
 
 def main() -> None:
-    """Prints the table, and writes it where that is asked for."""
+    """Prints the table and, with --write, saves it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write plan.csv and plan.md")
     write, rows = parser.parse_args().write, planned()
@@ -101,9 +101,11 @@ def main() -> None:
         table.add_row(*row.texts())
     Console().print(table)
     if write:
-        write_csv([row._asdict() for row in rows], HERE / "plan.csv")
+        with (HERE / "plan.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([Row._fields, *rows])
         texts = [row.texts() for row in rows]
-        (HERE / "plan.md").write_text(grid(NAMES, texts, right=True) + "\n")
+        (HERE / "plan.md").write_text(markdown_table(NAMES, texts, right=True) + "\n")
 
 
 if __name__ == "__main__":

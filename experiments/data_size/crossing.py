@@ -2,9 +2,9 @@
 
     python -m experiments.data_size.crossing runs/data_size [--into=experiments/data_size/README.md]
 
-Prints, for each score, how far the ViT and the hybrid are ahead of the ResNet at every size, and
-the sizes at which they get ahead (or fall behind): linear in the logarithm of the size between
-neighbouring points, for each seed on its own.
+For each score, prints how many points the ViT and the hybrid are ahead of the ResNet at every size,
+and the sizes at which they overtake it or fall behind. Between neighbouring sizes the score is
+taken to be linear in the logarithm of the size, for each seed on its own.
 """
 
 import argparse
@@ -15,33 +15,31 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vit_jax.commands.report import check_markers, replace_between_markers
 from vit_jax.errors import ConfigError, UserError
-from vit_jax.report.dispersion import summarize
-from vit_jax.report.fields import Fields
-from vit_jax.report.lineage import efforts
-from vit_jax.report.runs import find_runs
-from vit_jax.report.style import short_number
-from vit_jax.report.words import family, title_of
-from vit_jax.report.write import check_marks, grid, replace_between_marks
+from vit_jax.report.frame import run_frame
+from vit_jax.report.labels import family, markdown_table, short_number, title_of
+from vit_jax.report.runs import read_runs
+from vit_jax.report.tables import summarize
 
-# A score of the runs that were pretrained or of those that start from them, and of which dataset.
+# A score of a pretrained model, on its own dataset or few-shot on another.
 _PRETRAINED = re.compile(r"eval/(test|validation)/accuracy_top1|fewshot/.*_shot/accuracy_top1")
 _FINE_TUNED = "eval/test/accuracy_top1"
-_MARKS = "crossings"
+_MARKERS = ("<!-- crossings -->", "<!-- end of crossings -->")
 # seed -> examples -> score
 Curves = Mapping[int, Mapping[int, float]]
 
 
 def crossings(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[tuple[float, bool]]:
-    """Returns the sizes at which one curve gets ahead of another, or falls behind it.
+    """Returns the sizes at which one curve overtakes another, or falls behind it.
 
     Args:
         ours: size -> score.
-        theirs: the same; sizes that only one of the two has, or at which they are equal, are left
+        theirs: likewise. Sizes that only one of the two has, or at which they are equal, are left
             out.
 
     Returns:
-        (size, whether it gets ahead), in the order of the sizes.
+        (size, whether ours is ahead from there on), in the order of the sizes.
 
     >>> [(round(x), up) for x, up in crossings({100: 0.2, 10_000: 0.8}, {100: 0.4, 10_000: 0.6})]
     [(1000, True)]
@@ -59,11 +57,11 @@ def crossings(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[tu
 
 
 def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
-    """Returns by how many points one model is ahead at each size, and where it gets ahead, as text.
+    """Returns how many points one model is ahead at each size, and where it overtakes, as text.
 
     Args:
-        ours: of the model.
-        theirs: of the one that it is compared with; pairs have the same seed.
+        ours: curves of the model, one a seed.
+        theirs: curves of the model it is compared with; curves of the same seed are paired.
     """
     ahead: dict[int, list[float]] = defaultdict(list)
     found: list[str] = []
@@ -71,38 +69,36 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
         for size in ours[seed].keys() & theirs[seed].keys():
             ahead[size].append(100 * (ours[seed][size] - theirs[seed][size]))
         at = crossings(ours[seed], theirs[seed])
-        words = [short_number(x) + ("" if up else " (falls behind)") for x, up in at]
-        found.append(" and ".join(words) or "none")
+        sizes = [short_number(x) + ("" if up else " (falls behind)") for x, up in at]
+        found.append(" and ".join(sizes) or "none")
     cells = {}
     for size, values in ahead.items():
-        said = summarize(values)
-        cells[size] = f"{said.mean:+.1f}" + (f" ± {said.std:.1f}" if said.std is not None else "")
+        mean, std, *_ = summarize(values)
+        cells[size] = f"{mean:+.1f}" + (f" ± {std:.1f}" if std is not None else "")
     return cells, "; ".join(found)
 
 
 def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
-    """Returns score -> model -> curves of a sweep's runs that are to be reported."""
-    runs = [run for run in find_runs([folder]).runs if run.finished and run.stage == "final"]
-    fields = Fields(runs, efforts(runs))
+    """Returns score -> model -> curves of a sweep's finished final runs."""
+    runs = [run for run in read_runs([folder]).runs if run.finished and run.stage == "final"]
     curves: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
-    for run in runs:
-        size, dataset = fields.of(run, "pretrain_examples"), fields.of(run, "dataset")
-        started = run.config.get("init_from") is not None
+    for run, row in zip(runs, run_frame(runs).to_dict("records"), strict=True):
+        size, dataset = row["pretrain_examples"], row.get("dataset")
         for metric, score in run.figures.items():
-            if started and metric == _FINE_TUNED:
+            if run.init_from is not None and metric == _FINE_TUNED:
                 name = f"fine-tuned on {dataset}"
-            elif not started and _PRETRAINED.fullmatch(metric):
+            elif run.init_from is None and _PRETRAINED.fullmatch(metric):
                 name = title_of(metric) if metric.startswith("fewshot/") else f"on {dataset} itself"
             else:
                 continue
             if size is not None:
-                by_seed = curves.setdefault(name, {}).setdefault(str(fields.of(run, "model")), {})
+                by_seed = curves.setdefault(name, {}).setdefault(str(row["model"]), {})
                 by_seed.setdefault(run.seed, {})[size] = score
     return curves
 
 
 def rows(curves: Mapping[str, Curves], name: str) -> tuple[list[int], list[list[str]]]:
-    """Returns the sizes, and a row for each model beside the ResNet: cells by size, crossings."""
+    """Returns the sizes, and a row for each model but the ResNet: cells by size, crossings."""
     resnets = [model for model in curves if family(model) == "ResNet"]
     sizes = sorted({s for c in curves.values() for by_size in c.values() for s in by_size})
     lines = []
@@ -118,7 +114,7 @@ def table(folder: Path) -> str:
     """Returns the comparison of a sweep as a Markdown table.
 
     Raises:
-        UserError: no such runs there.
+        UserError: the folder has no such runs.
     """
     lines: list[list[str]] = []
     sizes: list[int] = []
@@ -131,24 +127,24 @@ def table(folder: Path) -> str:
             "the --workdir of the sweep data_size", "check the path, or let more jobs finish",
         )  # fmt: skip
     names = ["points ahead of the ResNet", "model", *(f"{s:,}" for s in sizes), "gets ahead at"]
-    return grid(names, lines)
+    return markdown_table(names, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table, and puts it into a page where asked to."""
+    """Prints the table and, with --into, writes it into a page."""
     parser = argparse.ArgumentParser(description="Where the curves cross.")
-    parser.add_argument("folder", type=Path, help="of the sweep")
-    parser.add_argument("--into", type=Path, help="page with the two marks, to put the table in")
+    parser.add_argument("folder", type=Path, help="folder of the sweep")
+    parser.add_argument("--into", type=Path, help="page with the two markers for the table")
     args = parser.parse_args(arguments)
     try:
         if args.into is not None:
-            check_marks(args.into, _MARKS)
+            check_markers(args.into, *_MARKERS)
         text = table(args.folder)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
     print(text)
     if args.into is not None:
-        replace_between_marks(args.into, text + "\n", _MARKS)
+        replace_between_markers(args.into, text + "\n", *_MARKERS)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _COLUMNS = (
 
 
 def table() -> str:
-    """Returns the table in Markdown, a row of plans.csv a line."""
+    """Returns plans.csv as a Markdown table."""
     with (FOLDER / "plans.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     lines = ["| " + " | ".join(_COLUMNS) + " |", "| --- " * len(_COLUMNS) + "|"]

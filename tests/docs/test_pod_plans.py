@@ -1,4 +1,4 @@
-"""The page of plans matches its CSV file, and its recipes exist."""
+"""The page of pod plans shows plans.csv, and the recipes and slices in it exist."""
 
 import csv
 import math
@@ -18,7 +18,7 @@ def rows():
     return list(csv.DictReader((FOLDER / "plans.csv").read_text().splitlines()))
 
 
-def test_the_table_on_the_page_matches_the_file():
+def test_the_table_on_the_page_shows_plans_csv():
     table = runpy.run_path(str(FOLDER / "table.py"))["table"]()
     shown = re.search(r"<!-- table.py -->\n\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
     assert shown is not None
@@ -33,14 +33,14 @@ def test_every_row_has_a_recipe_and_a_slice_that_exist():
         assert config.data.image_size == int(row["image_size"])
 
 
-def test_the_page_has_the_plans_that_were_asked_for():
+def test_the_large_models_are_planned():
     planned = {(row["model"], row["topology"]) for row in rows()}
     assert ("ViT-L/16", "v5e:16x16") in planned
     assert {model for model, topology in planned if topology.startswith("v5p")} >= {"ViT-H/14"}
     assert "ViT-g/14" in {model for model, _ in planned}
 
 
-def test_each_row_has_its_command_on_the_page():
+def test_the_page_has_the_command_for_each_row():
     for row in rows():
         pattern = f"--config={row['recipe']} --topology={row['topology']}"
         assert pattern in PAGE, pattern

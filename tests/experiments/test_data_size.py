@@ -10,10 +10,12 @@ from report.fake_runs import config, result, write
 from vit_jax.config.data import SUBSET_PRESETS
 from vit_jax.errors import ConfigError
 from vit_jax.models.flops import forward_macs
-from vit_jax.report.content import gather
+from vit_jax.report.frame import run_frame
+from vit_jax.report.labels import title_of
+from vit_jax.report.plots import plot_data
 from vit_jax.report.requests import read_report
-from vit_jax.report.runs import find_runs
-from vit_jax.report.words import title_of
+from vit_jax.report.runs import read_runs
+from vit_jax.report.tables import score_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -179,11 +181,13 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
                             for n in job.config.fewshot.shots}  # fmt: skip
             about = {"stage": "final", "labels": dict(job.job.labels), "command": "train"}
             write(tmp_path / name, result=figures, config=job.config.to_mapping(), job=about)
-    found = find_runs([tmp_path])
+    frame = run_frame(read_runs([tmp_path]).runs)
     request = read_report(laid.sweep.report, "get_report")
-    content = gather(found, request, tmp_path / "report")
-    assert len(content.plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
-    assert [table.title for table in content.tables] == [plot.title for plot in content.plots]
+    plots = [plot_data(plot, frame) for plot in request.plots]
+    assert len(plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
+    assert all(plot.panels for plot in plots)
+    tables = [score_table(table, frame) for table in request.tables]
+    assert [table.title for table in tables] == [plot.request.title for plot in plots]
 
 
 def test_a_folder_without_such_runs_is_told_in_one_line(tmp_path, capsys):

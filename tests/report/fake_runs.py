@@ -1,4 +1,4 @@
-"""Run folders as `train`, `fewshot` and `sweep` leave them, made up: for tests, and to look at.
+"""Writes made-up run folders like those of `train`, `fewshot` and `sweep`.
 
 python tests/report/fake_runs.py FOLDER       # then: python -m vit_jax report FOLDER
 """
@@ -33,7 +33,7 @@ def write(folder, **files):
 
 
 def config(model="ViT-Mini/4", dataset="cifar10", *, seed=0, steps=400, rate=0.01, **more):
-    """Returns a config.json, of the keys that matter here."""
+    """Returns a config.json with the keys that a report reads."""
     made = {
         "seed": seed, "model": {"name": model, "dropout": 0.0},
         "data": {"name": dataset, "global_batch_size": 64, "image_size": 32,
@@ -77,7 +77,7 @@ def result(score, steps, *, split="test", examples=5000, exaflops=0.01):
 
 
 def write_sweep(folder):
-    """Writes a whole transfer sweep, some of whose jobs failed or are not done; returns it."""
+    """Writes a transfer sweep in which some jobs failed or are not done, and returns its folder."""
     state = random.Random(0)
     jobs = folder / "jobs"
     for i, (model, level) in enumerate(MODELS.items()):
@@ -99,7 +99,7 @@ def write_sweep(folder):
                     jobs, slug, base, {**labels, "dataset": dataset}, level + loss + more, state
                 )
     names = [f"final/sign_language_digits/ViT-Mini-4-100/seed{seed}" for seed in range(4)]
-    _write_unlucky(jobs)
+    _remove_results(jobs)
     report = {
         "title": "Transfer at small scale",
         "question": "Does a ViT need more pre-training data than a ResNet of its size?",
@@ -156,8 +156,8 @@ def _write_transfer(jobs, slug, base, labels, level, state):
         )  # fmt: skip
 
 
-def _write_unlucky(jobs):
-    """Takes back results: a run that failed, one that goes on, one that diverged."""
+def _remove_results(jobs):
+    """Removes the results of three runs: one failed, one was stopped, one diverged."""
     final = jobs / "final" / "clothing_small"
     failed = final / "ViT-Mini-4-100" / "seed2"
     for name in ("result.json", "metrics.jsonl"):

@@ -1,7 +1,6 @@
 import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,20 +9,12 @@ from report.fake_runs import write as put
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.report.curves import (
-    _drawn_score,
-    _eval_names,
-    curve_rows,
-    curve_sheets,
-    draw_curves,
-    main_score,
-)
-from vit_jax.report.defaults import row_field, suggested_curves
-from vit_jax.report.fields import Fields
-from vit_jax.report.lineage import efforts
+from vit_jax.report.curves import _drawn_score, curves_data, draw_curves, draw_sheet, main_score
+from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
-from vit_jax.report.runs import Run, find_runs
+from vit_jax.report.runs import Run, read_runs
 from vit_jax.report.style import Palette
+from vit_jax.report.suggest import row_column, suggest_curves
 
 
 def write(folder, rows):
@@ -38,9 +29,10 @@ ROWS = [
 ]
 
 
-def sheets(runs, **request):
-    fields, asked = Fields(runs, efforts(runs)), CurvesRequest(**request)
-    return curve_sheets(asked, curve_rows(asked, runs, fields), fields, Palette())
+def sheets(folder, **request):
+    """Returns the data and the figure of every picture of a request."""
+    data = curves_data(CurvesRequest(**request), run_frame(read_runs([folder]).runs))
+    return [(one, draw_sheet(one, Palette())) for one in data]
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
@@ -67,16 +59,11 @@ def test_few_shot_accuracy_is_drawn_where_nothing_else_is_measured(tmp_path):
             metrics=[ROWS[0], *shots],
             result=result(0, 2),
         )
-    runs = find_runs([tmp_path]).runs
-    (sheet,) = sheets(runs)
-    _, right = sheet.figure.axes
+    ((_, figure),) = sheets(tmp_path)
+    _, right = figure.axes
     drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
     assert drawn == [[10, 20], [20, 30]]
     assert right.get_title(loc="left") == "jft, few-shot top-1 accuracy, pets, 5-shot, %"
-
-
-def test_evaluations_are_found_by_split():
-    assert _eval_names(ROWS, "accuracy_top1") == {"eval/test/accuracy_top1": "test"}
 
 
 def test_a_run_without_evaluation_still_gets_its_picture(tmp_path):
@@ -84,14 +71,13 @@ def test_a_run_without_evaluation_still_gets_its_picture(tmp_path):
     assert draw_curves(tmp_path / "run").exists()
 
 
-def test_every_run_with_steps_is_a_line_and_a_cross_ends_those_without_a_result(tmp_path):
+def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_path):
     state = random.Random(0)
     rows = curve(0.5, 400, "test", state)
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
-    runs = find_runs([tmp_path]).runs
-    (sheet,) = sheets(runs)
-    loss, score = sheet.figure.axes
+    ((sheet, figure),) = sheets(tmp_path)
+    loss, score = figure.axes
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     whole, cut, cross = loss.lines
@@ -102,44 +88,42 @@ def test_every_run_with_steps_is_a_line_and_a_cross_ends_those_without_a_result(
     accuracy = [100 * row["eval/test/accuracy_top1"] for row in rows if len(row) == 4 and
                 "eval/test/loss" in row]  # fmt: skip
     assert score.lines[0].get_ydata().tolist() == accuracy
-    assert sheet.note == "A line for each of 2 runs. A cross ends those that have no result."
+    cross_note = "A cross marks the end of a run without a result."
+    assert sheet.note == f"A line for each of 2 runs. {cross_note}"
 
 
-def test_the_test_split_says_more_than_others():
+def test_the_main_score_is_that_of_the_test_split_if_there_is_one():
     names = {"eval/dev/accuracy_top1", "eval/test/accuracy_top1", "eval/train/accuracy_top1"}
     assert main_score(names) == "eval/test/accuracy_top1"
     assert main_score({"eval/train/accuracy_top1"}) == "eval/train/accuracy_top1"
     assert main_score({"eval/test/loss", "eval/test/accuracy_class/a/accuracy_top1"}) is None
 
 
-def test_the_score_that_is_drawn_is_one_that_runs_have_more_than_once():
+def test_the_score_that_is_drawn_was_measured_more_than_once(tmp_path):
     rows = [{"step": s, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
     rows.append({"step": 2, "eval/test/accuracy_top1": 0.3})
-    stopped = Run(Path("a"), "a", {}, {}, rows, None, {})
-    assert _drawn_score([stopped]) == "eval/dev/accuracy_top1"
-    once = Run(Path("b"), "b", {}, {}, rows[1:], None, {})
-    assert _drawn_score([once]) is None  # No curve.
+    for name, metrics, score in (("a", rows, "eval/dev/accuracy_top1"), ("b", rows[1:], None)):
+        put(tmp_path / name, metrics=metrics)
+        assert _drawn_score([Run(tmp_path / name)]) == score
 
 
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
-    runs = find_runs([tmp_path]).runs
-    (sheet,) = sheets(runs)
-    (panel,) = sheet.figure.axes
+    ((_, figure),) = sheets(tmp_path)
+    (panel,) = figure.axes
     assert panel.get_title(loc="left").endswith("training loss")
     assert panel.get_xlabel() == "step"
 
 
-def test_what_differs_has_the_colours_not_the_model_that_all_share(tmp_path):
+def test_colours_show_what_differs_and_not_a_model_that_all_share(tmp_path):
     for name, placement in (("a", "stem"), ("b", "shared")):
         job = {"name": name, "labels": {"model": "ViT-Micro/4", "placement": placement}}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
-    runs = find_runs([tmp_path]).runs
-    fields = Fields(runs, efforts(runs))
-    assert row_field(runs, fields) == "placement"
-    (request,) = suggested_curves(runs, fields)
-    (sheet,) = sheets(runs, series=request.series)
-    assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
+    runs = read_runs([tmp_path]).runs
+    assert row_column(runs) == "placement"
+    (request,) = suggest_curves(run_frame(runs))
+    ((_, figure),) = sheets(tmp_path, series=request.series)
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
 
 
 def test_a_figure_grows_with_its_legend(tmp_path):
@@ -149,50 +133,47 @@ def test_a_figure_grows_with_its_legend(tmp_path):
         for i in range(count):
             job = {"name": f"{i}", "labels": {"model": f"a model with a long name, number {i}"}}
             put(tmp_path / f"{count}" / f"{i}", job=job, config=config(), metrics=ROWS)
-        runs = find_runs([tmp_path / f"{count}"]).runs
-        (sheet,) = sheets(runs)
-        sheet.figure.draw_without_rendering()
-        (legend,) = sheet.figure.legends
+        ((_, figure),) = sheets(tmp_path / f"{count}")
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
         lowest = legend.get_window_extent().y0
-        assert all(panel.get_window_extent().y1 < lowest for panel in sheet.figure.axes)
-        heights[count] = sheet.figure.get_figheight()
+        assert all(panel.get_window_extent().y1 < lowest for panel in figure.axes)
+        heights[count] = figure.get_figheight()
     assert heights[40] > heights[3] + 1
 
 
-def test_rows_of_panels_colours_and_runs_are_those_asked_for(tmp_path):
+def test_panels_colours_and_runs_are_those_of_the_request(tmp_path):
     for task in ("classification", "masked"):
         for size in (10, 100):
             labels = {"model": f"ViT-{size}", "task": task, "size": size}
             job = {"name": f"{task}{size}", "labels": labels}
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
-    runs = find_runs([tmp_path]).runs
-    (sheet,) = sheets(runs, panel="size+task", series="task", title="Both")
-    titles = [panel.get_title(loc="left").partition(", ")[0] for panel in sheet.figure.axes]
+    ((sheet, figure),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
+    titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
     assert titles == [
         "10 · classification", "10 · masked", "100 · classification", "100 · masked",
     ]  # fmt: skip
     assert sheet.title == "Both"
-    first, second, *_ = [panel.lines[0].get_color() for panel in sheet.figure.axes]
+    first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
     assert first != second
-    (sheet,) = sheets(runs, where=(("task", "masked"),))
+    ((sheet, figure),) = sheets(tmp_path, where={"task": "masked"})
     assert sheet.note.startswith("A line for each of 2 runs.")
-    assert len({line.get_color() for line in sheet.figure.axes[0].lines}) == 2
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
     with pytest.raises(ConfigError, match="panel=sise: no run has such a label"):
-        sheets(runs, panel="sise")
-    with pytest.raises(ConfigError, match=r"where\.task=maskd: no run that is left has it"):
-        sheets(runs, where=(("task", "maskd"),))
+        sheets(tmp_path, panel="sise")
+    with pytest.raises(ConfigError, match=r"where\.task=maskd: no remaining run has it"):
+        sheets(tmp_path, where={"task": "maskd"})
 
 
-def test_searched_runs_have_a_picture_of_their_own_after_the_final_ones(tmp_path):
+def test_every_stage_has_a_picture_and_the_search_comes_last(tmp_path):
     for stage in ("search", "final", None):
         job = {"name": f"{stage}", "labels": {"model": "ViT"}, "stage": stage}
         put(tmp_path / f"{stage}", job=job, config=config(), metrics=ROWS)
-    runs = find_runs([tmp_path]).runs
-    asked = suggested_curves(runs, Fields(runs, efforts(runs)))
+    asked = suggest_curves(run_frame(read_runs([tmp_path]).runs))
     assert [(r.title, r.where) for r in asked] == [
-        ("Stage “final”", (("stage", "final"),)),
-        ("Other runs", (("stage", ""),)),
-        ("Stage “search”", (("stage", "search"),)),
+        ("Stage “final”", {"stage": "final"}),
+        ("Other runs", {"stage": ""}),
+        ("Stage “search”", {"stage": "search"}),
     ]
 
 
@@ -200,9 +181,8 @@ def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
     for name in ("a", "b"):
         job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
-    runs = find_runs([tmp_path]).runs
-    (request,) = suggested_curves(runs, Fields(runs, efforts(runs)))
-    (sheet,) = sheets(runs, series=request.series, where=request.where)
+    (request,) = suggest_curves(run_frame(read_runs([tmp_path]).runs))
+    ((sheet, _),) = sheets(tmp_path, series=request.series, where=request.where)
     assert sheet.note == "A line for each of 2 runs."
 
 
@@ -211,14 +191,14 @@ def test_a_row_without_scores_is_as_wide_as_one_with_them(tmp_path):
     for name, rows in (("a", scored), ("b", ROWS[:2])):
         job = {"name": name, "labels": {"model": "ViT", "dataset": name}}
         put(tmp_path / name, job=job, config=config(), metrics=rows)
-    (sheet,) = sheets(find_runs([tmp_path]).runs)
-    sheet.figure.draw_without_rendering()
-    first, second, whole = [panel.get_window_extent() for panel in sheet.figure.axes]
+    ((_, figure),) = sheets(tmp_path)
+    figure.draw_without_rendering()
+    first, second, whole = [panel.get_window_extent() for panel in figure.axes]
     assert whole.x0 == pytest.approx(first.x0)
     assert whole.x1 == pytest.approx(second.x1)
 
 
-def test_the_command_draws_the_curves_that_are_asked_for_and_no_others(tmp_path, capsys):
+def test_the_command_draws_the_curves_of_its_options_and_no_others(tmp_path, capsys):
     for name in ("a", "b"):
         job = {"name": name, "labels": {"model": "ViT", "size": name}}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
@@ -229,9 +209,9 @@ def test_the_command_draws_the_curves_that_are_asked_for_and_no_others(tmp_path,
     assert re.findall("## Learning curves: (.*)", page) == ["By size", "Runs"]
     for wrong, message in (
         ("panel=sise", "panel=sise: no run has such a label"),
-        ("where.size=c", "where.size=c: no run that is left has it"),
+        ("where.size=c", "where.size=c: no remaining run has it"),
         ("panels=size", "did you mean 'panel'?"),
-        ("where", "where is True; expected fields and values"),
+        ("where", "'where' is True"),
     ):
         capsys.readouterr()
         assert main([*arguments, f"--curves={wrong}"]) == 2

@@ -1,43 +1,45 @@
 import json
 import os
 import platform
+import random
 
 import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.facts import missing
-from vit_jax.report.runs import find_runs
+from vit_jax.report.frame import run_frame, unknown_pretraining
+from vit_jax.report.overview import missing_table
+from vit_jax.report.runs import Run, read_runs
 
 
-def test_runs_are_found_at_any_depth_and_nothing_else_is_taken_for_one(tmp_path):
+def test_runs_are_found_at_any_depth_and_nothing_else_is(tmp_path):
     write(tmp_path / "a" / "seed10", config=config(), env={}, result=result(0.5, 400))
     write(tmp_path / "a" / "seed9", config=config(), env={}, metrics=[])
     write(tmp_path / "a" / "seed9" / "checkpoints" / "5", config=config(), env={})
     write(tmp_path / "a" / "seed9" / "more", job={"name": "inner"})
     write(tmp_path / "hugging_face", config={"architectures": ["ViTModel"]})
     write(tmp_path / ".hidden", config=config(), env={})
-    assert [run.name for run in find_runs([tmp_path]).runs] == ["a/seed9", "a/seed10", "inner"]
+    assert [run.name for run in read_runs([tmp_path]).runs] == ["a/seed9", "a/seed10", "inner"]
 
 
-def test_a_folder_named_twice_is_one_run(tmp_path):
+def test_a_folder_given_twice_is_one_run(tmp_path):
     write(tmp_path / "a", config=config(), env={})
-    found = find_runs([tmp_path / "a", tmp_path])
+    found = read_runs([tmp_path / "a", tmp_path])
     assert [run.name for run in found.runs] == ["a"]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path):
     for folder in ("one", "two"):
         write(tmp_path / folder / "seed0", config=config(), env={})
-    found = find_runs([tmp_path / "one", tmp_path / "two"])
+    found = read_runs([tmp_path / "one", tmp_path / "two"])
     assert [run.name for run in found.runs] == ["one/seed0", "two/seed0"]
 
 
-def test_a_folder_without_runs_is_an_error_even_beside_one_with_some(tmp_path):
+def test_each_folder_must_hold_a_run(tmp_path):
     write(tmp_path / "a", config=config(), env={})
     (tmp_path / "b").mkdir()
     with pytest.raises(RunFolderError, match=r"no run in .*b"):
-        find_runs([tmp_path / "a", tmp_path / "b"])
+        read_runs([tmp_path / "a", tmp_path / "b"])
 
 
 def attempt(folder, **content):
@@ -57,34 +59,129 @@ def attempt(folder, **content):
         ({"ended": None, "host": "another", "pid": 1}, "running"),
     ],
 )
-def test_the_state_is_what_the_sweep_has_noted(tmp_path, content, state):
+def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, content, state):
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
     attempt(tmp_path, **content)
-    assert find_runs([tmp_path]).runs[0].state == state
+    assert read_runs([tmp_path]).runs[0].state == state
 
 
-def test_a_result_counts_whatever_else_there_is(tmp_path):
+def test_a_run_with_a_result_is_finished_whatever_else_there_is(tmp_path):
     write(tmp_path, config=config(), result=result(0.5, 400))
     attempt(tmp_path, exit_code=2, ended=1.0)
-    assert find_runs([tmp_path]).runs[0].state == "finished"
+    assert read_runs([tmp_path]).runs[0].state == "finished"
 
 
-def test_latest_figures_of_an_unfinished_run_and_final_ones_of_a_finished_one(tmp_path):
-    import random
-
+def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(tmp_path):
     rows = curve(0.5, 400, "test", random.Random(0), until=120)
     write(tmp_path / "a", config=config(), metrics=rows)
     write(tmp_path / "b", config=config(), metrics=rows, result={"step": 400, "train/loss": 9.0})
-    unfinished, finished = find_runs([tmp_path]).runs
+    unfinished, finished = read_runs([tmp_path]).runs
     assert unfinished.step == 120
     assert unfinished.figures["train/loss"] == rows[-1]["train/loss"]
     assert unfinished.wall_time_s == pytest.approx(55.0)
     assert (finished.step, finished.figures["train/loss"]) == (400, 9.0)
 
 
-def test_jobs_without_a_folder_are_missing_where_they_were_asked_for(tmp_path):
+def test_jobs_without_a_folder_are_missing_if_their_folder_was_searched(tmp_path):
     write(tmp_path / "jobs/a/0", job={"name": "a/0"}, config=config(), result=result(0.5, 400))
     names = [{"name": "a/0"}, {"name": "a/1"}, {"name": "b/0"}]
     write(tmp_path, sweep={"jobs": names})
-    assert [m.name for m in missing(find_runs([tmp_path]))] == ["a/1", "b/0"]
-    assert [m.name for m in missing(find_runs([tmp_path / "jobs/a"]))] == ["a/1"]
+    for folder, missing in ((tmp_path, ["a/1", "b/0"]), (tmp_path / "jobs/a", ["a/1"])):
+        table = missing_table(read_runs([folder]))
+        assert [row[0].text for row in table.rows] == missing
+
+
+# Tiny ViT, 8 px, patch 4: 4 patches of 48 values, 5 tokens, width 8, one block, 10 classes.
+# Patches 4 * 48 * 8; attention 5 * 8 * 8 * 4 and 2 * 5 * 5 * 8; MLP 2 * 5 * 8 * 16; head 8 * 10.
+MACS = 4 * 48 * 8 + 5 * 8 * 8 * 4 + 2 * 5 * 5 * 8 + 2 * 5 * 8 * 16 + 8 * 10
+
+
+def tiny(**more):
+    made = config(**more)
+    made["model"] |= {"name": "ViT-Ti/4", "width": 8, "depth": 1, "mlp_dim": 16, "num_heads": 2}
+    made["data"] |= {"image_size": 8}
+    return made
+
+
+def row_of(folder, *others):
+    """Returns the run in a folder and its row of the data frame."""
+    runs = read_runs([folder, *others]).runs
+    (run,) = [run for run in runs if run.path == folder]
+    return run, run_frame(runs).loc[run]
+
+
+def test_a_run_with_random_weights_is_its_own_pretraining(tmp_path):
+    write(tmp_path / "a", config=config(), result=result(0.5, 400, examples=700, exaflops=0.25))
+    run, row = row_of(tmp_path / "a")
+    assert (row["pretrain_examples"], row["pretrain_exaflops"]) == (700, 0.25)
+    assert unknown_pretraining(run) == ""
+    assert row["examples_seen"] == 400 * 64
+
+
+@pytest.mark.parametrize("origin", ["pre", "pre/checkpoints/400"])
+def test_pretraining_is_summed_over_the_runs_it_was_initialised_from(tmp_path, origin):
+    write(tmp_path / "pre", config=config(), result=result(0.5, 400, examples=900, exaflops=2.0))
+    (tmp_path / "pre/checkpoints/400").mkdir(parents=True)
+    middle = config(init_from=str(tmp_path / origin))
+    write(tmp_path / "middle", config=middle, result=result(0.5, 1, examples=50, exaflops=0.5))
+    last = {"command": "fewshot", "checkpoint": "middle"}
+    write(tmp_path / "last", config=last, result={"step": 0, "knn/x/accuracy_top1": 0.5})
+    _, row = row_of(tmp_path / "middle")  # "pre" is not in this folder, and is read all the same.
+    assert (row["pretrain_examples"], row["pretrain_exaflops"]) == (900, 2.0)
+    assert (row["train_examples"], row["train_exaflops"]) == (50, 0.5)
+    _, row = row_of(tmp_path / "last")
+    assert (row["pretrain_examples"], row["pretrain_exaflops"]) == (900, 2.5)
+    assert row["train_examples"] is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "reason"),
+    [("/no/such/run", "no longer exists"), ("hf://a/b", "is not a run folder")],
+)
+def test_weights_that_are_not_a_run_have_no_known_pretraining(tmp_path, origin, reason):
+    write(tmp_path / "a", config=config(init_from=origin), result=result(0.5, 400))
+    run, row = row_of(tmp_path / "a")
+    assert row["pretrain_examples"] is None
+    assert row["pretrain_exaflops"] is None
+    assert unknown_pretraining(run).startswith(f"{origin} {reason}: ")
+
+
+def test_a_moved_sweep_finds_its_own_jobs(tmp_path):
+    job = {"sweep": "s.py", "name": "pre/vit", "labels": {}}
+    write(tmp_path / "jobs/pre/vit", job=job, config=config(),
+          result=result(0.5, 400, examples=900))  # fmt: skip
+    moved = config(init_from="/before/s/jobs/pre/vit/checkpoints/400")
+    write(tmp_path / "jobs/final", job={**job, "name": "final"}, config=moved,
+          result=result(0.5, 400))  # fmt: skip
+    _, row = row_of(tmp_path / "jobs/final", tmp_path)
+    assert row["pretrain_examples"] == 900
+
+
+def test_a_circle_of_initialisations_is_reported(tmp_path):
+    for one, other in ("ab", "ba"):
+        made = config(init_from=str(tmp_path / other))
+        write(tmp_path / one, config=made, result=result(0.5, 400))
+    run, row = row_of(tmp_path / "a", tmp_path / "b")
+    assert unknown_pretraining(run) == "the run is initialised from itself"
+    assert row["pretrain_examples"] is None
+
+
+def test_the_compute_of_an_older_run_is_counted_from_its_config(tmp_path):
+    old = {"step": 30, "wall_time_s": 1.0, "eval/test/accuracy_top1": 0.5}
+    write(tmp_path / "a", config=tiny(steps=30), result=old, subset={"examples": 77},
+          classes={"names": list("abcdefghij")})  # fmt: skip
+    _, row = row_of(tmp_path / "a")
+    assert (row["train_examples"], row["examples_seen"]) == (77, 30 * 64)
+    assert row["train_exaflops"] == pytest.approx(6 * MACS * 30 * 64 / 1e18, rel=1e-12)
+    (tmp_path / "a/classes.json").unlink()
+    _, row = row_of(tmp_path / "a")
+    assert row["train_exaflops"] is None
+
+
+def test_damaged_files_are_problems_and_not_errors(tmp_path):
+    write(tmp_path, config=config(), result=result(0.5, 400))
+    (tmp_path / "env.json").write_text("[1]")
+    (tmp_path / "subset.json").write_text("{")
+    run = Run(tmp_path)
+    assert [problem.partition(":")[0] for problem in run.problems] == ["env.json", "subset.json"]
+    assert run.seed == 0

@@ -1,4 +1,3 @@
-import dataclasses
 import statistics
 
 import pytest
@@ -6,22 +5,49 @@ from report.fake_runs import config, result, write
 
 from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
-from vit_jax.report.defaults import suggested_plots, suggested_tables
-from vit_jax.report.fields import Fields
-from vit_jax.report.lineage import efforts
+from vit_jax.report.frame import run_frame
+from vit_jax.report.labels import JOIN, number_text
 from vit_jax.report.plots import draw, plot_data
 from vit_jax.report.requests import PlotRequest, TableRequest
-from vit_jax.report.runs import find_runs
-from vit_jax.report.style import COLOURS, Palette, house_style, inline_svg, save
-from vit_jax.report.tables import build_table
-from vit_jax.report.words import JOIN, number_text
+from vit_jax.report.runs import read_runs
+from vit_jax.report.style import COLOURS, Palette, inline_svg, plot_style, save
+from vit_jax.report.suggest import suggest_plots, suggest_tables
+from vit_jax.report.tables import score_table
 
 SCORE = "eval/test/accuracy_top1"
+VTAB = [
+    "vtab_caltech101", "vtab_cifar100", "vtab_dtd", "vtab_flowers", "vtab_pets", "vtab_sun397",
+    "vtab_svhn", "vtab_camelyon", "vtab_eurosat", "vtab_resisc45", "vtab_retinopathy",
+    "vtab_clevr_count", "vtab_clevr_distance", "vtab_dmlab", "vtab_dsprites_location",
+    "vtab_dsprites_orientation", "vtab_kitti_distance", "vtab_smallnorb_azimuth",
+    "vtab_smallnorb_elevation",
+]  # fmt: skip
 
 
 def read(folder):
-    runs = find_runs([folder]).runs
-    return runs, Fields(runs, efforts(runs))
+    return run_frame(read_runs([folder]).runs)
+
+
+def make_table(folder, metric=SCORE, **request):
+    return score_table(TableRequest(metric=metric, **request), read(folder))
+
+
+def cell(table, row, column):
+    """Returns a cell by the headings of its row and column."""
+    (cells,) = [cells for cells in table.rows if cells[0].text == row]
+    return cells[table.header.index(column)]
+
+
+def best(table):
+    return {
+        (row[0].text, name)
+        for row in table.rows for name, one in zip(table.header, row, strict=True)
+        if "best" in one.kind
+    }  # fmt: skip
+
+
+def make_plot(folder, x, y=SCORE, **request):
+    return plot_data(PlotRequest(x=x, y=y, **request), read(folder))
 
 
 def put(folder, name, score, *, labels=None, job=None, **settings):
@@ -45,100 +71,86 @@ def four(folder):
 
 def test_a_table_has_means_deviations_with_n_minus_1_and_the_best_in_bold(tmp_path):
     four(tmp_path)
-    runs, fields = read(tmp_path)
-    table = build_table(TableRequest(SCORE), runs, fields)
-    assert (table.rows, table.columns, table.corner) == (["A", "B"], ["x", "y"], "Model")
-    assert table.text("A", "x") == "60.00 ± 14.14"  # 0.1 * sqrt(2).
-    assert table.text("B", "y") == "32.00 ± 2.83"
-    assert {key for key, cell in table.cells.items() if cell.best} == {("A", "x"), ("B", "y")}
+    table = make_table(tmp_path)
+    assert table.header == ["Model", "x", "y"]
+    assert [row[0].text for row in table.rows] == ["A", "B"]
+    assert cell(table, "A", "x").text == "60.00 ± 14.14"  # 0.1 * sqrt(2).
+    assert cell(table, "B", "y").text == "32.00 ± 2.83"
+    assert best(table) == {("A", "x"), ("B", "y")}
     assert table.notes[0].startswith("Percent. Mean ± standard deviation (n - 1) over n = 2 runs")
 
 
 def test_one_run_has_no_deviation(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"})
-    runs, fields = read(tmp_path)
-    table = build_table(TableRequest(SCORE), runs, fields)
-    assert table.text("A", "x") == "50.00"
+    table = make_table(tmp_path)
+    assert cell(table, "A", "x").text == "50.00"
     assert "no dispersion" in table.notes[0]
-    assert not any(cell.best for cell in table.cells.values())  # Best of one.
+    assert not best(table)  # There is nothing to compare with.
 
 
 def test_smaller_losses_are_better(tmp_path):
     for model, loss in (("A", 1.5), ("B", 0.5)):
         figures = {"eval/test/loss": loss}
         put(tmp_path, model, figures, labels={"model": model, "dataset": "x"})
-    runs, fields = read(tmp_path)
-    table = build_table(TableRequest("eval/test/loss"), runs, fields)
-    assert table.cells["B", "x"].best
-    assert table.text("B", "x") == "0.5000"
+    table = make_table(tmp_path, "eval/test/loss")
+    assert best(table) == {("B", "x")}
+    assert cell(table, "B", "x").text == "0.5000"
 
 
-def test_runs_that_differ_by_more_than_their_seed_are_told(tmp_path):
+def test_a_note_names_the_settings_in_which_runs_of_a_cell_differ(tmp_path):
     for seed in (0, 1):
         put(tmp_path, f"{seed}", 0.5, labels={"model": "A", "dataset": "x"}, seed=seed,
             rate=0.1 * (seed + 1))  # fmt: skip
-    runs, fields = read(tmp_path)
-    notes = build_table(TableRequest(SCORE), runs, fields).notes
-    assert (
-        "Runs of one cell differ not in their seed alone but in optimizer.learning_rate." in notes
-    )
+    notes = make_table(tmp_path).notes
+    assert "Runs within a cell differ in more than the seed: optimizer.learning_rate." in notes
 
 
-def test_parts_of_a_metric_become_fields(tmp_path):
+def test_words_in_a_metrics_name_become_columns(tmp_path):
     figures = {f"fewshot/{d}/{s}_shot/accuracy_top1": s / 100 for d in "xy" for s in (1, 10)}
     figures["fewshot/x/1_shot/accuracy_top1_std"] = 0.02
     put(tmp_path, "a", figures, labels={"model": "A"}, job={"command": "fewshot"})
-    runs, fields = read(tmp_path)
     pattern = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
-    table = build_table(TableRequest(pattern, columns="dataset+shots"), runs, fields)
-    assert table.columns == [f"{d}{JOIN}{s}-shot" for d in "xy" for s in (1, 10)]
-    assert table.text("A", f"x{JOIN}1-shot") == "1.00 (± 2.00)"
+    table = make_table(tmp_path, pattern, columns="dataset+shots")
+    assert table.header[1:] == [f"{d}{JOIN}{s}-shot" for d in "xy" for s in (1, 10)]
+    assert cell(table, "A", f"x{JOIN}1-shot").text == "1.00 (± 2.00)"
     assert "draws of examples inside one run" in " ".join(table.notes)
-    data = plot_data(PlotRequest("shots", pattern, panel="dataset", log_x=True), runs, fields)
+    data = make_plot(tmp_path, "shots", pattern, panel="dataset", log_x=True)
     assert {x: s.mean for x, s in data.panels["y"]["A"].items()} == {1: 0.01, 10: 0.1}
 
 
 def test_vtab_gets_the_means_of_its_groups_over_seeds(tmp_path):
-    tasks = [task for group in vtab.GROUPS.values() for task in group]
+    tasks = VTAB
     assert len(tasks) == 19
     for seed in (0, 1):
         for i, task in enumerate(tasks):
             value = (i + 1) / 100 + 0.1 * seed
-            labels = {"model": "A", "dataset": f"vtab_{task.lower().replace('-', '_')}"}
+            labels = {"model": "A", "dataset": task}
             put(tmp_path, f"{task}-{seed}", value, labels=labels, seed=seed)
-    runs, fields = read(tmp_path)
-    table = build_table(TableRequest(SCORE), runs, fields)
-    assert table.columns[:4] == ["natural", "specialized", "structured", "VTAB (19)"]
-    assert table.columns[4] == "vtab_caltech101"
+    table = make_table(tmp_path)
+    assert table.header[1:5] == ["natural", "specialized", "structured", "VTAB (19)"]
+    assert table.header[5] == "vtab_caltech101"
     deviation = statistics.stdev([0.0, 10.0])
     for column, mean in (("natural", 4), ("specialized", 9.5), ("structured", 15.5),
                          ("VTAB (19)", 10)):  # fmt: skip
-        assert table.text("A", column) == f"{mean + 5:.2f} ± {deviation:.2f}"
+        assert cell(table, "A", column).text == f"{mean + 5:.2f} ± {deviation:.2f}"
 
 
 def test_vtab_gets_a_panel_for_each_group(tmp_path):
-    for i, task in enumerate(task for group in vtab.GROUPS.values() for task in group):
-        labels = {"model": "A", "dataset": f"vtab_{task.lower()}"}
+    for i, task in enumerate(VTAB):
+        labels = {"model": "A", "dataset": task}
         put(tmp_path, task, (i + 1) / 100, labels=labels)
-    runs, fields = read(tmp_path)
-    data = plot_data(PlotRequest("model", SCORE, panel="dataset"), runs, fields)
+    data = make_plot(tmp_path, "model", panel="dataset")
     assert {name: panel["A"]["A"].mean for name, panel in data.panels.items()} == {
         "natural": pytest.approx(0.04), "specialized": pytest.approx(0.095),
         "structured": pytest.approx(0.155), "VTAB (19)": pytest.approx(0.1),
     }  # fmt: skip
-    assert "Panels of the 19 datasets are left out" in " ".join(data.notes)
+    assert "The 19 datasets have no panels of their own" in " ".join(data.notes)
 
 
-def test_the_protocols_names_are_those_of_the_19_tasks():
-    natural = "caltech101 cifar100 dtd flowers pets sun397 svhn"
-    others = "camelyon eurosat resisc45 retinopathy clevr_count clevr_distance dmlab"
-    more = "dsprites_location dsprites_orientation kitti_distance"
-    last = "smallnorb_azimuth smallnorb_elevation"
-    names = [f"vtab_{task}" for task in f"{natural} {others} {more} {last}".split(" ")]
-    groups = vtab.grouped([*names, "pets", "cifar100"])
-    assert groups is not None
-    assert groups["VTAB (19)"] == names
-    assert vtab.grouped(names[1:]) is None
+def test_vtab_is_recognised_beside_other_datasets_if_all_19_tasks_are_there():
+    groups = vtab.grouped([*VTAB, "pets", "cifar100"])
+    assert groups["VTAB (19)"] == VTAB
+    assert vtab.grouped(VTAB[1:]) == {}
 
 
 def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
@@ -148,9 +160,7 @@ def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
             figures = {SCORE: value, "train_examples": size}
             labels = {"model": model, "dataset": "x", "size": str(size)}
             put(tmp_path, f"{model}-{size}-{seed}", figures, labels=labels, seed=seed)
-    runs, fields = read(tmp_path)
-    request = PlotRequest("pretrain_examples", SCORE, log_x=True)
-    data = plot_data(request, runs, fields)
+    data = make_plot(tmp_path, "pretrain_examples", log_x=True)
     assert data.panels[""]["A"][1000].std == pytest.approx(0.1 / 2**0.5)
     axes = draw(data, Palette()).axes[0]
     assert axes.get_xscale() == "log"
@@ -170,9 +180,8 @@ def test_lines_go_through_a_shared_point(tmp_path):
     for scaled, steps, score in (("base", 100, 0.5), ("depth", 200, 0.7), ("width", 400, 0.6)):
         figures = {SCORE: score, "train_exaflops": float(steps)}
         put(tmp_path, scaled, figures, labels={"scaled": scaled})
-    runs, fields = read(tmp_path)
-    asked = PlotRequest("train_exaflops", SCORE, "scaled", through="base", log_x=True)
-    data = plot_data(asked, runs, fields)
+    asked = {"x": "train_exaflops", "series": "scaled", "log_x": True}
+    data = make_plot(tmp_path, through="base", **asked)
     means = {
         name: {x: summary.mean for x, summary in points.items()}
         for name, points in data.panels[""].items()
@@ -183,26 +192,24 @@ def test_lines_go_through_a_shared_point(tmp_path):
         "One run a point, so no dispersion.", "The lines of all series go through base.",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
-        plot_data(dataclasses.replace(asked, through="bse"), runs, fields)
+        make_plot(tmp_path, through="bse", **asked)
 
 
 def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
     for i, exaflops in enumerate((3e-7, 3.1e-7, 4e-6)):
         figures = {SCORE: 0.5 + 0.1 * i, "train_exaflops": exaflops}
         put(tmp_path, f"r{i}", figures, labels={"model": "A"})
-    runs, fields = read(tmp_path)
-    data = plot_data(PlotRequest("train_exaflops", SCORE, log_x=True), runs, fields)
+    data = make_plot(tmp_path, "train_exaflops", log_x=True)
     (panel,) = draw(data, Palette()).axes
     low, high = panel.get_xlim()
     ticks = [x for x in panel.get_xticks() if low <= x <= high]
     assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
 
 
-def test_panels_come_with_the_mean_over_them_where_all_have_it(tmp_path):
+def test_the_first_of_several_panels_is_their_mean(tmp_path):
     scores = four(tmp_path)
     put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})
-    runs, fields = read(tmp_path)
-    data = plot_data(PlotRequest("model", SCORE, panel="dataset"), runs, fields)
+    data = make_plot(tmp_path, "model", panel="dataset")
     assert list(data.panels) == ["Mean of 2 datasets", "x", "y"]
     mean = data.panels["Mean of 2 datasets"]
     assert set(mean) == {"A", "B"}
@@ -213,36 +220,34 @@ def test_panels_come_with_the_mean_over_them_where_all_have_it(tmp_path):
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] in (["A", "B", "C"], [""] * 3)
 
 
-def test_runs_whose_place_is_not_known_are_named(tmp_path):
+def test_a_note_names_runs_without_an_x(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"}, init_from="/gone")
     put(tmp_path, "b", 0.6, labels={"model": "B", "dataset": "x"})
-    runs, fields = read(tmp_path)
-    data = plot_data(PlotRequest("pretrain_examples", SCORE, log_x=True), runs, fields)
-    assert data.points() == 1
-    assert "not known (starts from /gone, which is gone" in data.notes[-1]
+    data = make_plot(tmp_path, "pretrain_examples", log_x=True)
+    assert [len(points) for points in data.panels[""].values()] == [1]
+    assert "not known (/gone no longer exists" in data.notes[-1]
     assert data.notes[-1].endswith(": a.")
 
 
-def test_what_suggests_itself_fits_the_runs(tmp_path):
+def test_suggestions_fit_the_runs(tmp_path):
     four(tmp_path)
-    runs, fields = read(tmp_path)
-    assert [(t.metric, t.rows, t.columns) for t in suggested_tables(runs, fields)] == [
+    frame = read(tmp_path)
+    assert [(t.metric, t.rows, t.columns) for t in suggest_tables(frame)] == [
         (SCORE, "model", "dataset")
     ]
-    assert [(p.x, p.panel) for p in suggested_plots(runs, fields)] == [("model", "dataset")]
+    assert [(p.x, p.panel) for p in suggest_plots(frame)] == [("model", "dataset")]
 
 
-def test_runs_without_labels_are_told_apart_by_what_differs(tmp_path):
+def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
     for rate in (0.1, 0.2):
         for seed in (0, 1):
             write(tmp_path / f"{rate}-{seed}", config=config(rate=rate, seed=seed),
                   result=result(rate, 400))  # fmt: skip
-    runs, fields = read(tmp_path)
-    (request,) = suggested_tables(runs, fields)
+    (request,) = suggest_tables(read(tmp_path))
     assert request.rows == "optimizer.learning_rate"
-    table = build_table(request, runs, fields)
-    assert (table.rows, table.columns) == (["0.1", "0.2"], ["cifar10"])
-    assert table.text("0.2", "cifar10") == "20.00 ± 0.00"
+    table = score_table(request, read(tmp_path))
+    assert [row[0].text for row in table.rows] == ["0.1", "0.2"]
+    assert cell(table, "0.2", "cifar10").text == "20.00 ± 0.00"
 
 
 def test_a_series_looks_the_same_in_every_picture():
@@ -258,10 +263,10 @@ def test_a_series_looks_the_same_in_every_picture():
     assert len(set(styles)) == 20
 
 
-def test_an_inlined_picture_takes_its_colours_from_the_page(tmp_path):
+def test_an_inlined_picture_uses_the_colours_of_the_page(tmp_path):
     from matplotlib.figure import Figure
 
-    with house_style():
+    with plot_style():
         figure = Figure()
         figure.subplots().plot([1, 2], color=COLOURS[0][0])
     svg = inline_svg(save(figure, tmp_path / "a"), "p0", 'a "b" <c>')
@@ -271,7 +276,7 @@ def test_an_inlined_picture_takes_its_colours_from_the_page(tmp_path):
     assert COLOURS[0][0] not in svg
 
 
-def test_figures_have_the_decimals_of_their_kind():
+def test_numbers_have_the_decimals_of_their_metric():
     assert number_text(0.88551, "eval/test/accuracy_top1") == "88.55"
     assert number_text(0.98765, "eval/test/roc_auc") == "0.9877"
     assert number_text(0.3, "train/loss", like=12.5) == "0.30"

@@ -6,61 +6,61 @@
     python -m vit_jax report RUNS --plot x=pretrain_examples,y=eval/test/accuracy_top1,log_x
     python -m vit_jax report RUNS --curves panel=dataset,series=model
 
-Folders are searched for runs. Nothing else is read: config.json, env.json, metrics.jsonl,
-result.json and, in sweeps, job.json. Runs without a result are named, and count in no mean.
+Searches the folders for runs and reads their config.json, env.json, metrics.jsonl, result.json and,
+in sweeps, job.json. Runs without a result are listed, and are not part of any mean.
 """
 
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as TerminalTable
 
-    from vit_jax.report.content import Content
     from vit_jax.report.requests import ReportRequest
-    from vit_jax.report.tables import ReportTable
+    from vit_jax.report.tables import Table
 
-_FIELDS = """
-fields: labels of the sweep; keys of config.json such as optimizer.learning_rate; final figures;
+_COLUMNS = """
+columns: labels of the sweep; keys of config.json such as optimizer.learning_rate; final metrics;
   name, stage, seed, family, device, revision, train_examples, examples_seen, train_exaflops,
-  pretrain_examples, pretrain_exaflops (of the run that a run starts from). a+b joins two.
-metrics: {word} in a name stands for any part and becomes a field:
+  pretrain_examples, pretrain_exaflops (of the run that a run was initialised from). a+b joins two.
+metrics: {word} in a name matches any part and becomes a column:
   --plot 'x=shots,y=fewshot/{dataset}/{shots}_shot/accuracy_top1,panel=dataset,log_x'
 """
+_START, _END = "<!-- report -->", "<!-- end of report -->"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.epilog = _FIELDS
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
+    parser.epilog = _COLUMNS
+    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders above them")
     parser.add_argument(
         "--output", type=Path, help="folder for the files; default: report/ in the first folder"
     )
-    parser.add_argument("--title", help="of the page")
+    parser.add_argument("--title", help="title of the page")
     parser.add_argument(
         "--table", action="append", metavar="KEY=VALUE,...",
-        help="metric=, rows=, columns=, where.FIELD=, title=; instead of those that suggest"
-        " themselves; may be repeated",
+        help="metric=, rows=, columns=, where.COLUMN=, title=; replaces the suggested tables; may"
+        " be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--plot", action="append", metavar="KEY=VALUE,...",
-        help="x=, y=, series=, panel=, through=, log_x, where.FIELD=, title=; likewise",
+        help="x=, y=, series=, panel=, through=, log_x, where.COLUMN=, title=; replaces the"
+        " suggested plots; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--curves", action="append", metavar="KEY=VALUE,...",
-        help="of learning: series=, panel=, where.FIELD=, title=; likewise",
+        help="series=, panel=, where.COLUMN=, title=; replaces the suggested learning curves; may"
+        " be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="PAGE.md",
-        help="also put the Markdown between the lines <!-- report --> and <!-- end of report -->",
-    )
+        "--into", type=Path, metavar="PAGE.md",
+        help=f"also write the Markdown into a page, between the lines {_START} and {_END}",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -76,85 +76,92 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if overrides:
         raise ConfigError(
             f"--config.{overrides[0]}", "no config: a report reads those of its runs",
-            "leave it out",
+            "remove it",
         )  # fmt: skip
-    tables, plots, curves = (
-        tuple(parse_request(text, kind, option) for text in given or []) or None
-        for given, kind, option in (
-            (args.table, TableRequest, "--table"),
-            (args.plot, PlotRequest, "--plot"),
-            (args.curves, CurvesRequest, "--curves"),
-        )
-    )
-    request = ReportRequest(args.title, None, tables, plots, curves)
-    _make(args, request)
+    asked: dict[str, Any] = {"title": args.title}
+    for key, texts, kind, option in (
+        ("tables", args.table, TableRequest, "--table"),
+        ("plots", args.plot, PlotRequest, "--plot"),
+        ("curves", args.curves, CurvesRequest, "--curves"),
+    ):
+        asked[key] = [parse_request(text, kind, option) for text in texts or []] or None
+    _report(args, ReportRequest(**asked))
     return 0
 
 
-def _make(args: argparse.Namespace, request: "ReportRequest") -> None:
-    from vit_jax.report.content import gather
-    from vit_jax.report.facts import run_rows
+def check_markers(path: Path, start: str = _START, end: str = _END) -> None:
+    """Raises ConfigError unless a page exists and contains both markers in this order."""
+    page = path.read_text() if path.is_file() else None
+    if page is None or end not in page.partition(start)[2]:
+        got = "is not a file" if page is None else "has no place for a report"
+        raise ConfigError(
+            f"--into={path} {got}",
+            f"a page with the lines {start} and {end}", "add these two lines",
+        )  # fmt: skip
+
+
+def replace_between_markers(path: Path, text: str, start: str = _START, end: str = _END) -> None:
+    """Puts text between the markers of a page."""
+    before, _, rest = path.read_text().partition(start)
+    path.write_text(f"{before}{start}\n\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
+    from vit_jax.report.content import make_report
+    from vit_jax.report.overview import runs_csv
     from vit_jax.report.page import html_page
-    from vit_jax.report.runs import find_runs
-    from vit_jax.report.write import (
-        check_marks,
-        markdown,
-        replace_between_marks,
-        table_rows,
-        write_csv,
-    )
+    from vit_jax.report.runs import read_runs
+    from vit_jax.report.tables import scores_csv
 
     if args.into is not None:
-        check_marks(args.into)
-    found = find_runs(args.folders)
+        check_markers(args.into)
+    found = read_runs(args.folders)
     folder = (args.output or args.folders[0] / "report").expanduser()
     try:
-        content = gather(found, request, folder)
-        write_csv(run_rows(content.fields), folder / "runs.csv")
-        write_csv(table_rows(content.tables), folder / "tables.csv")
+        content = make_report(found, request, folder)
+        for name, frame in (("runs", runs_csv(found)), ("tables", scores_csv(content.scores))):
+            frame.to_csv(folder / f"{name}.csv", index=False, lineterminator="\r\n")
         (folder / "report.html").write_text(html_page(content))
-        parts = [f"# {content.title}", content.question, markdown(content, Path())]
+        parts = [f"# {content.title}", content.question, content.markdown(Path())]
         (folder / "report.md").write_text("\n\n".join(part for part in parts if part))
         if args.into is not None:
-            there = Path(os.path.relpath(folder, args.into.parent))
-            replace_between_marks(args.into, markdown(content, there))
+            to_pictures = Path(os.path.relpath(folder, args.into.parent))
+            replace_between_markers(args.into, content.markdown(to_pictures))
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",
             "a writable folder with free space", "choose another --output",
         ) from None  # fmt: skip
-    _say(content, folder)
+    _print_tables(content.scores)
+    print(content.summary)
+    print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
+          f"{len(content.plots) + len(content.curves)} pictures in the same folder")  # fmt: skip
 
 
-def _say(content: "Content", folder: Path) -> None:
+def _print_tables(tables: "list[Table]") -> None:
     from rich.console import Console
 
     console = Console()
-    for shown in content.tables:
-        table, left_out = _fitting(shown, console)
-        if table is not None:
-            console.print(table)
+    for table in tables:
+        shown, left_out = _fit(table, console)
+        if shown is not None:
+            console.print(shown)
         if left_out:
-            print(f"{shown.title}: {left_out} more columns are in report.md\n")
-    print(content.summary)
-    print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
-          f"{len(content.plots) + len(content.curves)} pictures beside it")  # fmt: skip
+            print(f"{table.title}: {left_out} more columns are in report.md\n")
 
 
-def _fitting(shown: "ReportTable", console: "Console") -> tuple["Table | None", int]:
-    """Returns as many columns of a table as the terminal has room for, and how many are left."""
+def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int]":
+    """Returns as many columns of a table as fit the terminal, and the number of other columns."""
     from rich.console import Console
     from rich.text import Text
 
     from vit_jax.tables import plain_table
 
-    for count in range(len(shown.columns), 0, -1):
-        columns = shown.columns[:count]
-        table = plain_table(shown.corner, right=tuple(columns))
-        table.title, table.title_justify = shown.title, "left"
-        for row in shown.rows:
-            cells = [(shown.text(row, c), shown.cells.get((row, c))) for c in columns]
-            table.add_row(row, *(Text(t, "bold" if c and c.best else "") for t, c in cells))
-        if Console(width=10_000).measure(table).maximum <= console.width:
-            return table, len(shown.columns) - count
-    return None, len(shown.columns)
+    for end in range(len(table.header), 1, -1):
+        shown = plain_table(table.header[0], right=tuple(table.header[1:end]))
+        shown.title, shown.title_justify = table.title, "left"
+        for row in table.rows:
+            shown.add_row(*(Text(c.text, "bold" if "best" in c.kind else "") for c in row[:end]))
+        if Console(width=10_000).measure(shown).maximum <= console.width:
+            return shown, len(table.header) - end
+    return None, len(table.header) - 1

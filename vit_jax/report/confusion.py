@@ -1,16 +1,16 @@
-"""Confusion matrices as pictures."""
+"""Pictures of confusion matrices."""
 
 import csv
 from pathlib import Path
 
 import numpy as np
 
-# Classes up to which every count is written into its field, and every class is named.
-_MOST_COUNTS, _MOST_NAMES = 20, 60
+# With more classes than this, cells show no counts and axes show no class names.
+_MAX_COUNTS, _MAX_NAMES = 20, 60
 
 
 def draw_confusions(workdir: Path) -> list[Path]:
-    """Draws every report/confusion-SPLIT.csv of a run folder that has no newer picture.
+    """Draws every report/confusion-SPLIT.csv of a run that has no up-to-date picture.
 
     Returns:
         The new pictures' paths.
@@ -24,9 +24,9 @@ def draw_confusions(workdir: Path) -> list[Path]:
 
 
 def draw_confusion(table: Path) -> Path:
-    """Draws a confusion matrix beside its CSV file.
+    """Draws a confusion matrix into a PNG with the name of its CSV file.
 
-    A field's shade is its share of the true class, its number the examples.
+    The shade of a cell is its share of the true class; the number in it counts examples.
     """
     import matplotlib
 
@@ -44,11 +44,11 @@ def draw_confusion(table: Path) -> Path:
     figure, axes = plt.subplots(figsize=(side + 1.5, side), layout="constrained")
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
-    if len(true) <= _MOST_NAMES:
+    if len(true) <= _MAX_NAMES:
         axes.set_xticks(range(len(predicted)), predicted, rotation=90)
         labels = [f"{t} ({n})" for t, n in zip(true, examples[:, 0], strict=True)]
         axes.set_yticks(range(len(true)), labels)
-    if len(true) <= _MOST_COUNTS:
+    if len(true) <= _MAX_COUNTS:
         for row, column in np.argwhere(counts):
             shade = "white" if shares[row, column] > 0.6 else "black"
             axes.text(
@@ -59,7 +59,7 @@ def draw_confusion(table: Path) -> Path:
     right = np.trace(counts[:, : len(true)]) / max(counts.sum(), 1)
     mean = np.diagonal(shares)[examples[:, 0] > 0].mean() if counts.any() else 0.0
     split = table.stem.removeprefix("confusion-")
-    axes.set_title(f"{split}: {right:.1%} of examples right, {mean:.1%} in the mean of classes")
+    axes.set_title(f"{split}: {right:.1%} of examples correct, {mean:.1%} on average over classes")
     path = table.with_suffix(".png")
     figure.savefig(path, dpi=120)
     plt.close(figure)

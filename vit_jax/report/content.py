@@ -1,36 +1,40 @@
-"""Gathers what a report shows: tables, pictures, choices, what is missing, hardware."""
+"""Puts a report together: makes its tables and pictures, and renders it as Markdown."""
 
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.report.curves import curve_rows, curve_sheets
-from vit_jax.report.defaults import reported, suggested_curves, suggested_plots, suggested_tables
-from vit_jax.report.facts import Choice, Hardware, Missing, choices, hardware, missing
-from vit_jax.report.fields import Fields
-from vit_jax.report.lineage import efforts
+from vit_jax.report import suggest
+from vit_jax.report.curves import curves_data, draw_sheet
+from vit_jax.report.frame import run_frame
+from vit_jax.report.overview import (
+    all_runs_table,
+    hardware_table,
+    missing_table,
+    selections_table,
+)
 from vit_jax.report.plots import draw, plot_data
 from vit_jax.report.requests import ReportRequest, read_report
-from vit_jax.report.runs import STATES, Found
+from vit_jax.report.runs import STATES, Runs
 from vit_jax.report.style import Palette, save
-from vit_jax.report.tables import ReportTable, build_table
+from vit_jax.report.tables import Table, score_table
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture that was written as PNG and SVG.
+    """A picture, written as PNG and SVG.
 
     Attributes:
         title: heading.
-        file: name without its ending.
+        file: name without a suffix.
         svg: its text.
-        notes: sentences on what is shown.
+        notes: sentences below the picture.
     """
 
     title: str
@@ -45,123 +49,122 @@ class Content:
 
     Attributes:
         title: heading.
-        question: what the runs are to answer; "": not said.
-        summary: how many runs there are and how far they are, in a sentence.
-        fields: looks up fields of the runs.
-        tables: of scores.
-        plots: of scores.
-        curves: of learning.
-        choices: what chose the settings of final runs.
-        missing: runs without a result.
-        hardware: machines.
+        question: that the runs are meant to answer; "" if not given.
+        states: number of runs in each state.
+        scores: tables of means.
+        plots: of means.
+        curves: learning curves.
+        selections: how the settings of final runs were selected; None: they were not.
+        missing: runs without a result; None: there are none.
+        all_runs: a row a run.
+        hardware: devices, and the hours of the runs on each.
     """
 
     title: str
     question: str
-    summary: str
-    fields: Fields
-    tables: list[ReportTable]
+    states: dict[str, int]
+    scores: list[Table]
     plots: list[Picture]
     curves: list[Picture]
-    choices: list[Choice]
-    missing: list[Missing]
-    hardware: list[Hardware]
+    selections: Table | None
+    missing: Table | None
+    all_runs: Table
+    hardware: Table
+
+    @property
+    def summary(self) -> str:
+        """How many runs there are in which state, as a sentence."""
+        total, parts = sum(self.states.values()), [f"{n} {s}" for s, n in self.states.items()]
+        return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
+
+    def markdown(self, folder: Path) -> str:
+        """Returns the report as Markdown without its title; `folder` leads to the pictures."""
+        parts = [self.summary]
+        for table in self.scores:
+            parts += [f"## {table.title}", table.markdown(), " ".join(table.notes)]
+        for heading, pictures in (("", self.plots), ("Learning curves: ", self.curves)):
+            for p in pictures:
+                image = f"![{p.title}]({(folder / p.file).as_posix()}.svg)"
+                parts += [f"## {heading}{p.title}", image, " ".join(p.notes)]
+        for table in (self.selections, self.missing, self.hardware):
+            if table is not None:
+                parts += [f"## {table.title}", table.markdown()]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def gather(found: Found, request: ReportRequest, folder: Path) -> Content:
-    """Makes tables and pictures.
+def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
+    """Makes the tables and pictures of a report.
 
     Args:
         found: the runs.
-        request: what is asked for; what it leaves open is taken from the sweeps, or suggested.
-        folder: gets the pictures.
+        request: what to show; what is None is taken from the sweep files, or else suggested.
+        folder: where pictures are written.
 
     Raises:
-        ConfigError: a field or metric that no run has.
+        ConfigError: no run has a column or metric that is asked for.
     """
-    given, request = request, _with_sweeps(found, request)
-    runs, gone = found.runs, missing(found)
-    fields, palette = Fields(runs, efforts(runs)), Palette()
-    kept = reported(runs)
-    tables, plots, asked = request.tables, request.plots, request.curves
-    if tables is None:
-        tables = suggested_tables(runs, fields)
-    if plots is None:
-        plots = suggested_plots(runs, fields)
-    if asked is None:
-        asked = suggested_curves(runs, fields)
-    # All at once, so that a wrong name costs nothing. What a sweep file asks for may not be there
-    # before all jobs are finished.
-    built = _possible(
-        lambda t: build_table(t, kept, fields), tables, early=bool(gone) and given.tables is None
-    )
-    data = _possible(
-        lambda p: plot_data(p, kept, fields), plots, early=bool(gone) and given.plots is None
-    )
-    rows = _possible(
-        lambda c: (c, curve_rows(c, runs, fields)), asked,
-        early=bool(gone) and given.curves is None,
-    )  # fmt: skip
+    asked = _with_sweeps(found, request)
+    frame, missing, palette = run_frame(found.runs), missing_table(found), Palette()
+    reported = suggest.reported(frame)
+    # All are computed before any is drawn: a wrong name is found early and leaves no files.
+    made: dict[str, list[Any]] = {}
+    for kind, suggested, make in (
+        ("tables", suggest.suggest_tables, lambda r: score_table(r, reported)),
+        ("plots", suggest.suggest_plots, lambda r: plot_data(r, reported)),
+        ("curves", suggest.suggest_curves, lambda r: curves_data(r, frame)),
+    ):
+        requests = getattr(asked, kind)
+        # A sweep file may ask for metrics that its first jobs do not have.
+        lenient = missing is not None and getattr(request, kind) is None
+        made[kind] = _make_all(
+            make, suggested(frame) if requests is None else requests, lenient=lenient
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for i, d in enumerate(data):
-        if d.points():
-            name = f"plot-{i + 1}"
-            pictures.append(Picture(d.title, name, save(draw(d, palette), folder / name), d.notes))
-    sheets = [s for c, shown in rows for s in curve_sheets(c, shown, fields, palette)]
-    curves = [
-        Picture(s.title, f"curves-{i + 1}", save(s.figure, folder / f"curves-{i + 1}"), [s.note])
-        for i, s in enumerate(sheets)
-    ]
+    plots = []
+    for i, data in enumerate(made["plots"], 1):
+        if any(data.panels.values()):
+            svg = save(draw(data, palette), folder / f"plot-{i}")
+            plots.append(Picture(data.request.heading, f"plot-{i}", svg, data.notes))
+    curves = []
+    for i, data in enumerate((sheet for sheets in made["curves"] for sheet in sheets), 1):
+        svg = save(draw_sheet(data, palette), folder / f"curves-{i}")
+        curves.append(Picture(data.title, f"curves-{i}", svg, [data.note]))
+    states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
+    states["finished"] = sum(run.finished for run in found.runs)
     return Content(
-        title=request.title or _title(found),
-        question=request.question or "",
-        summary=_summary(found, gone),
-        fields=fields,
-        tables=built,
-        plots=pictures,
+        title=asked.title or first_few([f.name for f in found.sweeps or found.roots], 3),
+        question=asked.question or "",
+        states={state: states[state] for state in STATES if states[state]},
+        scores=made["tables"],
+        plots=plots,
         curves=curves,
-        choices=choices(runs, [t.metric for t in built]),
-        missing=gone,
-        hardware=hardware(runs),
+        selections=selections_table(found.runs, made["tables"]),
+        missing=missing,
+        all_runs=all_runs_table(found, made["tables"]),
+        hardware=hardware_table(found.runs),
     )
 
 
-def _possible(make: Callable[[Any], Any], requests: Iterable[Any], *, early: bool) -> list[Any]:
-    """Returns what is made of requests; what cannot be is an error, or told while it is early."""
+def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
+    """Returns the request; what is None is taken from the first sweep file that gives it."""
+    for folder, sweep in found.sweeps.items():
+        if sweep.get("report"):
+            given = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
+            missing = [
+                name for name in type(request).model_fields if getattr(request, name) is None
+            ]
+            request = request.replace(**{name: getattr(given, name) for name in missing})
+    return request
+
+
+def _make_all(make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool) -> list[Any]:
+    """Returns what is made of each request; if lenient, errors are logged."""
     made = []
     for request in requests:
         try:
             made.append(make(request))
         except ConfigError as error:
-            if not early:
+            if not lenient:
                 raise
             log.warning("left out while runs are missing: %s", error.got)
     return made
-
-
-def _with_sweeps(found: Found, request: ReportRequest) -> ReportRequest:
-    """Returns the request; what it leaves open is as the first sweep that says it has it."""
-    for folder, sweep in found.sweeps.items():
-        if sweep.get("report"):
-            said = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
-            left = {
-                field.name: getattr(said, field.name)
-                for field in dataclasses.fields(request)
-                if getattr(request, field.name) is None
-            }
-            request = dataclasses.replace(request, **left)
-    return request
-
-
-def _title(found: Found) -> str:
-    names = [folder.name for folder in found.sweeps or found.roots]
-    return first_few(names, 3)
-
-
-def _summary(found: Found, gone: Sequence[Missing]) -> str:
-    finished = sum(run.finished for run in found.runs)
-    counts = Counter({"finished": finished}) + Counter(m.state for m in gone)
-    parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
-    total = finished + len(gone)
-    return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."

@@ -1,29 +1,34 @@
-"""Learning curves, of one run and of many."""
+"""Learning curves of one run, which `train` draws, and of many, for a report."""
+
+from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.report.fields import Fields, select
+from vit_jax.report.labels import legend_title, lower_first, natural, short_number, title_of
 from vit_jax.report.requests import CurvesRequest
-from vit_jax.report.runs import Run, natural
-from vit_jax.report.style import DPI, Palette, add_legend, house_style, new_figure, short_number
-from vit_jax.report.words import legend_title, show, title_of
+from vit_jax.report.runs import Run
+from vit_jax.report.style import DPI, Palette, add_legend, new_figure, plot_style
 from vit_jax.run.metrics import read_metrics
 
-# With more lines than these in a panel, markers hide them.
-_MOST_MARKED = 9
+if TYPE_CHECKING:  # `train` imports this module and does not need pandas.
+    import pandas as pd
+
+# With more lines than this in a panel, they have no markers.
+_MAX_MARKED = 9
 # Rows of panels in one picture.
-_MOST_ROWS = 5
-# Splits by how much they say of a model: the first that a run has is drawn.
+_MAX_ROWS = 5
+# The main score is that of the first of these splits that a run was evaluated on.
 _SPLITS = ("test", "validation", "val", "minival", "dev")
 
 
 def draw_curves(workdir: Path) -> Path:
-    """Draws loss, accuracy and learning rate against steps into report/curves.png.
+    """Draws loss, accuracy and learning rate of a run into report/curves.png.
 
     Args:
         workdir: run folder with a metrics.jsonl.
@@ -31,25 +36,35 @@ def draw_curves(workdir: Path) -> Path:
     Returns:
         The picture's path.
     """
-    rows = read_metrics(workdir / "metrics.jsonl")
-    palette = Palette()
-    with house_style():
+    rows, palette = read_metrics(workdir / "metrics.jsonl"), Palette()
+    names = sorted({name for row in rows for name in row if name.startswith("eval/")})
+    losses, accuracies = (
+        {name: name.split("/")[1] for name in names if name.endswith(f"/{metric}")}
+        for metric in ("loss", "accuracy_top1")
+    )
+    losses = {"train/loss": "train"} | losses
+    palette.add("split", ["train"])
+    palette.add("split", [*losses.values(), *accuracies.values()])
+    with plot_style():
         figure, axes = new_figure(1, 3, width=4, height=3.3)
-        loss, accuracy, rate = axes[0]
-        losses = {"train/loss": "train"} | _eval_names(rows, "loss")
-        accuracies = _eval_names(rows, "accuracy_top1")
-        palette.add("split", ["train"])
-        palette.add("split", [*losses.values(), *accuracies.values()])
-        _plot(loss, rows, losses, palette)
-        loss.set(title="loss")
-        _from_zero(loss)
-        _plot(accuracy, rows, accuracies, palette)
-        accuracy.set(title="top-1 accuracy", ylim=(None, 1))
-        _plot(rate, rows, {"train/learning_rate": "train"}, palette)
-        rate.set(title="learning rate")
-        _from_zero(rate)
-        handles, labels = loss.get_legend_handles_labels()
-        add_legend(figure, handles, labels, side="right")
+        panels = {
+            "loss": losses, "top-1 accuracy": accuracies,
+            "learning rate": {"train/learning_rate": "train"},
+        }  # fmt: skip
+        for panel, (title, lines) in zip(axes[0], panels.items(), strict=True):
+            for name, split in lines.items():
+                style = palette.style("split", split) | {"label": split, "markersize": 4}
+                style |= {} if name.startswith("eval/") else {"marker": None}
+                panel.plot(*_points(rows, name), markeredgewidth=0, **style)
+            if not lines:
+                panel.text(0.5, 0.5, "not evaluated", ha="center", transform=panel.transAxes)
+            panel.set(title=title, xlabel="step")
+            panel.xaxis.set_major_formatter(short_number)
+            if title == "top-1 accuracy":
+                panel.set_ylim(None, 1)
+            else:
+                _start_at_zero(panel)
+        add_legend(figure, *axes[0][0].get_legend_handles_labels(), side="right")
         figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
         path = workdir / "report" / "curves.png"
         path.parent.mkdir(exist_ok=True)
@@ -58,111 +73,85 @@ def draw_curves(workdir: Path) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class CurveSheet:
-    """A picture of learning curves.
+class CurvesData:
+    """The runs of a picture of learning curves.
 
     Attributes:
         title: heading.
-        figure: of matplotlib.
-        note: what the lines are.
+        series: column by which lines are coloured.
+        rows: name of a row of panels -> its runs, each with its series.
     """
 
     title: str
-    figure: Any
-    note: str
+    series: str
+    rows: Mapping[str, list[tuple[Run, str]]]
+
+    @property
+    def note(self) -> str:
+        """What the lines are, in a sentence or two."""
+        runs = [run for members in self.rows.values() for run, _ in members]
+        note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
+        if any(not run.finished for run in runs):
+            note += " A cross marks the end of a run without a result."
+        return note
 
 
-def curve_rows(request: CurvesRequest, runs: Sequence[Run], fields: Fields) -> dict[str, list[Run]]:
-    """Returns the runs of each row of panels: those asked for that have steps on file.
+def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]:
+    """Returns the pictures for a request: one for every five rows of panels.
 
     Args:
         request: what to draw.
-        runs: all there are.
-        fields: of these.
+        frame: of all runs; those without steps in metrics.jsonl are left out.
 
     Raises:
-        ConfigError: a field that no run has, or a value that none of the runs has.
+        ConfigError: no run has such a column, or a value that `where` asks for.
     """
-    for what, name in (("series", request.series), ("panel", request.panel)):
-        for part in name.split("+"):
-            if part not in ("model", "dataset"):  # Runs may have none: then all are alike.
-                fields.check(part, what)
-    rows: dict[str, list[Run]] = defaultdict(list)
-    for run in select(fields, runs, request.where):
-        if any("train/loss" in row for row in run.rows):
-            rows[show(fields.of(run, request.panel))].append(run)
-    return rows
+    from vit_jax.report.frame import check_columns, select, texts
+
+    for option, name in (("series", request.series), ("panel", request.panel)):
+        # No run may have a model or dataset; then all share one panel or colour.
+        given = [part for part in name.split("+") if part not in ("model", "dataset")]
+        check_columns(frame, **{option: "+".join(given)})
+    frame = select(frame, request.where)
+    rows: dict[str, list[tuple[Run, str]]] = defaultdict(list)
+    columns = texts(frame, request.panel), texts(frame, request.series)
+    for run, panel, series in zip(frame.index, *columns, strict=True):
+        if any("train/loss" in row for row in run.metrics):
+            rows[panel].append((run, series))
+    names, title = sorted(rows, key=natural), request.title or "Runs"
+    parts = [names[i : i + _MAX_ROWS] for i in range(0, len(names), _MAX_ROWS)]
+    return [
+        CurvesData(
+            title + (f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""),
+            request.series, {name: rows[name] for name in part},
+        )
+        for i, part in enumerate(parts)
+    ]  # fmt: skip
 
 
-def curve_sheets(
-    request: CurvesRequest, rows: dict[str, list[Run]], fields: Fields, palette: Palette
-) -> list[CurveSheet]:
-    """Draws training loss and main score against steps.
-
-    Args:
-        request: what to draw; a picture for every five rows of panels.
-        rows: name of a row of panels -> its runs.
-        fields: of the runs.
-        palette: gives the colours.
-    """
-    names = sorted(rows, key=natural)
-    parts = [names[i : i + _MOST_ROWS] for i in range(0, len(names), _MOST_ROWS)]
-    sheets = []
-    for i, part in enumerate(parts):
-        chosen = {name: rows[name] for name in part}
-        title = request.title or "Runs"
-        title += f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""
-        figure = _sheet(chosen, fields, palette, request.series)
-        sheets.append(CurveSheet(title, figure, _note(chosen)))
-    return sheets
-
-
-def main_score(names: set[str]) -> str | None:
-    """Returns the metric that says most of a run: top-1 accuracy of the test split, if there."""
-    found = {n.split("/")[1]: n for n in names if _is_score(n)}
-    order = [*_SPLITS, *sorted(found)]
-    return next((found[split] for split in order if split in found), None)
-
-
-def _drawn_score(runs: Sequence[Run]) -> str | None:
-    """Returns the main score, or the few-shot accuracy of the fewest shots.
-
-    Only of what a run has more than once: the rest makes no curve.
-    """
-    counts = [Counter(name for row in run.rows for name in row) for run in runs]
-    often = {name for count in counts for name, times in count.items() if times > 1}
-    on_features = [n for n in often if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
-    return main_score(often) or min(on_features, key=natural, default=None)
-
-
-def _is_score(name: str) -> bool:
-    return name.startswith("eval/") and name.count("/") == 2 and name.endswith("/accuracy_top1")
-
-
-def _sheet(rows: dict[str, list[Run]], fields: Fields, palette: Palette, series: str) -> Any:
-    everyone = [run for runs in rows.values() for run in runs]
-    palette.add(series, [show(fields.of(run, series)) for run in everyone])
-    with house_style():
-        scores = [_drawn_score(runs) for runs in rows.values()]
-        columns = 2 if any(scores) else 1
-        figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
-        handles: dict[str, Any] = {}
-        for i, (name, runs) in enumerate(rows.items()):
+def draw_sheet(data: CurvesData, palette: Palette) -> Any:
+    """Returns a matplotlib figure with training loss and main score against steps."""
+    palette.add(data.series, [name for members in data.rows.values() for _, name in members])
+    scores = [_drawn_score([run for run, _ in members]) for members in data.rows.values()]
+    columns, handles = 2 if any(scores) else 1, {}
+    with plot_style():
+        figure, axes = new_figure(len(data.rows), columns, width=9.2 / columns, height=2.7)
+        for i, (name, members) in enumerate(data.rows.items()):
             score, (left, *rest) = scores[i], axes[i]
-            hide = {"marker": None} if len(runs) > _MOST_MARKED else {}
-            for run in runs:
-                member = show(fields.of(run, series))
-                style = {**palette.style(series, member), "label": member}
-                handle = _line(left, run, "train/loss", {**style, "marker": None}, 1)
+            marker = {"marker": None} if len(members) > _MAX_MARKED else {}
+            for run, member in members:
+                style = palette.style(data.series, member) | {"label": member}
+                handle = _draw_run(left, run, "train/loss", 1, **style | {"marker": None})
                 handles.setdefault(member, handle)
                 if score is not None:
-                    _line(rest[0], run, score, {**style, "markersize": 3.5, **hide}, 100)
+                    _draw_run(rest[0], run, score, 100, **style | {"markersize": 3.5} | marker)
             left.set_title(", ".join(filter(None, [name, "training loss"])))
-            _from_zero(left)
-            for panel in (left, *rest):
+            _start_at_zero(left)
+            if score is not None:
+                title = f"{lower_first(title_of(score))}, %"
+                rest[0].set_title(", ".join(filter(None, [name, title])))
+            for panel in axes[i]:
                 panel.xaxis.set_major_formatter(short_number)
-            for right in rest:
-                right.set_title(", ".join(filter(None, [name, _score_title(score)])))
             if rest and score is None:
                 rest[0].remove()
                 left.set_subplotspec(left.get_gridspec()[i, :])
@@ -170,52 +159,45 @@ def _sheet(rows: dict[str, list[Run]], fields: Fields, palette: Palette, series:
             if panel.figure is not None:
                 panel.set_xlabel("step")
         names = sorted(handles, key=natural)
-        add_legend(figure, [handles[n] for n in names], names, legend_title(series))
+        add_legend(figure, [handles[name] for name in names], names, legend_title(data.series))
     return figure
 
 
-def _from_zero(panel: Any) -> None:
-    """Lets the axis begin at zero and end a little above the highest finite figure."""
-    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
-    if heights and max(heights) > 0:
-        panel.set_ylim(0, 1.06 * max(heights))
+def main_score(names: Iterable[str]) -> str | None:
+    """Returns the metric that best describes a run: top-1 accuracy, of the test split if any."""
+    scores = (name for name in names if re.fullmatch(r"eval/[^/]*/accuracy_top1", name))
+    found = {name.split("/")[1]: name for name in scores}
+    return next((found[split] for split in [*_SPLITS, *sorted(found)] if split in found), None)
 
 
-def _score_title(metric: str | None) -> str:
-    return "" if metric is None else f"{title_of(metric)[:1].lower()}{title_of(metric)[1:]}, %"
+def _drawn_score(runs: Sequence[Run]) -> str | None:
+    """Returns the main score, else the few-shot accuracy with the fewest shots.
+
+    Metrics that were measured only once are left out, because they make no curve.
+    """
+    counts = [Counter(name for row in run.metrics for name in row) for run in runs]
+    repeated = {name for count in counts for name, times in count.items() if times > 1}
+    few_shot = [n for n in repeated if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
+    return main_score(repeated) or min(few_shot, key=natural, default=None)
 
 
-def _line(panel: Any, run: Run, metric: str, style: dict[str, Any], scale: float) -> Any:
-    points = [(row["step"], row[metric]) for row in run.rows if metric in row]
-    xs, ys = [p[0] for p in points], [scale * p[1] for p in points]
+def _draw_run(panel: Any, run: Run, metric: str, scale: float, **style: Any) -> Any:
+    xs, ys = _points(run.metrics, metric, scale)
     handle = panel.plot(xs, ys, linewidth=1.2, alpha=0.8, markeredgewidth=0, **style)
     if xs and not run.finished:
         panel.plot(xs[-1], ys[-1], "x", color=style["color"], markersize=8, markeredgewidth=2)
     return handle[0]
 
 
-def _note(groups: dict[str, list[Run]]) -> str:
-    runs = [run for members in groups.values() for run in members]
-    note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
-    if any(not run.finished for run in runs):
-        note += " A cross ends those that have no result."
-    return note
+def _points(
+    rows: Iterable[Mapping[str, Any]], metric: str, scale: float = 1
+) -> tuple[list[float], list[float]]:
+    rows = [row for row in rows if metric in row]
+    return [row["step"] for row in rows], [scale * row[metric] for row in rows]
 
 
-def _eval_names(rows: list[dict[str, Any]], metric: str) -> dict[str, str]:
-    """Returns metric name -> split, of the evaluations in a run."""
-    names = sorted({name for row in rows for name in row if name.startswith("eval/")})
-    return {n: n.split("/")[1] for n in names if n.endswith(f"/{metric}")}
-
-
-def _plot(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str], palette: Palette) -> None:
-    for name, label in lines.items():
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        style = palette.style("split", label)
-        if not name.startswith("eval/"):
-            style["marker"] = None
-        axes.plot(*zip(*points, strict=True), label=label, markersize=4, markeredgewidth=0, **style)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_formatter(short_number)
-    if not lines:
-        axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)
+def _start_at_zero(panel: Any) -> None:
+    """Lets the axis begin at zero and end a little above the largest finite value."""
+    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
+    if heights and max(heights) > 0:
+        panel.set_ylim(0, 1.06 * max(heights))

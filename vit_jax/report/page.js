@@ -9,7 +9,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const rows = [...table.tBodies[0].rows];
     rows.sort((a, b) => {
       const x = key(a), y = key(b);
-      if ((x === "") !== (y === "")) return x === "" ? 1 : -1;  // Nothing comes last, both ways.
+      if ((x === "") !== (y === "")) return x === "" ? 1 : -1;  // Empty cells come last in both directions.
       const order = x !== "" && !isNaN(x) && !isNaN(y) ? x - y : x.localeCompare(y, "en", {numeric: true});
       return down ? -order : order;
     });

@@ -1,192 +1,134 @@
-"""What is asked for, tables, plots, curves: on the command line, in a sweep file, or by nobody."""
+"""What a report shows: tables, plots and learning curves, from the command line or a sweep file."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from vit_jax.errors import ConfigError, nearest
-from vit_jax.report.words import lower_first, title_of
+from vit_jax.errors import ConfigError
+from vit_jax.report.labels import lower_first, title_of
+from vit_jax.schema import Section, option
+
+R = TypeVar("R", bound=Section)
 
 
-@dataclasses.dataclass(frozen=True)
-class TableRequest:
-    """A table of means and standard deviations over seeds.
-
-    Attributes:
-        metric: name of a figure; {word} in it stands for any part and becomes a field.
-        rows: field, or several joined by "+".
-        columns: the same.
-        where: field -> the value it must have.
-        title: heading; None: from the metric.
-    """
+class TableRequest(Section):
+    """A table of means and standard deviations over seeds."""
 
     metric: str
-    rows: str = "model"
-    columns: str = "dataset"
-    where: tuple[tuple[str, str], ...] = ()
-    title: str | None = None
+    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    rows: str = option("model")
+    """Label, setting or metric, or several joined by "+"."""
+    columns: str = option("dataset")
+    """Likewise."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading; by default made from the metric."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PlotRequest:
-    """A plot of means with standard deviations over seeds.
-
-    Attributes:
-        x: field of the horizontal axis; words instead of numbers give a row for each.
-        y: name of a figure; {word} in it stands for any part and becomes a field.
-        series: field, or several joined by "+"; a colour each.
-        panel: field; a panel each. None: one panel.
-        through: a member of `series` whose points lie on the lines of all others as well, as the
-            base of a study does. None: none does.
-        log_x: whether the horizontal axis is logarithmic.
-        where: field -> the value it must have.
-        title: heading; None: from y and x.
-    """
+class PlotRequest(Section):
+    """A plot of means with standard deviations over seeds."""
 
     x: str
+    """Column for the horizontal axis; if its values are text, each gets a row."""
     y: str
-    series: str = "model"
-    panel: str | None = None
-    through: str | None = None
-    log_x: bool = False
-    where: tuple[tuple[str, str], ...] = ()
-    title: str | None = None
+    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    series: str = option("model")
+    """Column, or several joined by "+"; one colour each."""
+    panel: str | None = option(None)
+    """Column; one panel each. None: a single panel."""
+    through: str | None = option(None)
+    """Member of `series` whose points are part of every line, such as a baseline."""
+    log_x: bool = option(False)
+    """Whether the horizontal axis is logarithmic."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading; by default made from y and x."""
+
+    @property
+    def heading(self) -> str:
+        """The title, or one made from the axes."""
+        x = lower_first(title_of(self.x).partition(",")[0])
+        return self.title or f"{title_of(self.y)}, against {x}"
 
 
-@dataclasses.dataclass(frozen=True)
-class CurvesRequest:
-    """Learning curves: a line a run, training loss beside the score that says most.
+class CurvesRequest(Section):
+    """Learning curves: one line a run, training loss beside the main score."""
 
-    Attributes:
-        series: field, or several joined by "+"; a colour each.
-        panel: the same; a row of two panels each.
-        where: field -> the value it must have.
-        title: heading; None: "Runs".
-    """
-
-    series: str = "model"
-    panel: str = "dataset"
-    where: tuple[tuple[str, str], ...] = ()
-    title: str | None = None
+    series: str = option("model")
+    """Column, or several joined by "+"; one colour each."""
+    panel: str = option("dataset")
+    """Likewise; a row of two panels each."""
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading."""
 
 
-def plot_title(request: PlotRequest) -> str:
-    """Returns the heading of a plot that was given none."""
-    x = lower_first(title_of(request.x).partition(",")[0])
-    return f"{title_of(request.y)}, against {x}"
+class ReportRequest(Section):
+    """A whole report; what is None is taken from the sweep file or suggested by the runs."""
+
+    title: str | None = option(None)
+    """Title of the page."""
+    question: str | None = option(None)
+    """The question that the runs are meant to answer."""
+    tables: tuple[TableRequest, ...] | None = option(None)
+    """Tables of scores."""
+    plots: tuple[PlotRequest, ...] | None = option(None)
+    """Plots of scores."""
+    curves: tuple[CurvesRequest, ...] | None = option(None)
+    """Learning curves."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportRequest:
-    """A whole report.
-
-    Attributes:
-        title: of the page; None: made from the folders.
-        question: what the runs are to answer.
-        tables: None: whatever the runs suggest.
-        plots: None: whatever the runs suggest.
-        curves: None: whatever the runs suggest.
-    """
-
-    title: str | None = None
-    question: str | None = None
-    tables: tuple[TableRequest, ...] | None = None
-    plots: tuple[PlotRequest, ...] | None = None
-    curves: tuple[CurvesRequest, ...] | None = None
-
-
-def parse_request(text: str, kind: type, option: str) -> Any:
-    """Reads "x=FIELD,y=METRIC,log_x,where.stage=final" from the command line.
+def parse_request(text: str, kind: type[R], source: str) -> R:
+    """Reads "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
     Args:
         text: comma-separated KEY=VALUE; a KEY alone is true.
         kind: TableRequest, PlotRequest or CurvesRequest.
-        option: its name, for errors.
+        source: the option, for error messages.
 
     Raises:
-        ConfigError: an unknown or missing key.
+        ConfigError: a key is unknown or missing.
     """
-    given: dict[str, Any] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        given[key] = value if equals else True
-    return read_request(given, kind, option)
+    pairs = (item.partition("=") for item in text.split(","))
+    given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
+    if "log_x" in given:
+        given["log_x"] = given["log_x"] in (True, "true", "True", "1")
+    return _read(given, kind, source)
 
 
-def read_request(given: Any, kind: type, what: str) -> Any:
-    """Reads a request from keys and values.
-
-    Args:
-        given: as in a sweep file's REPORT: the attributes of `kind`, `where` a dict.
-        kind: TableRequest, PlotRequest or CurvesRequest.
-        what: where it stands, for errors.
+def read_report(given: Any, source: str) -> ReportRequest:
+    """Makes a request from the REPORT of a sweep file.
 
     Raises:
-        ConfigError: an unknown or missing key.
+        ConfigError: a key is unknown or missing, or a value has a wrong type.
     """
+    kinds: dict[str, type[Section]]
+    kinds = {"tables": TableRequest, "plots": PlotRequest, "curves": CurvesRequest}
+    values = dict(given) if isinstance(given, Mapping) else given
+    for key, kind in kinds.items():
+        if isinstance(values, dict) and isinstance(values.get(key), list | tuple):
+            items = enumerate(values[key])
+            values[key] = [_read(item, kind, f"{source}, {key}[{i}]") for i, item in items]
+    return _read(values, ReportRequest, source)
+
+
+def _read(given: Any, kind: type[R], source: str) -> R:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} is {given!r}", "keys and values", "write e.g. {'metric': ...}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    where = given.get("where") or {}
-    if not isinstance(where, Mapping):
-        raise ConfigError(
-            f"{what}: where is {where!r}", "fields and values", "write where.FIELD=..."
-        )
-    where = dict(where)
-    for key, value in given.items():
-        if key.startswith("where."):
-            where[key.removeprefix("where.")] = value
-        elif key not in fields:
-            raise ConfigError(
-                f"{what}: unknown key {key!r}", f"one of {', '.join(fields)}, where.FIELD",
-                f"did you mean {nearest(key, fields)!r}?",
-            )  # fmt: skip
-        elif key == "log_x":
-            values[key] = value in (True, "true", "True", "1", 1)
-        elif key != "where":
-            if not isinstance(value, str) and (
-                value is not None or fields[key].default is not None
-            ):
-                raise ConfigError(f"{what}: {key!r} is {value!r}", "a name", f"write {key}=NAME")
-            values[key] = value
-    values["where"] = tuple((k, str(v)) for k, v in where.items())
-    needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
-    missing = [n for n in needed if not values.get(n)]
-    if missing:
-        raise ConfigError(
-            f"{what}: no {' and no '.join(repr(n) for n in missing)}",
-            f"{', '.join(f'{n}=...' for n in needed)}",
-            f"add {missing[0]}=NAME",
-        )
-    return kind(**values)
-
-
-def read_report(given: Any, what: str) -> ReportRequest:
-    """Reads the "report" of a sweep.json.
-
-    Raises:
-        ConfigError: an unknown key, or one of a wrong kind.
-    """
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} is {given!r}", "keys and values", "see `report --help`")
-    known = [field.name for field in dataclasses.fields(ReportRequest)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f"{what}: unknown key {key!r}", f"one of {', '.join(known)}",
-                f"did you mean {nearest(key, known)!r}?",
-            )  # fmt: skip
-
-    def requests(key: str, kind: type) -> tuple[Any, ...] | None:
-        items: Sequence[Any] | None = given.get(key)
-        if items is None:
-            return None
-        if not isinstance(items, list | tuple):
-            raise ConfigError(f"{what}: {key!r} is {items!r}", "a list", "put it into [...]")
-        return tuple(read_request(r, kind, f"{what}, {key}[{i}]") for i, r in enumerate(items))
-
-    return ReportRequest(
-        given.get("title"), given.get("question"), requests("tables", TableRequest),
-        requests("plots", PlotRequest), requests("curves", CurvesRequest),
-    )  # fmt: skip
+        raise ConfigError(f"{source} is {given!r}", "keys and values", "see `report --help`")
+    start = "where."
+    values = {key: value for key, value in given.items() if not key.startswith(start)}
+    where = {key.removeprefix(start): given[key] for key in given if key.startswith(start)}
+    if isinstance(values.get("where", {}), Mapping) and "where" in kind.model_fields:
+        where = {**values.get("where", {}), **where}
+        values["where"] = {name: str(value) for name, value in where.items()}
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    missing = [name for name in required if not values.get(name)]
+    try:
+        if values.keys() <= kind.model_fields.keys() and missing:
+            names = ", ".join(f"{name}=..." for name in required)
+            raise ConfigError(f"no {missing[0]!r}", names, f"add {missing[0]}=NAME")
+        return kind.from_mapping(values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.got}", error.expected, error.fix) from None

@@ -1,142 +1,142 @@
-"""Finds run folders and reads what lies in them; nothing else is asked of a run."""
+"""Finds run folders and reads their files."""
 
-import dataclasses
 import functools
 import json
 import math
 import os
 import platform
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.errors import RunFolderError
+from vit_jax.report.labels import is_number, natural
 from vit_jax.run.metrics import read_metrics
 
-# Beside a config.json, any of these makes a folder one of a run.
-_SIGNS = ("env.json", "metrics.jsonl", "result.json")
-# Folders inside a run folder in which no run lies.
+# A folder with a config.json and any of these is a run.
+_RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
+# Folders inside a run folder that hold no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
-_SWEEP_FILE = "sweep.json"
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
-# Exit codes after which the same command goes on: done; stopped and saved; a host was lost; ended
-# by SIGTERM, SIGINT.
-_NOT_FAILED = (0, 75, 76, -15, -2)
-_LOG_END = 4096
+# Exit codes after which the same command continues the run: success, stopped after saving a
+# checkpoint, lost a host, SIGTERM, SIGINT.
+_NOT_FAILED = (None, 0, 75, 76, -15, -2)
+# Config keys that say what a run was initialised from.
+_INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
+# A longer chain of initialisations is a circle.
+_MAX_ANCESTORS = 20
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """What one run folder says.
+    """The files of one run folder; a file that is missing reads as empty.
+
+    Args:
+        path: the folder.
+        name: used unless job.json has one.
 
     Attributes:
-        path: the folder.
-        name: as its sweep calls it; else its path below the folder that was searched.
-        config: config.json with dotted keys; empty where there is none.
-        environment: env.json.
-        rows: lines of metrics.jsonl.
-        result: result.json; None: not finished.
-        job: job.json, as a sweep writes it; empty where there is none.
-        attempt: what the sweep notes of the latest time that the job was started.
-        classes: number of classes; None: not said.
-        subset: subset.json.
+        config: config.json with dotted keys.
+        metrics: lines of metrics.jsonl.
+        result: result.json; {} if the run is not finished.
+        job: job.json, written by a sweep.
+        attempt: what the sweep recorded about the job's latest attempt.
+        figures: the final value of every metric; the latest one if the run is not finished.
+        ancestors: the runs this one was initialised from, nearest first.
+        unknown_init: why not all ancestors are known; "" if they are.
         problems: files that could not be read, and why.
     """
 
-    path: Path
-    name: str
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    rows: list[dict[str, Any]]
-    result: dict[str, Any] | None
-    job: dict[str, Any]
-    attempt: dict[str, Any] = dataclasses.field(default_factory=dict)
-    classes: int | None = None
-    subset: dict[str, Any] = dataclasses.field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    def __init__(self, path: Path, name: str = ""):
+        self.path, self.problems = path, []
+        self.config = flat(self._read("config.json"))
+        self.environment = self._read("env.json")
+        self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
+        self.result = self._read("result.json")
+        self.job = self._read("job.json")
+        self.attempt = self._read(".sweep/attempt.json")
+        self.subset = self._read("subset.json")
+        self.classes: list[str] = self._read("classes.json").get("names") or []
+        self.name, self.stage = str(self.job.get("name") or name), self.job.get("stage")
+        self.labels: dict[str, Any] = self.job.get("labels") or {}
+        self.finished = bool(self.result)
+        latest = {k: v for row in self.metrics for k, v in row.items() if k not in ("step", "time")}
+        self.figures: dict[str, float] = {
+            k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
+        }
+        self.ancestors: list[Run] = []
+        self.unknown_init = ""
 
-    @property
-    def labels(self) -> dict[str, Any]:
-        """The words by which the sweep's author groups runs."""
-        return self.job.get("labels") or {}
-
-    @property
-    def stage(self) -> str | None:
-        """What its sweep makes it for: "search", "final" or None."""
-        return self.job.get("stage")
-
-    @property
-    def seed(self) -> Any:
-        """The seed of the config, or of the labels."""
-        return self.config.get("seed", self.labels.get("seed"))
+    def _read(self, name: str) -> dict[str, Any]:
+        content, problem = _read_json(self.path / name)
+        self.problems += [f"{name}: {problem}"] if problem else []
+        return content
 
     @functools.cached_property
     def state(self) -> str:
-        """How far it is: one of STATES."""
-        if self.result is not None:
+        """One of STATES."""
+        if self.finished:
             return "finished"
-        if list(self.path.glob("report/divergence-*.txt")):
+        if self.divergence_reports:
             return "diverged"
-        code = self.attempt.get("exit_code")
-        if self.attempt.get("failure") or (code is not None and code not in _NOT_FAILED):
+        if self.attempt.get("failure") or self.attempt.get("exit_code") not in _NOT_FAILED:
             return "failed"
-        if self.attempt and self.attempt.get("ended") is None and _may_be_alive(self.attempt):
+        if self.attempt and self.attempt.get("ended") is None and _may_be_running(self.attempt):
             return "running"
-        return "unfinished" if self.rows or self.environment else "not started"
-
-    def log_end(self, lines: int = 12) -> list[str]:
-        """Returns the last lines of what the job printed, where a sweep has kept it."""
-        path = self.path / "log.txt"
-        if not path.is_file():
-            return []
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_END))
-            text = file.read().decode(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+        return "unfinished" if self.metrics or self.environment else "not started"
 
     @property
-    def finished(self) -> bool:
-        """Whether there is a result."""
-        return self.result is not None
+    def divergence_reports(self) -> list[Path]:
+        """The reports that training wrote when the loss was no longer finite."""
+        return sorted(self.path.glob("report/divergence-*.txt"))
+
+    @property
+    def seed(self) -> Any:
+        """The seed, from the config or else from the labels."""
+        return self.config.get("seed", self.labels.get("seed"))
 
     @property
     def step(self) -> int | None:
-        """The last step that is on file."""
-        if self.result is not None and "step" in self.result:
-            return self.result["step"]
-        return max((row["step"] for row in self.rows), default=None)
-
-    @functools.cached_property
-    def figures(self) -> dict[str, float]:
-        """The final figures; of a run that is not finished, the latest of each."""
-        latest = {k: v for row in self.rows for k, v in row.items() if k not in ("step", "time")}
-        return {k: v for k, v in (latest | (self.result or {})).items() if _is_number(v)}
+        """The last step in the files."""
+        return self.result.get("step", max((row["step"] for row in self.metrics), default=None))
 
     @property
     def wall_time_s(self) -> float | None:
-        """Seconds from start to end, or to the last line."""
-        if self.result is not None and "wall_time_s" in self.result:
-            return self.result["wall_time_s"]
-        times = [row["time"] for row in self.rows if "time" in row]
-        return max(times) - min(times) if times else None
+        """Seconds from the start to the end, or to the last line of metrics.jsonl."""
+        times = [row["time"] for row in self.metrics if "time" in row]
+        return self.result.get("wall_time_s", max(times) - min(times) if times else None)
 
     @property
     def device(self) -> str | None:
-        """What it ran on, e.g. "8 x TPU v4, 2 hosts"."""
+        """The devices it ran on, e.g. "8 x TPU v4, 2 hosts"."""
         if "device_kind" not in self.environment:
             return None
         hosts = self.environment.get("host_count", 1)
         count, kind = self.environment.get("device_count", 1), self.environment["device_kind"]
         return f"{count} x {kind}" + (f", {hosts} hosts" if hosts > 1 else "")
 
+    @property
+    def revision(self) -> str | None:
+        """The git revision of the code."""
+        return self.environment.get("git_revision")
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search through folders found.
+    @property
+    def init_from(self) -> str | None:
+        """The path or URL of the weights it started from; None for random weights."""
+        paths = (self.config.get(key) for key in _INIT_KEYS)
+        return next((path for path in paths if isinstance(path, str) and path), None)
+
+    def log_tail(self, lines: int = 12) -> list[str]:
+        """Returns the last lines of the job's log, if its sweep kept one."""
+        path = self.path / "log.txt"
+        text = path.read_bytes()[-4096:].decode(errors="replace") if path.is_file() else ""
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+
+class Runs(NamedTuple):
+    """Everything found below some folders.
 
     Attributes:
-        runs: in the order of their names.
+        runs: sorted by name.
         sweeps: sweep folder -> its sweep.json.
         roots: the folders that were searched.
     """
@@ -145,12 +145,21 @@ class Found:
     sweeps: dict[Path, dict[str, Any]]
     roots: list[Path]
 
+    def shown_path(self, path: str | Path) -> str:
+        """Returns a path relative to the folder above all runs; other paths stay as they are.
 
-def find_runs(folders: Sequence[Path]) -> Found:
-    """Reads every run in some folders and below them.
+        A report can thus be passed on without showing where the runs were stored.
+        """
+        above = Path(os.path.commonpath([run.path for run in self.runs])).parent
+        inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
+        return Path(path).relative_to(above).as_posix() if inside else str(path)
+
+
+def read_runs(folders: Sequence[Path]) -> Runs:
+    """Reads every run in the given folders and below them.
 
     Raises:
-        RunFolderError: a folder that is not there or holds no run.
+        RunFolderError: a folder does not exist or holds no run.
     """
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, dict[str, Any]] = {}
@@ -158,126 +167,108 @@ def find_runs(folders: Sequence[Path]) -> Found:
     for folder, root in zip(folders, roots, strict=True):
         if not root.is_dir():
             raise RunFolderError(
-                f"no folder {folder}", "run folders, or folders that hold some", "check the path"
+                f"no folder {folder}", "run folders, or folders that contain some", "check the path"
             )
-        # A folder inside a sweep belongs to it, too.
-        for place in (root, *root.parents):
-            if (place / _SWEEP_FILE).is_file():
-                sweeps[place] = _read_json(place / _SWEEP_FILE, [])
-                break
-        paths = list(_walk(root, sweeps))
+        # The folder may lie inside a sweep.
+        above = next((p for p in (root, *root.parents) if (p / "sweep.json").is_file()), None)
+        paths, sweep_folders = _find(root)
         if not paths:
             raise RunFolderError(
                 f"no run in {folder}", "a folder with config.json and metrics.jsonl, or job.json",
-                "name the --workdir of `train`, or a folder above it",
+                "pass the --workdir of `train`, or a folder above it",
             )  # fmt: skip
+        for path in ([above] if above else []) + sweep_folders:
+            sweeps[path] = _read_json(path / "sweep.json")[0]
         for path in paths:
-            runs.setdefault(path.resolve(), read_run(path, root))
+            name = path.name if path == root else path.relative_to(root).as_posix()
+            runs.setdefault(path.resolve(), Run(path, name))
     names = [run.name for run in runs.values()]
     for path, run in runs.items():
         if names.count(run.name) > 1:
-            shown = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
-            runs[path] = dataclasses.replace(run, name=shown)
-    return Found(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
-
-
-def read_run(path: Path, root: Path | None = None) -> Run:
-    """Reads one run folder.
-
-    Args:
-        path: the folder.
-        root: the folder that was searched, for a run without a name of its own.
-    """
-    problems: list[str] = []
-    job = _read_json(path / "job.json", problems)
-    inside = root is not None and path != root
-    plain = path.relative_to(root).as_posix() if inside and root else path.name
-    result = _read_json(path / "result.json", problems)
-    names = _read_json(path / "classes.json", problems).get("names")
-    return Run(
-        path=path,
-        name=str(job.get("name") or plain),
-        config=flat(_read_json(path / "config.json", problems)),
-        environment=_read_json(path / "env.json", problems),
-        rows=[row for row in read_metrics(path / "metrics.jsonl") if "step" in row],
-        result=result or None,
-        job=job,
-        attempt=_read_json(path / ".sweep" / "attempt.json", problems),
-        classes=len(names) if names else None,
-        subset=_read_json(path / "subset.json", problems),
-        problems=tuple(problems),
-    )
-
-
-def shown_path(path: str | Path, runs: Sequence[Run]) -> str:
-    """Returns a path as a report shows it: from above the folder that holds all its runs.
-
-    So a report can be handed on: it does not tell where on a machine the runs lay. A path elsewhere
-    stays as it is.
-    """
-    above = Path(os.path.commonpath([run.path for run in runs])).parent if runs else Path("/")
-    inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
-    return Path(path).relative_to(above).as_posix() if inside else str(path)
+            run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
+    for run in runs.values():
+        _link_ancestors(run, runs)
+    return Runs(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested dicts with dotted keys; empty ones are values.
+    """Returns a nested dict with dotted keys; an empty dict counts as a value.
 
     >>> flat({"a": {"b": 1, "c": {}}, "d": [2]})
     {'a.b': 1, 'a.c': {}, 'd': [2]}
     """
     found = {}
     for key, value in mapping.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
+        nested = isinstance(value, dict) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
 
 
-def natural(text: Any) -> list[tuple[int, float, str]]:
-    """Returns a key that sorts numbers in a text by their size.
-
-    >>> sorted(["seed10", "seed9"], key=natural)
-    ['seed9', 'seed10']
-    """
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return [(0, float(text), "")]
-    parts = re.split(r"(\d+)", str(text))
-    return [(0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p]
-
-
-def _walk(root: Path, sweeps: dict[Path, dict[str, Any]]) -> list[Path]:
-    found = []
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the run folders and the sweep folders at or below a folder."""
+    runs, sweeps = [], []
     for place, folders, files in os.walk(root):
-        path, here = Path(place), set(files)
-        if _SWEEP_FILE in here:
-            sweeps[path] = _read_json(path / _SWEEP_FILE, [])
-        is_run = "job.json" in here or ("config.json" in here and here.intersection(_SIGNS))
-        if is_run:
-            found.append(path)
-        inside = _NOT_RUNS if is_run else ()
-        folders[:] = [f for f in folders if not f.startswith(".") and f not in inside]
-    return found
+        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
+        runs += [Path(place)] if is_run else []
+        sweeps += [Path(place)] if "sweep.json" in files else []
+        skipped = _NOT_RUNS if is_run else ()
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
+    return runs, sweeps
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the object in a file; {} where there is none or it cannot be read."""
+def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
+    """Fills in the runs that a run was initialised from; those outside of `known` are read."""
+    current = run
+    while (origin := current.init_from) is not None:
+        parent = _locate(origin, current, known)
+        if parent is None:
+            there = "://" in origin or Path(origin).expanduser().exists()
+            what = "is not a run folder" if there else "no longer exists"
+            run.unknown_init = f"{origin} {what}: its examples and compute are not known"
+            return
+        if len(run.ancestors) == _MAX_ANCESTORS:
+            run.unknown_init = "the run is initialised from itself"
+            return
+        run.ancestors.append(parent)
+        current = parent
+
+
+def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
+    """Returns the run whose folder or checkpoint `origin` is, or None.
+
+    If the folder of a whole sweep was moved, the run is found by its job name.
+    """
+    if "://" in origin:
+        return None
+    folder = Path(origin).expanduser()
+    if "checkpoints" in folder.parts:  # RUN/checkpoints/STEP
+        folder = folder.parents[folder.parts[::-1].index("checkpoints")]
+    relative = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]
+    for place in (folder.absolute(), *relative):
+        if place.resolve() in known:
+            return known[place.resolve()]
+        if (place / "config.json").is_file():
+            return Run(place, place.name)
+    same_sweep = [r for r in known.values() if r.job and r.job.get("sweep") == run.job.get("sweep")]
+    moved = [r for r in same_sweep if f"/jobs/{r.name}/" in f"{folder.as_posix()}/"]
+    return max(moved, key=lambda r: len(r.name), default=None)
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    """Returns the object in a file, {} if it cannot be read, and why it cannot."""
     if not path.is_file():
-        return {}
+        return {}, ""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name}: {error}")
-        return {}
+        return {}, str(error)
     if not isinstance(content, dict):
-        problems.append(f"{path.name} holds a {type(content).__name__}, not an object")
-        return {}
-    return content
+        return {}, f"holds a {type(content).__name__}, not an object"
+    return content, ""
 
 
-def _may_be_alive(attempt: dict[str, Any]) -> bool:
-    """Whether the process of a job runs; of one on another machine nobody here knows."""
+def _may_be_running(attempt: dict[str, Any]) -> bool:
+    """Whether a job's process is alive; assumed on another machine, where it cannot be checked."""
     if attempt.get("host") != platform.node():
         return True
     try:
@@ -285,7 +276,3 @@ def _may_be_alive(attempt: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,204 +1,239 @@
-"""Tables of means and standard deviations over seeds, as Tables 2 and 5 of arXiv:2010.11929."""
+"""Tables of means and standard deviations over seeds, like Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from vit_jax.report import vtab
-from vit_jax.report.dispersion import Summary, mean_over, summarize, within_run
-from vit_jax.report.fields import Fields, Observation, metric_regex, mixed_settings, select
+import pandas as pd
+
+from vit_jax.report import frame as frames
+from vit_jax.report import labels, vtab
+from vit_jax.report.frame import METRIC, VALUE, texts
+from vit_jax.report.labels import natural, number_text
 from vit_jax.report.requests import TableRequest
-from vit_jax.report.runs import Run, natural
-from vit_jax.report.words import is_share, lower_is_better, number_text, show, title_of
+
+Key = tuple[str, ...]
+_ON_FEATURES = ("fewshot/", "knn/", "linear_probe/")
+
+
+class Summary(NamedTuple):
+    """Mean and standard deviation of a metric over runs that differ only by their seed.
+
+    Attributes:
+        mean: arithmetic mean.
+        std: standard deviation with n - 1; None if n is 1.
+        values: one a run.
+        within: standard deviation over the draws of examples inside a single run, where n is 1.
+    """
+
+    mean: float
+    std: float | None
+    values: tuple[float, ...]
+    within: float | None = None
+
+
+def summarize(values: Iterable[float], within: float | None = None) -> Summary:
+    """Returns mean and standard deviation.
+
+    >>> summarize([1.0, 2.0, 3.0])
+    Summary(mean=2.0, std=1.0, values=(1.0, 2.0, 3.0), within=None)
+    """
+    values = tuple(values)
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(statistics.fmean(values), std, values, within)
+
+
+def summarize_group(group: pd.DataFrame) -> Summary:
+    """Returns mean and standard deviation of a group of observations."""
+    figures, name = group.index[0].figures, group[METRIC].iloc[0]
+    within = figures.get(f"{name}_std") or None
+    return summarize(group[VALUE], within if len(group) == 1 else None)
+
+
+def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
+    """Returns the mean over datasets, a group each.
+
+    Its standard deviation is over seeds, if all datasets have the same ones.
+    """
+    by_seed = [
+        {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
+        for group in groups
+    ]
+    seeds = sorted(by_seed[0], key=natural)
+    if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
+        return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
+    return summarize([statistics.fmean([statistics.fmean(group[VALUE]) for group in groups])])
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """A cell of a table.
 
     Attributes:
-        summary: of the finished runs; None: there is none.
-        best: whether it is the best mean of its column.
-        pending: states of the runs that belong here and have no result.
-        within: standard deviation inside the only run, over its own draws of examples.
+        text: what it shows.
+        value: sorts the column on the HTML page; None: the text does.
+        kind: CSS classes: "best", "pending" or "state".
+        detail: shown as a tooltip; several lines are shown below the text.
+        summary: the statistics it shows, if it is a score.
     """
 
-    summary: Summary | None
-    best: bool = False
-    pending: tuple[str, ...] = ()
-    within: float | None = None
+    text: str
+    value: float | None = None
+    kind: str = ""
+    detail: str = ""
+    summary: Summary | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportTable:
-    """A table that can be written as Markdown or HTML.
+class Table:
+    """A table of a report.
 
     Attributes:
         title: heading.
-        metric: what the figures are.
-        corner: heading of the first column.
-        rows: headings of the rows.
-        columns: headings of the columns.
-        cells: (row, column) -> cell; a pair that is missing has no runs.
-        notes: sentences on what the figures are.
+        header: of the columns.
+        rows: one cell a column.
+        notes: sentences below the table.
+        metric: of a table of scores.
     """
 
     title: str
-    metric: str
-    corner: str
-    rows: list[str]
-    columns: list[str]
-    cells: dict[tuple[str, str], Cell]
-    notes: list[str]
+    header: list[str]
+    rows: list[list[Cell]]
+    notes: list[str] = dataclasses.field(default_factory=list)
+    metric: str = ""
 
-    def text(self, row: str, column: str) -> str:
-        """Returns a cell as text, e.g. "81.20 ± 0.31"."""
-        cell = self.cells.get((row, column))
-        return "–" if cell is None else cell_text(cell, self.metric, self.common_n)
-
-    @property
-    def common_n(self) -> int | None:
-        """Number of runs of most cells; None: there are no runs."""
-        counts = Counter(c.summary.n for c in self.cells.values() if c.summary is not None)
-        return max(counts, key=lambda n: (counts[n], n)) if counts else None
+    def markdown(self) -> str:
+        """Returns the table as Markdown, with the best value of each column in bold."""
+        rows = [[f"**{c.text}**" if "best" in c.kind else c.text for c in row] for row in self.rows]
+        return labels.markdown_table(self.header, rows, right=bool(self.metric))
 
 
-def cell_text(cell: Cell, metric: str, common_n: int | None) -> str:
-    """Returns a cell as text; n is told where it is not that of most cells."""
-    words = []
-    if cell.summary is not None:
-        text = number_text(cell.summary.mean, metric)
-        if cell.summary.std is not None:
-            text += f" ± {number_text(cell.summary.std, metric, like=cell.summary.mean)}"
-        elif cell.within is not None:
-            text += f" (± {number_text(cell.within, metric, like=cell.summary.mean)})"
-        words.append(text)
-        if common_n != cell.summary.n:
-            words.append(f"(n={cell.summary.n})")
-    for state in sorted(set(cell.pending)):
-        words.append(f"[{cell.pending.count(state)} {state}]")
-    return " ".join(words) or "–"
-
-
-def build_table(request: TableRequest, runs: Sequence[Run], fields: Fields) -> ReportTable:
-    """Builds a table.
+def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
+    """Makes a table of scores.
 
     Args:
-        request: what is asked for.
-        runs: those that are to be reported.
-        fields: of all runs.
+        request: which metric, rows and columns.
+        frame: of the runs to report.
 
     Raises:
-        ConfigError: a field or metric that no run has.
+        ConfigError: no run has a column or metric of that name.
     """
-    bound = set(metric_regex(request.metric).groupindex)
-    fields.check_metric(request.metric, "metric")
-    fields.check(request.rows, "rows", bound)
-    fields.check(request.columns, "columns", bound)
-    chosen = select(fields, fields.observations(runs, request.metric), request.where)
-    groups: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for observation in chosen:
-        key = [show(fields.value(observation, f)) for f in (request.rows, request.columns)]
-        if all(key):
-            groups[key[0], key[1]].append(observation)
-    asked = {*request.rows.split("+"), *request.columns.split("+")}
-    # Where the metric's name says the row or column, nobody knows those of a run without it.
-    pending = {} if asked & bound else _pending(request, runs, fields)
+    metric = request.metric
+    frames.check_metric(frame, metric, "metric")
+    observed = frames.observations(frame, metric)
+    frames.check_columns(observed, rows=request.rows, columns=request.columns)
+    observed = frames.select(observed, request.where)
+    keys = [texts(observed, request.rows), texts(observed, request.columns)]
+    groups = {key: group for key, group in frames.group_by(observed, keys).items() if all(key)}
+    summaries = {key: summarize_group(group) for key, group in groups.items()}
+    pending = _pending(request, frame)
+    rows, columns = (sorted({key[i] for key in {*groups, *pending}}, key=natural) for i in (0, 1))
+    means = vtab.grouped(columns)
+    for row, (name, members) in ((row, item) for row in rows for item in means.items()):
+        found = [groups[row, member] for member in members if (row, member) in groups]
+        if len(found) == len(members):
+            summaries[row, name] = mean_over(found)
+    columns = list(dict.fromkeys([*means, *means.get(vtab.ALL, []), *columns]))
+    best = _best(summaries, min if labels.lower_is_better(metric) else max)
+    counts = Counter(len(summary.values) for summary in summaries.values())
+    common_n = max(counts, key=lambda n: (counts[n], n), default=0)
     cells = {
-        key: Cell(
-            summarize([o.value for o in groups[key]]) if key in groups else None,
-            pending=tuple(pending.get(key, ())),
-            within=within_run(groups.get(key, [])),
-        )
-        for key in {*groups, *pending}
+        key: _cell(summaries.get(key), pending.get(key, []), metric, common_n, best=key in best)
+        for key in {*summaries, *pending}
     }
-    rows = sorted({row for row, _ in cells}, key=natural)
-    columns = sorted({column for _, column in cells}, key=natural)
-    columns = _add_vtab(request, groups, cells, rows, columns)
-    _mark_best(request.metric, cells, columns)
-    table = ReportTable(
-        request.title or title_of(request.metric), request.metric, title_of(request.rows),
-        rows, columns, cells, [],
-    )  # fmt: skip
-    table.notes.extend(_notes(table, groups))
-    return table
+    return Table(
+        request.title or labels.title_of(metric),
+        [labels.title_of(request.rows), *columns],
+        [[Cell(row), *(cells.get((row, name), Cell("–")) for name in columns)] for row in rows],
+        _notes(metric, summaries, common_n, list(groups.values()), pending=bool(pending)),
+        metric,
+    )
 
 
-def _pending(
-    request: TableRequest, runs: Sequence[Run], fields: Fields
-) -> dict[tuple[str, str], list[str]]:
-    """Returns the states of runs without a result, by the cell in which they would be."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for run in runs:
-        key = [show(fields.of(run, f)) for f in (request.rows, request.columns)]
-        fits = all(show(fields.of(run, name)) == wanted for name, wanted in request.where)
-        if not run.finished and fits and all(key) and _would_have(run, request.metric):
+def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
+    """Returns tables.csv: a row for each mean, at full precision."""
+    rows = [
+        {
+            "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
+            "mean": summary.mean, "std": summary.std, "n": len(summary.values),
+        }
+        for table in tables for row in table.rows
+        for name, cell in zip(table.header, row, strict=True) if (summary := cell.summary)
+    ]  # fmt: skip
+    return pd.DataFrame(rows, dtype=object)
+
+
+def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
+    """Returns the states of runs without a result, by the cell in which they belong."""
+    metric, found = request.metric, defaultdict(list)
+    asked = {*request.rows.split("+"), *request.columns.split("+")}
+    if asked & {*frames.metric_regex(metric).groupindex}:
+        return {}  # Only a result says in which of these cells a run belongs.
+    for name, wanted in request.where.items():
+        frame = frame[texts(frame, name) == wanted]
+    rows, columns = texts(frame, request.rows), texts(frame, request.columns)
+    for run, *key in zip(frame.index, rows, columns, strict=True):
+        measured = run.job.get("command", "train") == "train"
+        if metric.startswith(_ON_FEATURES):
+            measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
+        if measured and not run.finished and all(key):
             found[key[0], key[1]].append(run.state)
     return found
 
 
-def _would_have(run: Run, metric: str) -> bool:
-    """Whether a run without a result is one that measures a metric."""
-    if metric.startswith(("fewshot/", "knn/", "linear_probe/")):
-        return run.job.get("command") == "fewshot" or bool(run.config.get("fewshot.datasets"))
-    return run.job.get("command", "train") == "train"
+def _best(summaries: Mapping[Key, Summary], choose: Any) -> set[Key]:
+    """Returns the cells with the best mean of their column, if it has more than one mean."""
+    columns: dict[str, dict[Key, float]] = defaultdict(dict)
+    for key, summary in summaries.items():
+        columns[key[1]][key] = summary.mean
+    several = [means for means in columns.values() if len(means) > 1]
+    return {k for means in several for k, mean in means.items() if mean == choose(means.values())}
 
 
-def _add_vtab(
-    request: TableRequest,
-    groups: dict[tuple[str, str], list[Observation]],
-    cells: dict[tuple[str, str], Cell],
-    rows: list[str],
-    columns: list[str],
-) -> list[str]:
-    """Adds columns of means over VTAB's groups, where all its tasks are columns."""
-    tasks = vtab.grouped(columns)
-    if tasks is None:
-        return columns
-    for row in rows:
-        for name, members in tasks.items():
-            found = [groups.get((row, member), []) for member in members]
-            if all(found):
-                cells[row, name] = Cell(mean_over(found))
-    ordered = tasks["VTAB (19)"]
-    return [*tasks, *ordered, *(c for c in columns if c not in ordered)]
+def _cell(
+    summary: Summary | None, pending: list[str], metric: str, common_n: int, *, best: bool
+) -> Cell:
+    parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
+    kind = " ".join(["best"] * best + ["pending"] * bool(pending))
+    if summary is None:
+        return Cell(" ".join(parts), kind=kind)
+    mean, std, values, within = summary
+    text = number_text(mean, metric)
+    if std is not None:
+        text += f" ± {number_text(std, metric, like=mean)}"
+    elif within is not None:
+        text += f" (± {number_text(within, metric, like=mean)})"
+    text += f" (n={len(values)})" if len(values) != common_n else ""
+    detail = ", ".join(number_text(value, metric) for value in values)
+    return Cell(" ".join([text, *parts]), mean, kind, detail, summary)
 
 
-def _mark_best(metric: str, cells: dict[tuple[str, str], Cell], columns: Sequence[str]) -> None:
-    choose = min if lower_is_better(metric) else max
-    for column in columns:
-        keys = [k for k, c in cells.items() if k[1] == column and c.summary is not None]
-        means: dict[tuple[str, str], Any] = {k: s.mean for k in keys if (s := cells[k].summary)}
-        if len(means) < 2:
-            continue
-        best = choose(means.values())
-        for key, mean in means.items():
-            cells[key] = dataclasses.replace(cells[key], best=mean == best)
-
-
-def _notes(table: ReportTable, groups: dict[tuple[str, str], list[Observation]]) -> list[str]:
-    unit = "Percent. " if is_share(table.metric) else ""
-    n = table.common_n
-    counts = {c.summary.n for c in table.cells.values() if c.summary is not None}
+def _notes(
+    metric: str, summaries: Mapping[Key, Summary], common_n: int, groups: list[pd.DataFrame],
+    *, pending: bool,
+) -> list[str]:  # fmt: skip
+    counts = {len(summary.values) for summary in summaries.values()}
     if not counts:
-        return ["No run that belongs here has a result."]
+        return ["No run in this table has a result."]
     if counts == {1}:
-        spread = "One run in each cell, so no dispersion"
+        first = "One run in each cell, so no dispersion"
     else:
-        runs = "1 run" if n == 1 else f"n = {n} runs"
-        spread = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
-        spread += " that does not say otherwise" if len(counts) > 1 else ""
-    better = "smallest" if lower_is_better(table.metric) else "largest"
-    notes = [f"{unit}{spread}. Bold: the {better} mean of its column."]
-    if any(c.within is not None for c in table.cells.values()):
+        runs = "1 run" if common_n == 1 else f"n = {common_n} runs"
+        first = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
+        first += " unless it says otherwise" if len(counts) > 1 else ""
+    unit = "Percent. " if labels.is_fraction(metric) else ""
+    better = "smallest" if labels.lower_is_better(metric) else "largest"
+    notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
+    if any(summary.within is not None for summary in summaries.values()):
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
-    mixed = mixed_settings(list(groups.values()))
-    if mixed:
-        notes.append(f"Runs of one cell differ not in their seed alone but in {', '.join(mixed)}.")
-    seeds = [[o.run.seed for o in group if o.run.seed is not None] for group in groups.values()]
-    if not mixed and any(len(set(s)) < len(s) for s in seeds):
-        notes.append("Some cells hold several runs of the same seed.")
-    if any(c.pending for c in table.cells.values()):
-        notes.append("In square brackets: runs that have no result, which the means leave out.")
+    differing = frames.differing_within(groups)
+    seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups]
+    if differing:
+        notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
+    elif any(len({*of_cell}) < len(of_cell) for of_cell in seeds):
+        notes.append("Some cells average several runs with the same seed.")
+    if pending:
+        notes.append("In square brackets: runs without a result, which are not in the means.")
     return notes

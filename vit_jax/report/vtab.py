@@ -1,65 +1,47 @@
 """The 19 tasks of VTAB-1k and their three groups.
 
-Source: arXiv:1910.04867, Table 2; order as in arXiv:2010.11929, Table 9.
+Source: arXiv:1910.04867, Table 2; in the order of arXiv:2010.11929, Table 9.
 """
 
 import re
 from collections.abc import Iterable
 
-# Group -> task -> expression for its name, lower-case and without signs.
-GROUPS: dict[str, dict[str, str]] = {
-    "natural": {
-        "Caltech101": "caltech101",
-        "CIFAR-100": "cifar100",
-        "DTD": "dtd",
-        "Flowers102": "(oxford)?flowers(102)?",
-        "Pets": "(oxford(iiit)?)?pets?",
-        "Sun397": "sun397",
-        "SVHN": "svhn(cropped)?",
-    },
-    "specialized": {
-        "Camelyon": "(patch)?camelyon",
-        "EuroSAT": "eurosat(rgb)?",
-        "Resisc45": "resisc45",
-        "Retinopathy": "(diabetic)?retinopathy(detection)?.*",
-    },
-    "structured": {
-        "Clevr-Count": "clevr(count|countall|objectcount)",
-        "Clevr-Dist": "clevr(dist|distance|closestdistance|closestobjectdistance)",
-        "DMLab": "dmlab",
-        "dSpr-Loc": "dspr(ites)?(loc|location|labelxposition|xposition|xpos)",
-        "dSpr-Ori": "dspr(ites)?(ori|orientation|labelorientation)",
-        "KITTI": "kitti(dist|distance|closestvehicledistance)?",
-        "sNORB-Azim": "s(mall)?norb(azim|azimuth|labelazimuth|predictazimuth)",
-        "sNORB-Elev": "s(mall)?norb(elev|elevation|labelelevation|predictelevation)",
-    },
-}
+# Name of the mean over all tasks.
+ALL = "VTAB (19)"
+# Group -> regular expression for each task's dataset, in lower case, letters and digits only.
+GROUPS = {
+    "natural": (
+        "caltech101", "cifar100", "dtd", "(oxford)?flowers(102)?", "(oxford(iiit)?)?pets?",
+        "sun397", "svhn(cropped)?",
+    ),
+    "specialized": (
+        "(patch)?camelyon", "eurosat(rgb)?", "resisc45", "(diabetic)?retinopathy(detection)?.*",
+    ),
+    "structured": (
+        "clevr(count|countall|objectcount)",
+        "clevr(dist|distance|closestdistance|closestobjectdistance)",
+        "dmlab",
+        "dspr(ites)?(loc|location|labelxposition|xposition|xpos)",
+        "dspr(ites)?(ori|orientation|labelorientation)",
+        "kitti(dist|distance|closestvehicledistance)?",
+        "s(mall)?norb(azim|azimuth|labelazimuth|predictazimuth)",
+        "s(mall)?norb(elev|elevation|labelelevation|predictelevation)",
+    ),
+}  # fmt: skip
 
 
-def task_of(dataset: str) -> str | None:
-    """Returns the task that a dataset's name means; None: none of the 19.
-
-    >>> task_of("vtab/oxford_iiit_pet"), task_of("smallnorb_azimuth"), task_of("imagenet2012")
-    ('Pets', 'sNORB-Azim', None)
-    """
-    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"^vtab(-?1k)?[/:_-]", "", dataset.lower()))
-    for tasks in GROUPS.values():
-        for task, pattern in tasks.items():
-            if re.fullmatch(pattern, plain):
-                return task
-    return None
-
-
-def grouped(datasets: Iterable[str]) -> dict[str, list[str]] | None:
-    """Returns the datasets of each group in the paper's order; None unless all 19 are there.
-
-    The last group, "VTAB (19)", is all of them.
-    """
+def grouped(datasets: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the datasets of each group and, as ALL, of all groups; {} unless all 19 are there."""
     names = list(datasets)
-    # Beside vtab_pets, pets are all the pets and not the task.
-    named = [name for name in names if name.lower().startswith("vtab")]
-    by_task = {task_of(dataset): dataset for dataset in named or names}
-    if any(task not in by_task for tasks in GROUPS.values() for task in tasks):
-        return None
-    groups = {name: [by_task[task] for task in tasks] for name, tasks in GROUPS.items()}
-    return groups | {"VTAB (19)": [d for members in groups.values() for d in members]}
+    # If there is a vtab_pets, "pets" is the whole dataset, not the VTAB task.
+    names = [name for name in names if name.lower().startswith("vtab")] or names
+    plain = {
+        re.sub(r"[^a-z0-9]", "", re.sub(r"^vtab(-?1k)?[/:_-]", "", name.lower())): name
+        for name in names
+    }
+    groups = {
+        group: [name for task in tasks for key, name in plain.items() if re.fullmatch(task, key)]
+        for group, tasks in GROUPS.items()
+    }
+    complete = all(len(groups[group]) == len(tasks) for group, tasks in GROUPS.items())
+    return groups | {ALL: [n for g in groups.values() for n in g]} if complete else {}

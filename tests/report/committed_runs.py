@@ -1,0 +1,106 @@
+"""Rebuilds the run folders of a committed experiment from its results/runs.csv.
+
+The runs themselves are too large to commit, but runs.csv holds everything that tables and plots
+need: labels, the settings that differ, and every result figure at full precision. Learning curves
+are not in it, so the rebuilt metrics.jsonl files are made up.
+
+python tests/report/committed_runs.py transfer FOLDER      # then: python -m vit_jax report FOLDER
+"""
+
+import ast
+import csv
+import json
+import runpy
+import sys
+from pathlib import Path
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+NAMES = sorted(path.parent.parent.name for path in EXPERIMENTS.glob("*/results/runs.csv"))
+# Columns that are neither settings nor result figures.
+_ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",
+          "git_revision", "folder", "notes", "pretrain_examples", "pretrain_exaflops"}  # fmt: skip
+_RESULT = {"step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
+           "best_step", "reach"}  # fmt: skip
+
+
+def rebuild(name, folder):
+    """Writes the run folders of experiments/NAME below `folder` and returns it."""
+    with (EXPERIMENTS / name / "results" / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        _write_run(row, folder, _candidates(row, rows))
+    sweep = runpy.run_path(str(EXPERIMENTS / name / "sweep.py"))
+    report = sweep["get_report"]("") if "get_report" in sweep else sweep["REPORT"]
+    (folder / "sweep.json").write_text(json.dumps({"report": report, "jobs": []}))
+    return folder
+
+
+def _write_run(row, folder, selection):
+    figures = {k: _value(row[k]) for k in row if (k in _RESULT or "/" in k) and row[k] != ""}
+    names = sorted((k for k in row if k.startswith("label.")), key=_label_order)
+    labels = {k.removeprefix("label."): row[k] for k in names if row[k]}
+    settings = {
+        k: _value(v) for k, v in row.items()
+        if k not in _ABOUT | _RESULT and not k.startswith("label.") and "/" not in k
+    }  # fmt: skip
+    settings["seed"] = _value(row["seed"])
+    # A setting of this name is hidden by the metric, but its column is among the settings.
+    if list(row).index("train_examples") < list(row).index("step") - 1:
+        settings["train_examples"] = None if row["init_from"] else labels.get("images", 76_800)
+    for key, column in (("model.name", "model"), ("data.name", "dataset")):
+        if column not in labels and row[column]:
+            settings.setdefault(key, row[column])
+    if "network.layers" in row:  # A synthetic task has a setting with the name of this column.
+        settings["model"] = row["model"]
+    command = settings.get("command") or "train"
+    if row["init_from"]:
+        settings["checkpoint" if command == "fewshot" else "init_from"] = str(
+            (folder / row["init_from"]).absolute()
+        )
+    count, _, kind = row["device"].partition(" x ")
+    environment = {"device_count": int(count), "device_kind": kind, "packages": {"jax": "0.10.2"},
+                   "git_revision": row["git_revision"]}  # fmt: skip
+    job = {"name": row["name"], "stage": row["stage"] or None, "labels": labels,
+           "command": command, "selection": selection}  # fmt: skip
+    path = folder / row["folder"]
+    path.mkdir(parents=True)
+    files = {"config": settings, "env": environment, "job": job, "result": figures}
+    for file, content in files.items():
+        (path / f"{file}.json").write_text(json.dumps(content))
+    curve = [k for k in figures if k == "train/loss" or k.endswith("/accuracy_top1")]
+    if "train/loss" in curve:
+        lines = [{"step": round(figures["step"] * part / 4), "time": part} |
+                 {k: figures[k] * part / 4 for k in curve} for part in (1, 2, 3, 4)]  # fmt: skip
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _candidates(row, rows):
+    """Returns how the setting of a final run was chosen, as its sweep wrote it into job.json."""
+    metric = "eval/dev/accuracy_top1"
+    start = f"search/{row['name'].removeprefix('final/').rpartition('/')[0]}/"
+    scores = [[r["name"], float(r[metric])] for r in rows if r["name"].startswith(start)]
+    scores.sort(key=lambda candidate: float(candidate[0].rpartition("=")[2]))
+    if not row["name"].startswith("final/") or not scores:
+        return None
+    chosen, score = max(scores, key=lambda candidate: candidate[1])
+    return {"metric": metric, "mode": "max", "chosen": chosen, "score": score,
+            "candidates": scores}  # fmt: skip
+
+
+def _label_order(column):
+    """Sorts labels as the sweep files write them, where runs.csv has the alphabet's order."""
+    order = ("study", "head", "norm", "model", "dataset")
+    name = column.removeprefix("label.")
+    return order.index(name) if name in order else len(order)
+
+
+def _value(text):
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text or None
+    return text if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    rebuild(sys.argv[1], Path(sys.argv[2]))

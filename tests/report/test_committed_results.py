@@ -1,0 +1,80 @@
+"""The committed results of every experiment are what `report` makes of its runs today."""
+
+import re
+import runpy
+
+import numpy as np
+import pytest
+from PIL import Image
+from report.committed_runs import EXPERIMENTS, NAMES, rebuild
+
+from vit_jax.__main__ import main
+from vit_jax.report import content, style
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Makes the run folders of an experiment, once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = rebuild(name, tmp_path_factory.mktemp("runs") / name)
+        return made[name]
+
+    return get
+
+
+def generated(text):
+    """Returns the part of a page that `report --into` writes."""
+    return re.search(r"<!-- report -->\n(.*?)<!-- end of report -->", text, re.DOTALL)[1]
+
+
+def make_report(runs, folder, name):
+    folder.mkdir()
+    page = folder / "README.md"
+    page.write_text((EXPERIMENTS / name / "README.md").read_text())
+    arguments = ["report", str(runs), f"--output={folder / 'results'}", f"--into={page}"]
+    assert main(arguments) == 0
+    return page
+
+
+def test_there_are_seven_experiments_with_results():
+    assert len(NAMES) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_byte_for_byte_the_committed_ones(folders, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "draw", lambda *_: None)
+    monkeypatch.setattr(content, "draw_sheet", lambda *_: None)
+    monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
+    page = make_report(folders(name), tmp_path / name, name)
+    committed = EXPERIMENTS / name
+    assert generated(page.read_text()) == generated((committed / "README.md").read_text())
+    for file in ("runs.csv", "tables.csv"):
+        made = (page.parent / "results" / file).read_bytes()
+        assert made == (committed / "results" / file).read_bytes(), file
+
+
+def test_the_crossings_of_data_size_are_the_committed_ones(folders):
+    crossing = runpy.run_path(str(EXPERIMENTS / "data_size" / "crossing.py"))
+    table = crossing["table"](folders("data_size"))
+    assert table in (EXPERIMENTS / "data_size" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "position_embeddings" else pytest.mark.slow) for n in NAMES],
+)
+def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "curves_data", lambda *_: [])  # Rebuilt runs have other curves.
+    monkeypatch.setattr(style, "DPI", 160)
+    results = make_report(folders(name), tmp_path / name, name).parent / "results"
+    committed = sorted((EXPERIMENTS / name / "results").glob("plot-*.png"))
+    assert committed
+    for picture in committed:
+        made = np.asarray(Image.open(results / picture.name).convert("L"), np.float32)
+        wanted = np.asarray(Image.open(picture).convert("L"), np.float32)
+        assert made.shape == wanted.shape
+        # Fonts may be rendered a little differently by another version of matplotlib.
+        assert np.abs(made - wanted).mean() < 2.0

@@ -1,0 +1,171 @@
+"""How names and values are written in tables and pictures."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Between the values of joined columns.
+JOIN = " · "
+_TITLES = {
+    "accuracy_top1": "top-1 accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "accuracy_per_class_mean": "mean accuracy per class",
+    "roc_auc": "area under the ROC curve",
+    "l2": "L2 penalty",
+    "pretrain_examples": "pre-training examples",
+    "pretrain_exaflops": "pre-training compute, exaFLOPs",
+    "train_examples": "training examples",
+    "train_exaflops": "training compute, exaFLOPs",
+    "examples_seen": "examples seen",
+    "wall_time_s": "wall time, s",
+    "model.name": "model",
+    "convolution.heads": "heads",
+    "data.name": "dataset",
+    "shots": "examples of each class",
+}
+_PREFIXES = {"fewshot": "few-shot ", "knn": "nearest-neighbour ", "linear_probe": "linear-probe "}
+
+
+def family(model: Any) -> str | None:
+    """Returns the family of a model name; a hybrid is a family of its own here.
+
+    >>> [family(name) for name in ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16")]
+    ['ViT', 'hybrid', 'ResNet', 'Mixer']
+    """
+    if not isinstance(model, str):
+        return None
+    if re.match(r"R\d*\+ViT", model):
+        return "hybrid"
+    first = re.split(r"[^A-Za-z]", model, maxsplit=1)[0]
+    return {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer"}.get(first, "ViT")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or float, and not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def show(value: Any) -> str:
+    """Returns a value as text: floats with four digits, None as an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(show, value))
+    return str(value)
+
+
+def join(names: Iterable[str], values: Iterable[Any]) -> str | None:
+    """Returns the values of several columns as one label; None if all are empty.
+
+    >>> join(["dataset", "shots"], ["pets", 5])
+    'pets · 5-shot'
+    """
+    parts = [f"{v}-shot" if n == "shots" else show(v) for n, v in zip(names, values, strict=True)]
+    return JOIN.join(part for part in parts if part) or None
+
+
+def natural(value: Any) -> list[tuple[int, float, str]]:
+    """Returns a sort key that orders numbers inside a text by their size.
+
+    >>> sorted(["seed10", "seed9"], key=natural)
+    ['seed9', 'seed10']
+    """
+    if is_number(value):
+        return [(0, float(value), "")]
+    parts = re.split(r"(\d+)", str(value))
+    return [(0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p]
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is a fraction that is shown in percent."""
+    return "accuracy" in metric.rsplit("/", 1)[-1] or "/accuracy_class/" in metric
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether smaller values of a metric are better."""
+    last = metric.rsplit("/", 1)[-1]
+    return "loss" in last or last.endswith(("_s", "_mb", "exaflops", "_error"))
+
+
+def title_of(name: str) -> str:
+    """Returns the heading for a metric or column.
+
+    >>> title_of("eval/test/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
+    ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
+    """
+    if "+" in name:
+        first, *others = [title_of(part) for part in name.split("+")]
+        return JOIN.join([first, *map(lower_first, others)])
+    if "." in name and "/" not in name and name not in _TITLES:
+        return name  # A config key.
+    first, *middle, last = name.split("/") if "/" in name else ("", name)
+    text = _PREFIXES.get(first, "") + _TITLES.get(last, last.replace("_", " "))
+    details = [part.replace("_shot", "-shot") for part in middle if not part.startswith("{")]
+    text = ", ".join([text, *details])
+    return text[:1].upper() + text[1:]
+
+
+def lower_first(title: str) -> str:
+    """Returns a title for the middle of a sentence; abbreviations keep their capitals.
+
+    >>> lower_first("Wall time, s"), lower_first("L2 penalty")
+    ('wall time, s', 'L2 penalty')
+    """
+    keep = title[1:2].isupper() or title[1:2].isdigit()
+    return title if keep else title[:1].lower() + title[1:]
+
+
+def legend_title(column: str) -> str:
+    """Returns the title of a legend; model names need none."""
+    return "" if column.partition("+")[0] in ("model", "model.name", "family") else title_of(column)
+
+
+def number_text(value: float, metric: str, like: float | None = None) -> str:
+    """Returns a value of a metric as text.
+
+    Args:
+        value: the value; a fraction becomes a percentage with two decimals.
+        metric: name of the metric.
+        like: for a standard deviation its mean, whose number of decimals is used.
+    """
+    if is_fraction(metric):
+        return f"{100 * value:.2f}"
+    size = abs(value if like is None else like)
+    if size >= 10_000:
+        return f"{value:,.0f}"
+    decimals = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1
+    return f"{value:.{decimals}f}"
+
+
+def short_number(value: Any, _: Any = None) -> str:
+    """Returns a number as a tick label.
+
+    >>> [short_number(x) for x in (0.012, 5, 999.9999, 1500, 1.3e6, 303e6, 2e9)]
+    ['0.012', '5', '1k', '1.5k', '1.3M', '303M', '2B']
+    """
+    value = float(f"{value:.3g}")
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    if value and abs(value) < 1e-3:
+        exponent = math.floor(math.log10(abs(value)))
+        return f"{value / 10**exponent:.3g}e{exponent}"
+    return f"{value:.3g}"
+
+
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = False
+) -> str:
+    """Returns a Markdown table.
+
+    Args:
+        header: of the columns.
+        rows: cells; "|" is escaped.
+        right: whether all columns but the first are aligned to the right.
+    """
+    rule = ["---", *(("---:" if right else "---") for _ in header[1:])]
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

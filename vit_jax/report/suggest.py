@@ -1,0 +1,143 @@
+"""Suggests the tables, plots and curves that fit some runs, if the user asked for none."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from vit_jax.report.curves import main_score
+from vit_jax.report.frame import column, differing_settings, metric_regex, observations, texts
+from vit_jax.report.labels import is_number, show, title_of
+from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
+from vit_jax.report.runs import Run
+
+_FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
+_ON_FEATURES = {
+    _FEW_SHOT: "dataset+shots",
+    "linear_probe/{dataset}/accuracy_top1": "dataset",
+    "knn/{dataset}/accuracy_top1": "dataset",
+}
+# Labels that do not tell one row of a table from another.
+_NOT_ROWS = ("dataset", "seed", "shots", "stage")
+# If more settings than this differ, rows have the names of runs.
+_MAX_SETTINGS = 3
+# The order of the pictures of learning curves; other stages come last.
+_STAGES = {"final": 0, "": 1, "search": 2}
+# Data or compute is an axis if it differs by at least this factor.
+_MIN_RATIO = 1.5
+
+
+def reported(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the runs that were not only made to select a setting."""
+    return frame.loc[[run.stage != "search" for run in frame.index]]
+
+
+def row_column(runs: Sequence[Run]) -> str:
+    """Returns the column that tells models apart: labels that vary, else settings that differ."""
+    labels = sorted({name for run in runs for name in run.labels} - {*_NOT_ROWS})
+    if labels:
+        varying = [n for n in labels if len({show(run.labels.get(n)) for run in runs}) > 1]
+        names = sorted(varying, key=lambda name: name != "model")
+        return "+".join(names) or ("model" if "model" in labels else labels[0])
+    differing = differing_settings(runs)
+    settings = [k for k in differing if k != "model.name" and not k.startswith("data.name")]
+    if len(settings) > _MAX_SETTINGS:
+        return "name"
+    return "+".join(["model"] * ("model.name" in differing or not settings) + settings)
+
+
+def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
+    """Returns a table for each kind of score that finished runs have."""
+    found: list[TableRequest] = []
+    for where, members in _by_stage(frame):
+        rows, metrics = row_column([*members.index]), _metrics(members)
+        score = main_score(metrics)
+        wanted = {}
+        if score is not None:
+            split = score.rpartition("/")[0]
+            same_split = (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc")
+            wanted = {name: "dataset" for name in same_split if name in metrics}
+        for pattern, columns in _ON_FEATURES.items():
+            if any(map(metric_regex(pattern).fullmatch, metrics)):
+                wanted[pattern] = columns
+        known = {request.metric for request in found}
+        for name, columns in wanted.items():
+            title = title_of(name) + (", other runs" if name in known else "")
+            asked = {"metric": name, "rows": rows, "columns": columns, "where": where}
+            found.append(TableRequest(**asked, title=title))
+    return found
+
+
+def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
+    """Returns the plots whose horizontal axis would have at least two different values."""
+    found: list[PlotRequest] = []
+    for where, members in _by_stage(frame):
+        known = {(request.x, request.y) for request in found}
+        for request in _plots(members):
+            title = request.heading + (", other runs" if (request.x, request.y) in known else "")
+            found.append(request.replace(where=where, title=title))
+    return found
+
+
+def suggest_curves(frame: pd.DataFrame) -> list[CurvesRequest]:
+    """Returns one request for each stage of a sweep."""
+    stages = {run.stage or "" for run in frame.index}
+    found = []
+    for stage in sorted(stages, key=lambda stage: (_STAGES.get(stage, len(_STAGES)), stage)):
+        series = row_column([run for run in frame.index if (run.stage or "") == stage])
+        title = f"Stage “{stage}”" if stage else "Other runs" if len(stages) > 1 else "Runs"
+        found.append(CurvesRequest(series=series, where={"stage": stage}, title=title))
+    return found
+
+
+def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
+    rows, metrics = row_column([*frame.index]), _metrics(frame)
+    score = main_score(metrics)
+    if score is not None:
+        if texts(observations(frame, score), rows).nunique() > 1:
+            first = rows.partition("+")[0]
+            yield PlotRequest(x=rows, y=score, series=first, panel="dataset", title=title_of(score))
+        yield from _against_pretraining(score, frame, rows)
+    matches = filter(None, map(metric_regex(_FEW_SHOT).fullmatch, metrics))
+    shots = sorted({int(match["shots"]) for match in matches})
+    if len(shots) > 1:
+        yield PlotRequest(x="shots", y=_FEW_SHOT, series=rows, panel="dataset", log_x=True)
+    if shots:
+        shown = 5 if 5 in shots else shots[-1]
+        yield from _against_pretraining(_FEW_SHOT.replace("{shots}", str(shown)), frame, rows)
+
+
+def _against_pretraining(pattern: str, frame: pd.DataFrame, rows: str) -> Iterator[PlotRequest]:
+    """Yields plots of a score against pre-training data and compute, where these vary."""
+    observed = observations(frame, pattern)
+    for x in ("pretrain_examples", "pretrain_exaflops"):
+        places = [value for value in column(observed, x) if is_number(value) and value > 0]
+        if places and max(places) > _MIN_RATIO * min(places):
+            num_models, num_families = (texts(observed, n).nunique() for n in ("model", "family"))
+            by_family = x == "pretrain_exaflops" and num_models > num_families
+            names = ["family" if by_family else "model"]
+            names += [name for name in rows.split("+") if name != "model"]
+            series = "+".join(_needed(names, x, observed))
+            yield PlotRequest(x=x, y=pattern, series=series, panel="dataset", log_x=True)
+
+
+def _needed(names: list[str], x: str, observed: pd.DataFrame) -> list[str]:
+    """Returns the first column, and the others that x does not determine."""
+    for name in names[1:]:
+        others = [n for n in names if n != name]
+        place = [texts(observed, n) for n in [*others, "dataset", x]]
+        if (texts(observed, name).groupby(place).nunique() == 1).all():
+            names = others
+    return names
+
+
+def _metrics(frame: pd.DataFrame) -> set[str]:
+    return {name for run in frame.index if run.finished for name in run.figures}
+
+
+def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
+    """Returns final runs apart from others, if there are both, with the filter for each."""
+    frame = reported(frame)
+    final = column(frame, "stage") == "final"
+    if frame.empty or not final.any() or final.all():
+        return [] if frame.empty else [({}, frame)]
+    return [({"stage": "final"}, frame[final]), ({"stage": ""}, frame[~final])]
