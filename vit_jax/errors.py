@@ -3,6 +3,10 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+# sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
+# state. Schedulers requeue on this exit code.
+EXIT_STOPPED = 75
+
 
 class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.
@@ -73,9 +77,9 @@ class SweepError(UserError):
 
 
 class HostsError(UserError):
-    """Another process of the run is missing or gone; the same command again may well do."""
+    """Another process of the run is late or lost. Running the same command again may succeed."""
 
-    # sysexits.h EX_PROTOCOL. Not 2: nothing in the command needs mending, a scheduler may retry.
+    # sysexits.h EX_PROTOCOL. Not 2, because the command need not change: a scheduler may retry.
     exit_code = 76
 
 

@@ -20,9 +20,9 @@ from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.placement import Placement, placed
+from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]

@@ -15,8 +15,8 @@ from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass
 from vit_jax.evaluation.classification import EvalStep, evaluate
-from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import check_batch_size, host_rows
+from vit_jax.parallel.processes import is_first_host
 
 log = logging.getLogger(__name__)
 

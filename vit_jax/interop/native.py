@@ -9,12 +9,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import UserError, WeightsError
+from vit_jax.files import read_json
 from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.rows import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import best_step
+from vit_jax.run.about import choose_checkpoint
 
 DESCRIPTION, ARRAYS = "model.json", "params"
 # Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
@@ -47,7 +48,7 @@ def open_native(path: Path) -> tuple[TensorFile, Published]:
         about, arrays = _read_about(path)
         params = _restore(arrays)
         published = _describe(about, params)
-    except WeightsError:
+    except UserError:
         raise
     except Exception as error:  # Orbax raises many kinds for a damaged file.
         raise _unreadable(path, error) from None
@@ -66,7 +67,7 @@ def read_options(path: Path) -> dict[str, Any]:
     path = path.absolute()
     try:
         return dict(_read_about(path)[0]["model"])
-    except WeightsError:
+    except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
@@ -76,8 +77,8 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns what describes the model, and the folder of its arrays."""
     if (path / DESCRIPTION).is_file():
         return json.loads((path / DESCRIPTION).read_text()), path / ARRAYS
-    step = _chosen_step(path)
-    config = json.loads((step / "config" / "metadata").read_text())
+    step = choose_checkpoint(path)
+    config = read_json(step / "config" / "metadata")
     side = config["data"]["image_size"]
     about = {"model": config["model"], "image_size": [side, side]}
     about["task"] = config.get("task", "classification")
@@ -103,28 +104,6 @@ def write_native(
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save((path / ARRAYS).absolute(), args=ocp.args.PyTreeSave(params))
     (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
-
-
-def _chosen_step(path: Path) -> Path:
-    if path.name.isdigit() and (path / ARRAYS).is_dir():
-        return path
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    steps = [
-        p for p in folder.iterdir() if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
-    ]
-    if not steps:
-        raise WeightsError(
-            f"no checkpoint in {folder}", "a run that has saved one", "train it first"
-        )
-    best = best_step(folder.parent)
-    if best is None:
-        return max(steps, key=lambda step: int(step.name))
-    if folder / str(best) not in steps:
-        raise WeightsError(
-            f"no checkpoint of step {best} in {folder}, the best of the run",
-            "the one that early stopping chose", "give one of the steps that are there",
-        )  # fmt: skip
-    return folder / str(best)
 
 
 def _restore(path: Path) -> dict[str, np.ndarray]:

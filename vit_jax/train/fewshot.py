@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.evaluation.frozen import FrozenEvaluator
-from vit_jax.parallel.hosts import first_does
+from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.metrics import MetricsWriter
 
 _PREFIXES = ("fewshot/", "knn/", "linear_probe/")
@@ -47,7 +47,7 @@ class FewshotWatch:
 
     def pick_up(self, step: int, writer: MetricsWriter) -> bool:
         """Takes what an earlier session wrote at a step; returns whether it did."""
-        found = first_does("few-shot figures", lambda: writer.evaluation_at(step, _PREFIXES))
+        found = on_first_host("few-shot figures", lambda: writer.evaluation_at(step, _PREFIXES))
         if found:
             self.step, self.figures = step, found
         return bool(found)

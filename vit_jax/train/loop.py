@@ -28,14 +28,14 @@ from vit_jax.data.sources import (
 )
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DivergenceError
-from vit_jax.parallel.hosts import (
+from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
+from vit_jax.parallel.processes import (
     StopAgreement,
     barrier,
     check_same,
-    first_does,
     is_first_host,
+    on_first_host,
 )
-from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
@@ -117,7 +117,7 @@ def _train(
         config, mesh, num_classes=num_classes, num_examples=len(source), report=report
     )
     with RunFolder(workdir, config) as folder:
-        finished = first_does("look for a result", lambda: folder.result)
+        finished = on_first_host("look for a result", lambda: folder.result)
         if finished is not None:
             log.info("run in %s is finished already; nothing to do", folder.path)
             return finished

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from vit_jax.config.durations import duration_in_steps, is_due
 from vit_jax.config.run import Config
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.parallel.hosts import first_does
+from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.metrics import MetricsWriter
 from vit_jax.train.early_stopping import EarlyStopping
@@ -191,7 +191,7 @@ class Measuring:
             self._fewshot.pick_up(step, self._writer)
 
     def _written(self, step: int, prefixes: tuple[str, ...]) -> dict[str, float]:
-        return first_does("evaluation", lambda: self._writer.evaluation_at(step, prefixes))
+        return on_first_host("evaluation", lambda: self._writer.evaluation_at(step, prefixes))
 
     def _new_figures(
         self, evaluator: SplitEvaluator, step: int, params: Any

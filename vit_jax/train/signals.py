@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM and SIGINT ask, the loop answers at the end of a step."""
+"""Stops a command on SIGTERM or SIGINT, at a point where its state can be saved."""
 
 import os
 import signal
@@ -6,16 +6,18 @@ import sys
 from types import FrameType
 from typing import Any
 
-# sysexits.h EX_TEMPFAIL: "try again later". Schedulers are told to requeue on it.
-EXIT_STOPPED = 75
+from vit_jax.errors import EXIT_STOPPED
+
+__all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
+
 _EXIT_INTERRUPTED = 130
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved its state.
+    """The run was stopped by a signal and has saved its state.
 
     Attributes:
-        step: step of the checkpoint; 0 when nothing was trained yet.
+        step: step of the checkpoint; 0 if nothing was trained yet.
     """
 
     def __init__(self, step: int):
@@ -26,9 +28,12 @@ class Stopped(Exception):
 class StopSignals:
     """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
+    In a run of several processes, JAX handles SIGTERM after they have connected, see
+    `vit_jax.parallel.processes.StopAgreement`.
+
     Args:
-        first: what is said at the first signal.
-        again: at the second.
+        first: message at the first signal.
+        again: message at a second SIGINT.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.requested and number == signal.SIGINT:
-            # Not by an exception: it would surface wherever the main thread happens to be.
+            # An exception would surface wherever the main thread happens to be.
             os.write(sys.stderr.fileno(), f"{self._again}\n".encode())
             os._exit(_EXIT_INTERRUPTED)
         if not self.requested:
