@@ -19,7 +19,11 @@ from jaxtyping import install_import_hook
 # their fields themselves and convert lists to tuples on the way.
 _CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
-_CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {"config", "__main__"}
+_CHECKED = {m.name for m in pkgutil.iter_modules([str(_PACKAGE)])} - {
+    "config",
+    "schema",
+    "__main__",
+}
 install_import_hook([f"vit_jax.{name}" for name in sorted(_CHECKED)], _CHECKER)
 
 # Tests compile the same small programs again and again; children share what was compiled.

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 
 
 def randomize(build, seed=0):
@@ -20,7 +19,7 @@ def randomize(build, seed=0):
 
 def random_model(name, *, num_classes=5, image_size=16, seed=0, **options):
     """Returns a model of the registry with random parameters."""
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     sizes = {"num_classes": num_classes, "image_size": image_size}
     return randomize(lambda: build_model(config, key=jax.random.key(0), **sizes), seed)
 

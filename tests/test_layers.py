@@ -9,9 +9,9 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 _LAYERS = (
     ("errors",),
     ("files", "rng", "tables", "named_tree", "schema"),
+    ("models",),
     ("config",),
     ("parallel",),
-    ("models",),
     ("run",),
     ("data",),
     ("interop",),

@@ -1,6 +1,6 @@
-import dataclasses
 from typing import Any, Literal
 
+import pydantic
 import pytest
 
 from vit_jax.config.run import Config
@@ -8,7 +8,6 @@ from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, differences, option, parse_override, section
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Wheel(Section):
     """A nested section."""
 
@@ -17,7 +16,6 @@ class Wheel(Section):
     colour: Literal["red", "blue"] = option("red")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Bicycle(Section):
     """One field of every kind."""
 
@@ -33,6 +31,9 @@ class Bicycle(Section):
     others: dict[str, Wheel] = option({})
     place: str = option("shed", changes_result=False)
     insurance: Wheel = section(Wheel, changes_result=False)
+
+
+_WHEEL = "a section with the keys colour, radius, spokes"
 
 
 def make(**values: Any) -> Bicycle:
@@ -53,7 +54,7 @@ def test_a_default_dict_is_not_shared():
 
 
 def test_a_section_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
         make().bell = False
 
 
@@ -84,7 +85,7 @@ def test_missing_key_says_its_type_and_how_to_set_it():
     with pytest.raises(ConfigError) as caught:
         Bicycle.from_mapping({})
     assert caught.value.got == "no 'name' in the config"
-    assert caught.value.expected == "a value of type a string"
+    assert caught.value.expected == "a string"
     assert "--config.name=VALUE" in caught.value.fix
 
 
@@ -97,14 +98,18 @@ def test_missing_key_says_its_type_and_how_to_set_it():
         ({"bell": "true"}, "'bell' is 'true' (str)", "true or false"),
         ({"gears": True}, "'gears' is True (bool)", "a whole number or none"),
         ({"gears": 2.0}, "'gears' is 2.0 (float)", "a whole number or none"),
-        ({"sizes": 3}, "'sizes' is 3 (int)", "tuple[int, ...]"),
+        ({"sizes": 3}, "'sizes' is 3 (int)", "a list, each item a whole number"),
         ({"sizes": [1, "x"]}, "'sizes' is 'x' (str)", "a whole number"),
-        ({"rules": [["a"]]}, "'rules' is ['a'] (list)", "tuple[str, bool]"),
+        ({"rules": [["a"]]}, "'rules' is ['a'] (list)", "a list of 2: a string, true or false"),
         ({"rules": [["a", 1]]}, "'rules' is 1 (int)", "true or false"),
-        ({"extras": [1]}, "'extras' is [1] (list)", "dict[str, Any]"),
+        ({"extras": [1]}, "'extras' is [1] (list)", "keys and values"),
         ({"weights": {"a": "x"}}, "'weights.a' is 'x' (str)", "a number"),
-        ({"wheel": 3}, "'wheel' is 3 (int)", "Wheel"),
-        ({"wheel": None}, "'wheel' is None (NoneType)", "Wheel"),
+        ({"wheel": 3}, "'wheel' is 3 (int)", _WHEEL),
+        (
+            {"wheel": None},
+            "'wheel' is None (NoneType)",
+            "a section with the keys colour, radius, spokes",
+        ),
         ({"wheel": {"radius": "1"}}, "'wheel.radius' is '1' (str)", "a number"),
         ({"wheel": {"radius": True}}, "'wheel.radius' is True (bool)", "a number"),
         ({"wheel": {"colour": "green"}}, "'wheel.colour' is 'green' (str)", "one of red, blue"),
@@ -136,7 +141,7 @@ def test_range_ends_are_allowed_or_refused_as_declared(key, allowed, refused):
     for value in refused:
         with pytest.raises(ConfigError) as caught:
             make(wheel={key: value})
-        assert caught.value.got == f"'wheel.{key}' is {value!r}".replace("is 0", "is 0.0")
+        assert caught.value.got.startswith(f"'wheel.{key}' is {value!r}")
 
 
 def test_range_message_says_both_ends():
@@ -151,7 +156,7 @@ def test_an_integer_too_large_for_a_float_is_refused():
 
 
 def test_the_range_of_a_value_made_by_hand_is_checked_as_well():
-    with pytest.raises(ConfigError, match=r"'radius' is 2\.0"):
+    with pytest.raises(ConfigError, match=r"'radius' is 2;"):
         Wheel(radius=2)
 
 
@@ -250,9 +255,8 @@ def test_override_text_is_read_by_the_type_of_its_field(key, text, value):
         ("nam", "x", "unknown config key 'nam'", "did you mean 'name'?"),
         ("wheel.spoks", "3", "unknown config key 'wheel.spoks'", "did you mean 'wheel.spokes'?"),
         ("wheels.spokes", "3", "unknown config key 'wheels'", "did you mean 'wheel'?"),
-        ("name.first", "x", "unknown config key 'name.first'", "did you mean 'name'?"),
-        ("wheel.spokes.x", "3", "unknown config key 'wheel.spokes.x'",
-         "did you mean 'wheel.spokes'?"),
+        ("name.first", "x", "unknown config key 'name.first'", "remove '.first'"),
+        ("wheel.spokes.x", "3", "unknown config key 'wheel.spokes.x'", "remove '.x'"),
         ("gears", "3.5", "'gears' is 3.5 (float)", None),
         ("gears", "many", "'gears' is 'many' (str)", None),
         ("bell", "yes", "'bell' is 'yes' (str)", None),

@@ -1,7 +1,15 @@
-"""Errors that a user can fix, in one line: what was got, what was expected, how to fix it."""
+"""Errors that a user can fix: one line says what was got, what was expected and how to fix it."""
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+E = TypeVar("E", bound="UserError")
+
+KEY = "{key}"
+"""Stands for the whole dotted key in the text of an error that has a `key`."""
+PARENT = "{parent}"
+"""Stands for the part of that key before its last name, e.g. "optimizer." or nothing."""
 
 # sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
 # state. Schedulers requeue on this exit code.
@@ -12,20 +20,41 @@ class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.
 
     Args:
-        got: what was found, e.g. "unknown key 'modle.name'".
-        expected: what would have been right, e.g. "one of data, model".
-        fix: what to do about it, e.g. "did you mean 'model.name'?".
+        got: what was found, e.g. "no file at a.npz"; with a `key` it may leave the key out and
+            start with the verb: "is 3".
+        expected: what would have been right, e.g. "a divisor of 128".
+        fix: what to do about it, e.g. "change one of the two".
+        key: the config key at fault, relative to the value that is checked ("" for the value
+            itself); `under` completes it.
     """
 
     exit_code = 2
 
-    def __init__(self, got: str, expected: str, fix: str):
-        self.got, self.expected, self.fix = got, expected, fix
-        super().__init__(" ".join(f"{got}; expected {expected}; {fix}".split()))
+    def __init__(self, got: str, expected: str, fix: str, *, key: str | None = None):
+        self.parts, self.key = (got, expected, fix), key
+        if key is not None and KEY not in got:
+            got = f"'{KEY}' {got}"
+        key = key or ""
+        parent = "".join(key.rpartition(".")[:2])
+        self.got, self.expected, self.fix = (
+            text.replace(KEY, key).replace(PARENT, parent) for text in (got, expected, fix)
+        )
+        line = f"{self.got}; expected {self.expected}; {self.fix}"
+        super().__init__(" ".join(line.split()))
+
+    def under(self: E, path: str) -> E:
+        """Returns the same error with its key below a path; an error without a key as it is."""
+        if self.key is None or not path:
+            return self
+        return type(self)(*self.parts, key=f"{path}.{self.key}" if self.key else path)
 
     def __reduce__(self):
-        """Pickles by the three parts, so that an error raised in a worker process survives."""
-        return type(self), (self.got, self.expected, self.fix)
+        """Pickles by its parts, so that an error raised in a worker process survives."""
+        return _rebuild, (type(self), self.parts, self.key)
+
+
+def _rebuild(kind: type[E], parts: tuple[str, str, str], key: str | None) -> E:
+    return kind(*parts, key=key)
 
 
 class ConfigError(UserError):
@@ -49,15 +78,15 @@ class LockedError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder that cannot be used: unwritable, full, in use, or of another config."""
+    """A run folder that cannot be used: unwritable, full, in use, or with another config."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, or of another architecture."""
+    """A checkpoint that is missing, damaged or from another architecture."""
 
 
 class WeightsError(UserError):
-    """Published weights that cannot be read, understood, or made to fit."""
+    """Published weights that cannot be read, recognised or made to fit the model."""
 
 
 class DivergenceError(UserError):
@@ -65,7 +94,7 @@ class DivergenceError(UserError):
 
     Attributes:
         step: the first step whose figures were not.
-        leave_out: batches to leave out when going on from the last checkpoint.
+        leave_out: batches to skip when training continues from the last checkpoint.
     """
 
     step = 0
@@ -73,18 +102,18 @@ class DivergenceError(UserError):
 
 
 class SweepError(UserError):
-    """A sweep that asks for something impossible, or a folder that holds another."""
+    """A sweep that asks for something impossible, or a folder that holds another sweep."""
 
 
 class HostsError(UserError):
-    """Another process of the run is late or lost. Running the same command again may succeed."""
+    """Another process of the run is missing or lost; running the command again may work."""
 
-    # sysexits.h EX_PROTOCOL. Not 2, because the command need not change: a scheduler may retry.
+    # EX_PROTOCOL of sysexits.h. Not 2: the command is right, so a scheduler may retry it.
     exit_code = 76
 
 
 def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Returns the first items, and how many more there are.
+    """Returns the first items and how many more there are.
 
     >>> first_few(["a", "b", "c", "d"], 2)
     'a, b and 2 more'
@@ -96,7 +125,7 @@ def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Returns the member of `names` most like `name`, for a "did you mean" hint.
 
-    Always answers when `names` is not empty: a poor hint is better than a list of hundreds.
+    Returns one whenever `names` is not empty: a poor hint is better than a list of hundreds.
     """
     names = sorted(names)
     if not names:

@@ -1,29 +1,30 @@
-"""Frozen, self-checking config sections: the engine under `vit_jax.config`.
+"""The engine of config sections: frozen pydantic models whose errors are one line each.
 
-A section is a frozen dataclass that derives from `Section`. Each field's annotation is its type
-and `option(...)` may add a range; both are checked whenever a section is made, from a file, from
-the command line or by hand. Supported annotations: bool, int, float, str, Literal, a section,
-`X | None`, `tuple[X, ...]`, `tuple[X, Y]` and `dict[str, X]`, where X may be a section.
+A section is a class that derives from `Section`. Each field has a type, a default or none, and
+possibly a range (`option`); a string below the field says what it means and becomes its
+description in the JSON schema. Types are strict: only whole numbers convert to floats, and lists
+to tuples.
 """
 
 import ast
 import dataclasses
-import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from vit_jax.errors import ConfigError, nearest
+import pydantic
+from pydantic_core import CoreSchema, core_schema
 
-# Not `Self`, which beartype cannot check in a class that it does not decorate as a whole.
+from vit_jax.errors import KEY, PARENT, ConfigError, nearest
+
+# Not `Self`: beartype cannot check it in a class that it does not decorate as a whole.
 S = TypeVar("S", bound="Section")
 
 
 def option(
-    default: Any = dataclasses.MISSING,
+    default: Any = ...,
     *,
     at_least: float | None = None,
     above: float | None = None,
@@ -35,150 +36,129 @@ def option(
 
     Args:
         default: value when the field is not given; without it the field is required.
-        at_least: inclusive lower bound, checked when the value is a number.
+        at_least: inclusive lower bound.
         above: exclusive lower bound.
         at_most: inclusive upper bound.
         below: exclusive upper bound.
-        changes_result: False for a field that may differ when a run folder is resumed, because
-            it cannot change what is learned (where the data lies, how often to log).
+        changes_result: False for a field that cannot change what is learned, such as where the
+            data lie or how often to log. It may differ when a run is resumed.
     """
-    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata = {"bounds": bounds, "changes_result": changes_result}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return pydantic.Field(
+        default, ge=at_least, gt=above, le=at_most, lt=below,
+        json_schema_extra={"changes_result": changes_result},
+    )  # fmt: skip
 
 
-def section(factory: Any = dataclasses.MISSING, *, changes_result: bool = True) -> Any:
-    """Declares a field that holds a section: required, or made by `factory` unless given."""
-    return dataclasses.field(default_factory=factory, metadata={"changes_result": changes_result})
+def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = True) -> Any:
+    """Declares a field that holds a section; it is required unless a factory makes its default."""
+    extra: Any = {"changes_result": changes_result}
+    if factory is None:
+        return pydantic.Field(json_schema_extra=extra)
+    return pydantic.Field(default_factory=factory, json_schema_extra=extra)
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """Returns the annotations of a section; a sweep makes thousands of them."""
-    return typing.get_type_hints(cls)
+@dataclasses.dataclass(frozen=True)
+class ChosenBy:
+    """Marks a field whose section class depends on its content.
+
+    Example: `model: Annotated[ModelConfig, ChosenBy(section_of_model)] = section()`.
+
+    Attributes:
+        choose: content of the section as a mapping -> the class that checks it.
+    """
+
+    choose: "Callable[[Mapping[str, Any]], type[Section]]"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Makes mappings instances of the chosen class before pydantic checks the field."""
+
+        def make(value: Any) -> Any:
+            return self.choose(value)(**value) if isinstance(value, Mapping) else value
+
+        return core_schema.no_info_before_validator_function(make, handler(source))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(pydantic.BaseModel):
     """A group of config fields that checks its own types and ranges.
 
     Raises:
-        ConfigError: a field has the wrong type or lies outside its range.
+        ConfigError: a field is unknown or missing, has the wrong type or lies outside its range.
     """
 
-    def __post_init__(self):
-        hints = _hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _coerce(getattr(self, field.name), hints[field.name], field.name)
-            _check_bounds(value, field.metadata.get("bounds", {}), field.name)
-            object.__setattr__(self, field.name, value)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )  # fmt: skip
+
+    def __init__(self, **values: Any):
+        fields = type(self).model_fields
+        for key in values.keys() & fields.keys():
+            values[key] = _as_declared(values[key], fields[key].annotation)
+        try:
+            super().__init__(**values)
+        except pydantic.ValidationError as error:
+            raise _config_error(type(self), error) from None
+
+    @pydantic.model_validator(mode="after")
+    def _check_all(self) -> "Section":
         self.check()
+        return self
 
     def check(self) -> None:
-        """Checks what no single field can know; sections override it."""
+        """Checks what no single field can know. Sections override it and raise ConfigError."""
 
     def replace(self: S, **changes: Any) -> S:
         """Returns a checked copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        return type(self)(**{**_fields_of(self), **changes})
 
     @classmethod
-    def from_mapping(cls: type[S], mapping: Mapping[str, Any], path: str = "") -> S:
-        """Builds the section from nested mappings (a ConfigDict, parsed JSON).
-
-        Args:
-            mapping: field name -> value; absent fields take their defaults.
-            path: dotted path of this section, for messages.
+    def from_mapping(cls: type[S], mapping: Mapping[str, Any]) -> S:
+        """Builds the section from nested mappings: a ConfigDict or parsed JSON.
 
         Raises:
-            ConfigError: unknown key (the nearest valid one is named), missing key, wrong type,
-                value out of range.
+            ConfigError: see the class. Messages give the whole dotted key.
         """
-        hints = _hints(cls)
-        names = {f.name for f in dataclasses.fields(cls)}
-        values = {}
-        for key, value in mapping.items():
-            if key not in names:
-                raise unknown_key(f"{path}{key}", {f"{path}{n}" for n in names})
-            sub = _section_type(hints[key])
-            if sub is not None and isinstance(value, Mapping):
-                value = sub.from_mapping(value, f"{path}{key}.")
-            values[key] = value
-        for field in dataclasses.fields(cls):
-            if field.name not in values and _required(field):
-                raise ConfigError(
-                    f"no '{path}{field.name}' in the config",
-                    f"a value of type {_describe(hints[field.name])}",
-                    f"set it in the config file or with --config.{path}{field.name}=VALUE",
-                )
-        try:
-            return cls(**values)
-        except ConfigError as error:
-            if not path or path in error.got:
-                raise
-            fix = error.fix.replace("--config.", f"--config.{path}", 1)
-            fix = fix.replace("did you mean '", f"did you mean '{path}", 1)
-            raise ConfigError(error.got.replace("'", f"'{path}", 1), error.expected, fix) from None
+        return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns nested plain dicts and lists, ready for JSON."""
-        return _plain(dataclasses.asdict(self))
+        return _plain(self)
 
 
-def unknown_key(key: str, names: set[str]) -> ConfigError:
-    """Returns the error for a key that no section has, naming the nearest valid one."""
-    shown = ", ".join(sorted(n.rsplit(".", 1)[-1] for n in names))
-    return ConfigError(
-        f"unknown config key '{key}'", f"one of {shown}", f"did you mean '{nearest(key, names)}'?"
-    )
-
-
-def parse_override(cls: type[Section], key: str, text: str) -> Any:
+def parse_override(
+    cls: type[Section], key: str, text: str, mapping: Mapping[str, Any] | None = None
+) -> Any:
     """Parses the text of `--config.KEY=TEXT` by the type of the field that KEY names.
 
     Args:
         cls: the root section.
         key: dotted path, e.g. "optimizer.learning_rate".
         text: the value as typed.
+        mapping: the config so far; chooses the class of a section that depends on its content.
 
     Returns:
         The value, checked against the field's type.
 
     Raises:
-        ConfigError: unknown key, or text that is no value of the field's type.
+        ConfigError: the key is unknown, or the text is no value of the field's type.
     """
-    head, _, rest = key.partition(".")
-    hints = _hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}
-    if head not in names:
-        raise unknown_key(head, names)
-    annotation = hints[head]
-    sub = _section_type(annotation)
-    if rest and sub is not None:
-        return _override_below(sub, head, rest, text)
-    if rest and typing.get_origin(annotation) is dict:
-        annotation = typing.get_args(annotation)[1]
-        member, _, below = rest.partition(".")
-        sub = _section_type(annotation)
-        if below and sub is not None:
-            return _override_below(sub, f"{head}.{member}", below, text)
-    elif rest:
-        raise ConfigError(
-            f"unknown config key '{key}'", f"nothing below '{head}'", f"did you mean '{head}'?"
-        )
-    return _coerce(_literal(text, annotation), annotation, key)
-
-
-def _override_below(sub: type[Section], path: str, rest: str, text: str) -> Any:
-    """Parses an override of a key of a section at `path`; errors name the whole key."""
+    annotation = _annotation_of(cls, key, mapping or {})
+    adapter = pydantic.TypeAdapter(
+        annotation, config=None if _section_in(annotation) else Section.model_config
+    )
     try:
-        return parse_override(sub, rest, text)
-    except ConfigError as error:
-        first = rest.split(".")[0]
-        got = error.got.replace(f"'{first}", f"'{path}.{first}", 1)
-        fix = error.fix.replace("did you mean '", f"did you mean '{path}.", 1)
-        raise ConfigError(got, error.expected, fix) from None
+        return adapter.validate_python(_as_declared(_read_literal(text, annotation), annotation))
+    except pydantic.ValidationError as error:
+        raise _error_of_value(annotation, error).under(key) from None
+
+
+def unknown_key(key: str, names: Iterable[str]) -> ConfigError:
+    """Returns the error for a key that a section does not have; it names the nearest valid one."""
+    names = sorted(names)
+    return ConfigError(
+        f"unknown config key '{KEY}'", f"one of {', '.join(names)}",
+        f"did you mean '{PARENT}{nearest(key, names)}'?", key=key,
+    )  # fmt: skip
 
 
 def differences(
@@ -186,60 +166,120 @@ def differences(
 ) -> list[tuple[str, Any, Any]]:
     """Returns (dotted key, value in one, value in other) for every field that differs.
 
-    Fields declared with `changes_result=False` are passed over unless `all_fields`.
+    Skips fields declared with `changes_result=False` unless `all_fields`.
     """
     rows = []
-    for field in dataclasses.fields(one):
-        if not all_fields and not field.metadata.get("changes_result", True):
+    for name, field in type(one).model_fields.items():
+        extra: Any = field.json_schema_extra
+        if not all_fields and extra is not None and not extra["changes_result"]:
             continue
-        a, b = getattr(one, field.name), getattr(other, field.name)
+        a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, Section) and isinstance(b, Section) and type(a) is type(b):
-            rows += differences(a, b, f"{path}{field.name}.", all_fields)
+            rows += differences(a, b, f"{path}{name}.", all_fields)
         elif isinstance(a, dict) and isinstance(b, dict) and _same_sections(a, b):
             for key in a:
-                rows += differences(a[key], b[key], f"{path}{field.name}.{key}.", all_fields)
+                rows += differences(a[key], b[key], f"{path}{name}.{key}.", all_fields)
         elif a != b:
-            rows.append((f"{path}{field.name}", a, b))
+            rows.append((f"{path}{name}", a, b))
     return rows
 
 
-def _same_sections(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether both hold sections, under the same keys."""
-    sections = all(isinstance(value, Section) for value in [*a.values(), *b.values()])
-    return sections and a.keys() == b.keys()
-
-
-def check_patterns(patterns: Iterable[str], where: str) -> None:
-    """Raises ConfigError unless all are regular expressions; `where` names their keys."""
+def check_patterns(patterns: Iterable[str], key: str) -> None:
+    """Raises ConfigError unless all patterns are regular expressions; `key` is their field."""
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"{pattern!r} in {where} is not a regular expression",
-                "one, matched against whole parameter names",
-                f"fix it ({error})",
-            ) from None
+                f"has {pattern!r}, which is not a regular expression ({error})",
+                "a regular expression that matches whole parameter names", "correct it", key=key,
+            ) from None  # fmt: skip
 
 
-def _required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+def _fields_of(made: Section) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in type(made).model_fields}
 
 
-def _section_type(annotation: Any) -> type[Section] | None:
+def _same_sections(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    sections = all(isinstance(value, Section) for value in [*a.values(), *b.values()])
+    return sections and a.keys() == b.keys()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        value = _fields_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(member) for member in value]
+    return value
+
+
+def _as_declared(value: Any, annotation: Any) -> Any:
+    """Returns the value with its sequences as the annotation has them: tuples or plain lists."""
+    for member in _members(annotation):
+        inner, origin = typing.get_args(member), typing.get_origin(member)
+        if origin is tuple and isinstance(value, list | tuple):
+            kinds = inner[:1] * len(value) if inner[-1] is ... else inner
+            if len(kinds) == len(value):
+                return tuple(_as_declared(v, kind) for v, kind in zip(value, kinds, strict=True))
+        if origin is dict and inner[1] is Any and isinstance(value, Mapping):
+            return _plain(value)
+    return value
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; a tuple of one for any other annotation."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, Section):
             return member
     return None
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
+def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> Any:
+    """Returns the type of the field with a dotted key.
+
+    Raises:
+        ConfigError: there is no such field; the nearest one is named.
+    """
+    head, dot, rest = key.partition(".")
+    if head not in cls.model_fields:
+        raise unknown_key(head, cls.model_fields)
+    field, inside = cls.model_fields[head], mapping.get(head)
+    inside = inside if isinstance(inside, Mapping) else {}
+    annotation = field.annotation
+    for chosen in field.metadata:
+        if isinstance(chosen, ChosenBy):
+            annotation = chosen.choose(inside)
+    if not dot:
+        return annotation
+    for member in _members(annotation):
+        if typing.get_origin(member) is dict:
+            annotation, (name, dot, rest) = typing.get_args(member)[1], rest.partition(".")
+            if not dot:
+                return annotation
+            head = f"{head}.{name}"
+    below = _section_in(annotation)
+    if below is None:
+        raise ConfigError(
+            f"unknown config key '{KEY}'",
+            "no key below this field",
+            f"remove '.{rest}'",
+            key=key,
+        )
+    try:
+        return _annotation_of(below, rest, inside)
+    except ConfigError as error:
+        raise error.under(head) from None
 
 
-def _literal(text: str, annotation: Any) -> Any:
+def _read_literal(text: str, annotation: Any) -> Any:
     """Turns command-line text into a Python value; plain words stay strings."""
     members = _members(annotation)
     free = Any in members
@@ -247,8 +287,8 @@ def _literal(text: str, annotation: Any) -> Any:
         return None
     if (free or bool in members) and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    words = any(m is str or typing.get_origin(m) is typing.Literal for m in members)
-    if words and not (int in members and text.lstrip("-").isdecimal()):
+    strings = any(m is str or typing.get_origin(m) is typing.Literal for m in members)
+    if strings and not (int in members and text.lstrip("-").isdecimal()):
         return text
     try:
         return ast.literal_eval(text)
@@ -256,99 +296,92 @@ def _literal(text: str, annotation: Any) -> Any:
         return text
 
 
-def _coerce(value: Any, annotation: Any, key: str) -> Any:
-    """Returns `value` as the annotated type, or raises ConfigError. Only int -> float converts."""
+def _config_error(cls: type[Section], error: pydantic.ValidationError) -> ConfigError:
+    """Returns the first error of a section: an unknown key, else a missing one, else a value."""
+    rows = error.errors(include_url=False)
+    names = {row["type"]: str(row["loc"][0]) for row in reversed(rows) if row["loc"]}
+    if "extra_forbidden" in names:
+        return unknown_key(names["extra_forbidden"], cls.model_fields)
+    if "missing" in names:
+        name = names["missing"]
+        return ConfigError(
+            f"no '{KEY}' in the config", describe(cls.model_fields[name].annotation),
+            f"set it in the config file or with --config.{KEY}=VALUE", key=name,
+        )  # fmt: skip
+    if not rows[0]["loc"]:
+        return _error_of_value(cls, error)
+    name = str(rows[0]["loc"][0])
+    field = cls.model_fields[name]
+    return _error_of_value(field.annotation, error, field.metadata, skip=1).under(name)
+
+
+def _error_of_value(
+    annotation: Any, error: pydantic.ValidationError, metadata: Iterable[Any] = (), skip: int = 0
+) -> ConfigError:
+    """Returns the first error of a value; its key is the path inside the value.
+
+    Args:
+        annotation: type of the value.
+        error: what pydantic found.
+        metadata: of the field; holds its range.
+        skip: leading parts of pydantic's location that lead to the value.
+    """
+    row = error.errors(include_url=False)[0]
+    raised = row.get("ctx", {}).get("error")
+    path: list[str] = []
+    for part in row["loc"][skip:]:
+        for member in _members(annotation):
+            inner = typing.get_args(member)
+            if typing.get_origin(member) is dict:
+                path, annotation = [*path, str(part)], inner[1]
+                break
+            if typing.get_origin(member) is tuple and isinstance(part, int):
+                annotation = inner[0] if inner[-1] is ... else inner[part]
+                break
+    key, value = ".".join(path), row["input"]
+    if isinstance(raised, ConfigError):
+        return raised.under(key)
+    if row["type"].startswith(("greater_than", "less_than")):
+        return ConfigError(f"is {value!r}", f"a value {_range(metadata)}", "correct it", key=key)
+    got = f"is {value!r} ({type(value).__name__})"
+    return ConfigError(got, describe(annotation), "correct it", key=key)
+
+
+def _range(metadata: Iterable[Any]) -> str:
+    phrases = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [
+        f"{phrase} {getattr(bound, name):g}"
+        for bound in metadata
+        for name, phrase in phrases.items()
+        if hasattr(bound, name)
+    ]
+    return " and ".join(bounds)
+
+
+_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def describe(annotation: Any) -> str:
+    """Returns what a value of a type is, in words.
+
+    >>> describe(int | None), describe(tuple[float, ...])
+    ('a whole number or none', 'a list, each item a number')
+    """
+    phrases = []
     for member in _members(annotation):
-        ok, result = _fit(value, member, key)
-        if ok:
-            return result
-    raise ConfigError(
-        f"'{key}' is {value!r} ({type(value).__name__})",
-        _describe(annotation),
-        "correct it",
-    )
-
-
-def _fit(value: Any, kind: Any, key: str) -> tuple[bool, Any]:
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return True, _plain(value)
-    if kind is type(None):
-        return value is None, None
-    if origin is typing.Literal:
-        return value in typing.get_args(kind), value
-    if origin is tuple:
-        return _fit_tuple(value, typing.get_args(kind), key)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            return False, None
-        inner = typing.get_args(kind)[1]
-        return True, {str(k): _coerce(v, inner, f"{key}.{k}") for k, v in value.items()}
-    if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
-        return True, kind.from_mapping(value, f"{key}.")
-    if kind is float:
-        return _fit_float(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
-    return isinstance(value, kind), value
-
-
-def _fit_float(value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False, None
-    try:
-        value = float(value)
-    except OverflowError:
-        return False, None
-    return isfinite(value), value
-
-
-def _fit_tuple(value: Any, inner: tuple[Any, ...], key: str) -> tuple[bool, Any]:
-    if not isinstance(value, tuple | list):
-        return False, None
-    if len(inner) == 2 and inner[1] is Ellipsis:
-        inner = (inner[0],) * len(value)
-    if len(inner) != len(value):
-        return False, None
-    return True, tuple(_coerce(v, t, key) for v, t in zip(value, inner, strict=True))
-
-
-_TYPE_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _describe(annotation: Any) -> str:
-    names = []
-    for member in _members(annotation):
-        if typing.get_origin(member) is typing.Literal:
-            names.append("one of " + ", ".join(map(str, typing.get_args(member))))
+        origin, inner = typing.get_origin(member), typing.get_args(member)
+        if origin is typing.Literal:
+            phrases.append("one of " + ", ".join(map(str, inner)))
+        elif origin is tuple and inner[-1] is ...:
+            phrases.append(f"a list, each item {describe(inner[0])}")
+        elif origin is tuple:
+            phrases.append(f"a list of {len(inner)}: {', '.join(map(describe, inner))}")
+        elif origin is dict:
+            phrases.append("keys and values")
         elif member is type(None):
-            names.append("none")
-        elif isinstance(member, type):
-            names.append(_TYPE_WORDS.get(member, member.__name__))
+            phrases.append("none")
+        elif _section_in(member):
+            phrases.append(f"a section with the keys {', '.join(sorted(member.model_fields))}")
         else:
-            names.append(str(member).replace("typing.", ""))
-    return " or ".join(names)
-
-
-def _check_bounds(value: Any, bounds: Mapping[str, float | None], key: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    tests = {
-        "at_least": lambda v, b: v >= b,
-        "above": lambda v, b: v > b,
-        "at_most": lambda v, b: v <= b,
-        "below": lambda v, b: v < b,
-    }
-    limits = {name: b for name, b in bounds.items() if b is not None}
-    if all(tests[name](value, bound) for name, bound in limits.items()):
-        return
-    words = " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in limits.items())
-    raise ConfigError(f"'{key}' is {value!r}", f"a value {words}", "correct it")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value
+            phrases.append(_NAMES.get(member, "any value"))
+    return " or ".join(phrases)

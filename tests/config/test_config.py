@@ -65,18 +65,18 @@ def test_the_smallest_config_has_four_required_parts():
         ("data__augment__crop", "centre", "'data.augment.crop' is 'centre' (str)"),
         ("model__pooling", "mean", "'model.pooling' is 'mean' (str)"),
         ("model__dropout", 1.0, "'model.dropout' is 1.0"),
-        ("model__layer_scale", 0, "'model.layer_scale' is 0.0"),
+        ("model__layer_scale", 0, "'model.layer_scale' is 0"),
         ("model__dtype", "float16", "'model.dtype' is 'float16' (str)"),
-        ("optimizer__learning_rate", 0, "'optimizer.learning_rate' is 0.0"),
+        ("optimizer__learning_rate", 0, "'optimizer.learning_rate' is 0"),
         ("optimizer__learning_rate", float("nan"), "'optimizer.learning_rate' is nan (float)"),
         ("optimizer__weight_decay", float("inf"), "'optimizer.weight_decay' is inf (float)"),
         ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
-        ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0.0"),
+        ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0"),
         ("optimizer__schedule__decay", "stair", "'optimizer.schedule.decay' is 'stair' (str)"),
         ("ema_decay", 1.0, "'ema_decay' is 1.0"),
         ("accumulation_steps", 0, "'accumulation_steps' is 0"),
         ("accumulation_steps", 3, "'accumulation_steps' is 3"),
-        ("loss__label_smoothing", 1, "'loss.label_smoothing' is 1.0"),
+        ("loss__label_smoothing", 1, "'loss.label_smoothing' is 1"),
         ("train_steps", 0, "'train_steps' is 0"),
         ("train_epochs", 0.0, "'train_epochs' is 0.0"),
         ("evaluation__splits", {"test": 3}, "'evaluation.splits.test' is 3 (int)"),
@@ -138,7 +138,7 @@ def test_at_most_one_unit_of_the_other_durations_is_given(make, prefix):
     assert getattr(make(), f"{prefix}_steps") is None
     with pytest.raises(ConfigError) as caught:
         make(**{f"{prefix}_steps": 10, f"{prefix}_epochs": 1.0})
-    assert caught.value.got == f"'{prefix}_steps' and '{prefix}_epochs' given"
+    assert caught.value.got == f"'{prefix}_steps' is given and so is '{prefix}_epochs'"
     keys = f"{prefix}_steps, {prefix}_epochs, {prefix}_examples"
     assert caught.value.expected == f"at most one of {keys}"
 
@@ -393,11 +393,11 @@ def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():
     found = parse_override(Config, "mesh.rules", text)
     assert found == (("head/.*/kernel", (None, "tensor")),)
     for rules, got in (
-        ((("head/(", ()),), "'head/(' in 'rules' is not a regular expression"),
+        ((("head/(", ()),), "'rules' has 'head/(', which is not a regular expression"),
         ((("a", ("fsdp", None, "fsdp")),), "rule ('fsdp', None, 'fsdp') for 'a' in 'rules'"),
     ):
         with pytest.raises(ConfigError) as caught:
             MeshConfig(rules=rules)
-        assert caught.value.got == got
+        assert caught.value.got.startswith(got)
     with pytest.raises(ConfigError, match="'rules' is"):
         MeshConfig(rules=(("a", ("rows",)),))

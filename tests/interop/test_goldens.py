@@ -4,9 +4,9 @@ import pytest
 from golden.recipe import images
 from interop.files import GOLDEN, assert_close_to_golden, golden, logits, write_golden
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
+from vit_jax.models.registry import model_options
 
 # What is to be read off each file; all other options are the defaults.
 OPTIONS = {
@@ -49,7 +49,7 @@ def test_logits_are_those_of_the_reference(name, tmp_path):
     path = write_golden(name, tmp_path)
     loaded = load(path, image_size=size if name in SIZE_IS_GIVEN else None)
     assert loaded.report.format == about["format"]
-    assert loaded.options == ModelConfig(**OPTIONS[name])
+    assert loaded.options == model_options(**OPTIONS[name])
     assert loaded.image_size == (size, size)
     assert loaded.num_classes == about["num_classes"]
     assert {status for status, _, _ in loaded.report.entries} <= {Status.TAKEN, Status.RESIZED}

@@ -34,16 +34,16 @@ from interop.files import (
     write_transformers,
 )
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load, load_pretrained
 from vit_jax.interop.report import Status
+from vit_jax.models.registry import model_options
 
 SIZES = {"name": "ViT-Ti/4", "width": WIDTH, "depth": DEPTH, "mlp_dim": HIDDEN, "num_heads": HEADS}
 
 
 def test_the_tiny_model_is_what_its_shapes_say(tiny_loaded):
-    assert tiny_loaded.options == ModelConfig(**SIZES)
+    assert tiny_loaded.options == model_options(**SIZES)
     assert tiny_loaded.image_size == IMAGE_SIZE
     assert tiny_loaded.num_classes == CLASSES
     assert tiny_loaded.model.grid == GRID
@@ -97,7 +97,7 @@ def test_a_map_head_without_a_module_of_its_own(tmp_path):
     inlined = renamed(tensors, ("MAPHead_0/", ""))
     assert "probe" in inlined
     assert "MlpBlock_0/Dense_0/kernel" in inlined
-    assert want.options == ModelConfig(**SIZES, pooling="map")
+    assert want.options == model_options(**SIZES, pooling="map")
     assert_same(load(write_npz(tmp_path / "inlined.npz", inlined)), want)
 
 

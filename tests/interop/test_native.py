@@ -12,11 +12,10 @@ from interop.files import assert_same_params, logits, params
 from processes import TINY
 
 from vit_jax.config.file import load_config
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 from vit_jax.named_tree import named_leaves
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
@@ -43,7 +42,7 @@ def saved(step_folder, item):
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.restore(step_folder / item)
     config = json.loads((step_folder / "config" / "metadata").read_text())["model"]
-    options = ModelConfig.from_mapping(config)
+    options = model_options(**config)
     key = jax.random.key(0)
     abstract = nnx.eval_shape(lambda: build_model(options, num_classes=10, image_size=8, key=key))
     arrays = named_leaves(tree)

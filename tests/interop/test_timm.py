@@ -115,11 +115,10 @@ def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, conf
     ],
 )  # fmt: skip
 def test_heads_and_hidden_features_of_the_published_models(sizes, name, heads):
-    from vit_jax.config.model import ModelConfig
-    from vit_jax.models.registry import resolve
+    from vit_jax.models.registry import model_options, resolve
     from vit_jax.models.vit import ViTShape, mlp_hidden
 
-    options = ModelConfig(**described(**sizes))
+    options = model_options(**described(**sizes))
     shape = resolve(options)
     assert isinstance(shape, ViTShape)
     assert options.name == name

@@ -3,13 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.models.mlp import SwiGlu, swiglu_hidden
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 
 
 def lowered(depth, scan=True):
-    config = ModelConfig(name="ViT-Ti/16", depth=depth, scan=scan)
+    config = model_options("ViT-Ti/16", depth=depth, scan=scan)
     sizes = {"num_classes": 10, "image_size": 32}
     model = nnx.eval_shape(lambda: build_model(config, key=jax.random.key(0), **sizes))
     graphdef, params = nnx.split(model)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models import complexity
 from vit_jax.models.complexity import (
@@ -21,7 +20,7 @@ from vit_jax.models.complexity import (
     measure_path,
 )
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 
 GRIDS = [((14, 14), 1, 768), ((3, 2), 3, 64), ((1, 1), 0, 16)]
 
@@ -89,7 +88,7 @@ def test_beyond_a_limit_the_path_is_the_formula(monkeypatch):
     ],
 )
 def test_whole_models_have_the_macs_of_the_analytic_count(name, options):
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     sizes = {"num_classes": 10, "image_size": 64}
     model = nnx.eval_shape(lambda: build_model(config, key=jax.random.key(0), **sizes))
     graphdef, params = nnx.split(model)
@@ -149,9 +148,9 @@ def test_scans_in_a_row_add_up_side_by_side_do_not_and_nested_multiply():
 
 
 def test_layers_have_the_model_s_sizes():
-    for layer in layers_of(ModelConfig(name="ViT-S/16", num_registers=4), 64):
+    for layer in layers_of(model_options("ViT-S/16", num_registers=4), 64):
         assert (layer.width, layer.num_heads, layer.grid, layer.num_prefix) == (384, 6, (4, 4), 5)
-    (attention, grid, *_) = layers_of(ModelConfig(name="R50+ViT-B/32", pooling="gap"), 224)
+    (attention, grid, *_) = layers_of(model_options("R50+ViT-B/32", pooling="gap"), 224)
     assert (attention.tokens, grid.tokens, attention.width) == (49, 49, 768)
 
 
@@ -161,12 +160,12 @@ def test_layers_have_the_model_s_sizes():
 )
 def test_a_resnet_has_no_tokens(name, vit):
     with pytest.raises(ModelError, match=f"{name}, a ResNet, .*; {vit} costs about as much"):
-        layers_of(ModelConfig(name=name), 224)
+        layers_of(model_options(name), 224)
 
 
 def test_sizes_that_do_not_go_together_are_refused():
     with pytest.raises(ModelError, match="a multiple of 16"):
-        layers_of(ModelConfig(name="ViT-B/16"), 100)
+        layers_of(model_options("ViT-B/16"), 100)
 
 
 def test_prefix_tokens_count_except_on_the_grid():

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from random_models import random_images, randomize
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.corruption import Corruption, corrupt, draw_corruption, num_corrupted
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 
 TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 
@@ -74,7 +73,7 @@ def test_patches_are_taken_from_where_the_source_says_to_the_last_bit():
 )
 def model(request):
     options = TINY if request.param == "ViT-Ti/4" else {"depth": 1}
-    config = ModelConfig.from_mapping({"name": request.param, **options, "num_registers": 1})
+    config = model_options(**{"name": request.param, **options, "num_registers": 1})
     return randomize(
         lambda: build_model(
             config, num_classes=8, image_size=8, key=jax.random.key(0), mask_token=True
@@ -108,14 +107,14 @@ def test_positions_are_those_of_the_place_not_of_what_stands_there(model):
 def test_a_resnet_has_no_mask_token():
     with pytest.raises(ModelError, match="a mask token for BiT-R-Micro, a ResNet"):
         build_model(
-            ModelConfig(name="BiT-R-Micro"),
+            model_options("BiT-R-Micro"),
             num_classes=8, image_size=32, key=jax.random.key(0), mask_token=True,
         )  # fmt: skip
 
 
 def test_a_head_a_patch_costs_as_many_times_more():
     """196 patches of 768 features to 512 colours, instead of one."""
-    config = ModelConfig(name="ViT-B/16")
+    config = model_options("ViT-B/16")
     sizes = {"num_classes": 512, "image_size": (224, 224)}
     more = forward_macs(config, head_per_patch=True, **sizes) - forward_macs(config, **sizes)
     assert more == 195 * 768 * 512

@@ -6,9 +6,8 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 
 # (epochs on 303M images, exaFLOPs) of arXiv:2010.11929, Table 6.
 TABLE_6 = {
@@ -31,7 +30,7 @@ TABLE_6 = {
 
 
 def macs_of(name, size, num_classes=0):
-    return forward_macs(ModelConfig(name=name), num_classes=num_classes, image_size=(size, size))
+    return forward_macs(model_options(name), num_classes=num_classes, image_size=(size, size))
 
 
 @pytest.mark.parametrize("name", TABLE_6)
@@ -57,7 +56,7 @@ def test_small_models_of_one_size_cost_about_the_same(size, least, most):
 
 def test_macs_of_one_block_by_hand():
     """Width 4, 2 patches of 2x2 px and a class token: 3 tokens."""
-    config = ModelConfig(name="ViT-Ti/2", width=4, depth=1, mlp_dim=8, num_heads=2)
+    config = model_options("ViT-Ti/2", width=4, depth=1, mlp_dim=8, num_heads=2)
     patches, projections = 2 * (2 * 2 * 3) * 4, 4 * 3 * 4 * 4
     scores_and_sum, mlp, head = 2 * 3 * 3 * 4, 2 * 3 * 4 * 8, 4 * 5
     want = patches + projections + scores_and_sum + mlp + head
@@ -93,7 +92,7 @@ def test_macs_of_a_resnet_by_hand():
 )
 def test_the_count_equals_that_of_the_traced_program(options, image_size):
     plain = {} if "name" in options else {"name": "ViT-Ti/16", "depth": 2}
-    config = ModelConfig.from_mapping({**plain, **options})
+    config = model_options(**{**plain, **options})
     sizes = {"num_classes": 10, "image_size": image_size}
     model = nnx.eval_shape(lambda: build_model(config, key=jax.random.key(0), **sizes))
     images = jax.ShapeDtypeStruct((4, *image_size, 3), jnp.float32)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from vit_jax.models.placement import Placement, placed
 from vit_jax.models.products import (
     Linear,
     LinearGeneral,
@@ -13,7 +14,6 @@ from vit_jax.models.products import (
     spread,
 )
 from vit_jax.models.registry import create_model
-from vit_jax.parallel.placement import Placement, placed
 
 
 def summed_in(dtype, function):

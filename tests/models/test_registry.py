@@ -5,9 +5,8 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
-from vit_jax.models.registry import build_model, list_models, resolve
+from vit_jax.models.registry import build_model, list_models, model_options, resolve
 
 # Parameters with a 1000-class linear head at 224 px, Mini models at 32 px. B/16, L/16, H/14, Ti/16
 # as published (timm); the rest follow from the sizes of arXiv:2010.11929, Table 1,
@@ -118,7 +117,7 @@ HYBRIDS = {
 
 
 def count(name, **options):
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     size = 32 if any(small in name for small in ("Mini", "Micro", "Nano")) else 224
     sizes = {"num_classes": 1000, "image_size": size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(config, **sizes))
@@ -224,7 +223,7 @@ def test_hybrids_have_as_many_parameters_as_those_of_augreg(name, width, million
 
 
 def test_the_stem_of_the_smallest_hybrid_is_the_root_alone_cut_into_patches_of_8():
-    config = ModelConfig(name="R+ViT-Ti/16")
+    config = model_options("R+ViT-Ti/16")
     model = nnx.eval_shape(
         lambda: build_model(config, num_classes=10, image_size=224, key=jax.random.key(0))
     )
@@ -234,8 +233,8 @@ def test_the_stem_of_the_smallest_hybrid_is_the_root_alone_cut_into_patches_of_8
 
 
 def test_names_of_any_patch_size_work_and_overrides_count():
-    assert resolve(ModelConfig(name="ViT-S/4")).patch_size == 4
-    halved = resolve(ModelConfig(name="ViT-B/32", width=384, mlp_dim=1536, num_heads=6))
+    assert resolve(model_options("ViT-S/4")).patch_size == 4
+    halved = resolve(model_options("ViT-B/32", width=384, mlp_dim=1536, num_heads=6))
     assert (halved.width, halved.depth, halved.mlp_dim, halved.num_heads) == (384, 12, 1536, 6)
 
 
@@ -295,7 +294,7 @@ def test_options_and_sizes_that_a_model_does_not_take_are_named(name, options, w
 
 def test_a_resnet_takes_its_own_options():
     own = {"representation_size": 8, "head_bias_init": -1.0, "dtype": "bfloat16", "remat": "full"}
-    assert resolve(ModelConfig(name="BiT-R26x1", scan=False, **own)).units == (2, 2, 2, 2)
+    assert resolve(model_options("BiT-R26x1", scan=False, **own)).units == (2, 2, 2, 2)
 
 
 def test_list_models_is_public():

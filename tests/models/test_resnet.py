@@ -14,9 +14,8 @@ from random_models import (
     run,
 )
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
-from vit_jax.models.registry import create_model
+from vit_jax.models.registry import create_model, model_options
 from vit_jax.models.resnet import (
     GroupNorm,
     ResNet,
@@ -40,7 +39,7 @@ ONE_STAGE = ResNetShape((2,), 8, small=True, groups=4)
 def make(family, shape=ONE_STAGE, image_size=(8, 8), **options):
     """A tiny ResNet, or a hybrid of one with a ViT, whose every parameter is random."""
     resnet, sizes = family == "resnet", {"num_classes": 5, "image_size": image_size}
-    config = ModelConfig.from_mapping({"name": "BiT-R26x1" if resnet else "ViT-Ti/16", **options})
+    config = model_options(**{"name": "BiT-R26x1" if resnet else "ViT-Ti/16", **options})
     if resnet:
         return randomize(lambda: ResNet(shape, config, **sizes, rngs=nnx.Rngs(params=0)))
     vit_shape = ViTShape(16, 1, 24, 2, patch_size=2, stem=shape)
@@ -163,7 +162,7 @@ def test_a_new_unit_of_version_1_passes_on_its_input():
 
 
 def test_the_head_of_a_new_resnet_says_its_bias():
-    config = ModelConfig(name="BiT-R26x1", head_bias_init=-10.0)
+    config = model_options("BiT-R26x1", head_bias_init=-10.0)
 
     @jax.jit
     def head():

@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
-from vit_jax.models.registry import build_model, resolve
+from vit_jax.models.registry import build_model, model_options, resolve
 from vit_jax.models.summary import (
     Activations,
     fitting_image_size,
@@ -18,7 +17,7 @@ TINY = {"name": "ViT-Ti/16", "width": 64, "mlp_dim": 256, "num_heads": 2}
 
 
 def summary(name, image_size=224, num_classes=1000, **options):
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     return summarize(config, num_classes=num_classes, image_size=image_size)
 
 
@@ -55,7 +54,7 @@ def test_parameters_by_part_by_hand():
     ],
 )
 def test_every_parameter_belongs_to_a_part(name, parts):
-    config = ModelConfig(name=name)
+    config = model_options(name)
     sizes = {"num_classes": 10, "image_size": 32, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(config, **sizes))
     found = parameters_by_part(model)
@@ -107,7 +106,7 @@ def test_activations_by_hand():
 )
 def test_activations_are_what_each_further_image_adds(name, image_size, options):
     found = summary(name, image_size, **options)
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     kept = [
         sum(leaf.size * leaf.dtype.itemsize for leaf in residuals(config, image_size, batch))
         for batch in (2, 3)
@@ -141,7 +140,7 @@ def test_a_compiled_step_needs_as_much_memory_a_block(remat, tolerance):
     """What twice the depth adds a further image, so that what is needed for a moment cancels."""
     measured, temporary = {}, {}
     for depth in (4, 8):
-        config = ModelConfig.from_mapping({**TINY, "depth": depth, "remat": remat})
+        config = model_options(**{**TINY, "depth": depth, "remat": remat})
         one = summarize(config, num_classes=10, image_size=64)
         measured[depth] = one.activations.total_bytes
         for batch in (8, 16):
@@ -193,7 +192,7 @@ def test_square_activations_are_not_taken_for_attention_weights():
     ],
 )
 def test_image_sizes_are_the_next_that_fits(name, wanted, image_size):
-    assert fitting_image_size(resolve(ModelConfig(name=name)), wanted) == image_size
+    assert fitting_image_size(resolve(model_options(name)), wanted) == image_size
     if name != "ViT-H/14":
         summary(name, image_size)
 

@@ -13,8 +13,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
-from vit_jax.models.registry import build_model, is_small, list_models
+from vit_jax.models.registry import build_model, is_small, list_models, model_options
 from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
@@ -31,7 +30,7 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
     """
 
     def init():
-        options = ModelConfig(name=name)
+        options = model_options(name)
         model = build_model(options, num_classes=1000, image_size=224, key=jax.random.key(0))
         return nnx.to_pure_dict(nnx.state(model))
 

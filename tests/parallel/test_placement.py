@@ -4,9 +4,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.config.mesh import MeshConfig
+from vit_jax.models.placement import Placement, constrain, current_placement, placed
 from vit_jax.models.registry import create_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.placement import Placement, constrain, current_placement, placed
 
 
 def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:

@@ -9,9 +9,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ConfigError
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import (
@@ -31,7 +30,7 @@ def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
 
 
 def shapes_of(num_classes: int = 10, **options: Any) -> Any:
-    config = ModelConfig(**{"name": "ViT-S/16", **options})
+    config = model_options(**{"name": "ViT-S/16", **options})
 
     def init():
         model = build_model(config, num_classes=num_classes, image_size=32, key=jax.random.key(0))

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 from vit_jax.__main__ import main
 from vit_jax.run.folder import read_config
@@ -41,8 +42,12 @@ def test_an_old_run_resumes_and_computes_the_same_figures(old_run, tmp_path, dig
     shutil.copytree(old_run, workdir)
     shutil.rmtree(workdir / "checkpoints" / "4")
     (workdir / "result.json").unlink()
-    command = ["train", f"--config={workdir / 'config.json'}", f"--workdir={workdir}"]
-    assert main([*command, f"--config.data.data_dir={digits_dir}"]) == 0
+    done = run_command(
+        "-m", "vit_jax", "train", f"--config={workdir / 'config.json'}", f"--workdir={workdir}",
+        f"--config.data.data_dir={digits_dir}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "resuming from step 2" in done.stderr
     found, expected = figures(workdir), figures(old_run)
     assert found.keys() == expected.keys()
     # Steps 3 and 4 start from the restored parameters, moments, average and data position. On the

@@ -1,6 +1,5 @@
 """Runs that start from other weights: what they take, what they make new, what they remember."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -342,5 +341,5 @@ def test_reading_the_model_section_starts_no_device(tmp_path, npz):
 def test_the_config_of_a_run_has_its_model_by_name(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz))
     assert config.model.name == "ViT-Ti/4"
-    assert dataclasses.asdict(config)["init_from"] == str(npz)
+    assert config.to_mapping()["init_from"] == str(npz)
     assert Config.from_mapping(config.to_mapping()) == config

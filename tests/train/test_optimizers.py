@@ -5,10 +5,9 @@ import optax
 import pytest
 from flax import nnx, traverse_util
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, model_options
 from vit_jax.named_tree import leaf_names
 from vit_jax.train.optimizers import _parameters, build_optimizer, layer_scales
 
@@ -147,7 +146,7 @@ def test_layer_decay_by_hand():
 
 def powers_of_layer_decay(model, **options):
     """Parameter name -> number of layers below the head, one each layer for a stack."""
-    config = ModelConfig.from_mapping({"name": model, **options})
+    config = model_options(model, **options)
     model = nnx.eval_shape(
         lambda: build_model(config, num_classes=3, image_size=32, key=jax.random.key(0))
     )

@@ -4,9 +4,9 @@ import argparse
 from typing import Any
 
 from vit_jax.commands.arguments import positive, whole
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ConfigError
 from vit_jax.interop.normalization import NORMALIZATIONS
+from vit_jax.models.options import ModelConfig
 from vit_jax.schema import parse_override
 
 
@@ -37,7 +37,7 @@ def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, 
         args: parsed arguments of `add_load_arguments`.
         overrides: "KEY=VALUE" of the model section, for what the file does not tell.
     """
-    options = model_options(overrides)
+    options = model_overrides(overrides)
     return {
         "image_size": args.image_size,
         "patch_size": args.patch_size,
@@ -52,7 +52,7 @@ def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, 
     }
 
 
-def model_options(overrides: list[str]) -> dict[str, Any]:
+def model_overrides(overrides: list[str]) -> dict[str, Any]:
     """Returns the keys of the model section that a command line sets."""
     options = {}
     for text in overrides:

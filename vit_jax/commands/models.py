@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive, whole
-from vit_jax.commands.load_options import model_options
-from vit_jax.config.model import ModelConfig
+from vit_jax.commands.load_options import model_overrides
 from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.options import ModelConfig
 from vit_jax.tables import plain_table
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.models.summary import summarize
 
     names = args.names or (["ViT-B/16"] if args.complexity else list_models())
-    chosen, left_out = _choose(args, names, model_options(overrides))
+    chosen, left_out = _choose(args, names, model_overrides(overrides))
     console = Console(highlight=False)
     if console.width < _COLUMNS:
         console = Console(highlight=False, width=_COLUMNS)
@@ -128,7 +128,7 @@ def _choose(
     args: argparse.Namespace, names: list[str], overrides: dict
 ) -> tuple[list[tuple[ModelConfig, int]], list[str]]:
     """Returns the models with their image sizes, and the names that cannot have an override."""
-    from vit_jax.models.registry import resolve
+    from vit_jax.models.registry import model_options, resolve
     from vit_jax.models.summary import fitting_image_size, usual_image_size
 
     if "name" in overrides:
@@ -138,9 +138,10 @@ def _choose(
         )  # fmt: skip
     chosen, left_out = [], []
     for name in names:
-        options = ModelConfig.from_mapping(
-            {"name": name, "dtype": args.dtype, **overrides}, "model."
-        )
+        try:
+            options = model_options(**{"name": name, "dtype": args.dtype, **overrides})
+        except ConfigError as error:
+            raise error.under("model") from None
         try:
             shape = resolve(options)
         except ModelError:

@@ -1,4 +1,4 @@
-"""Durations in steps, epochs or examples, of which a config gives one."""
+"""Durations of a config, given in steps, epochs or examples."""
 
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section
@@ -10,24 +10,24 @@ def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
     """Raises ConfigError unless exactly one (or, if not required, at most one) unit is given."""
     keys = [f"{prefix}_{unit}" for unit in DURATION_UNITS]
     given = [k for k in keys if getattr(holder, k) is not None]
-    if len(given) > 1 or (required and not given):
-        raise ConfigError(
-            f"{' and '.join(repr(k) for k in given) or 'none of them'} given",
-            f"{'exactly' if required else 'at most'} one of {', '.join(keys)}",
-            f"keep one, e.g. {keys[0]}=1000",
-        )
+    expected = f"{'exactly' if required else 'at most'} one of {', '.join(keys)}"
+    if required and not given:
+        raise ConfigError(f"no duration '{prefix}_...'", expected, f"set e.g. {keys[0]}=1000")
+    if len(given) > 1:
+        also = " and ".join(map(repr, given[1:]))
+        raise ConfigError(f"is given and so is {also}", expected, "keep one", key=given[0])
 
 
 def duration_in_steps(
     holder: Section, prefix: str, *, batch_size: int, num_examples: int
 ) -> int | None:
-    """Returns a duration of a section in steps, rounded to the nearest; None if not given.
+    """Converts a duration of a section to steps, rounded to the nearest; None if it is not given.
 
     Args:
         holder: section with fields `{prefix}_steps`, `_epochs` and `_examples`.
         prefix: "train", "warmup", "cooldown" or "interval".
-        batch_size: examples a step, over all hosts.
-        num_examples: examples an epoch.
+        batch_size: examples per step, over all hosts.
+        num_examples: examples per epoch.
     """
     steps = getattr(holder, f"{prefix}_steps")
     epochs = getattr(holder, f"{prefix}_epochs")
@@ -40,7 +40,7 @@ def duration_in_steps(
 
 
 def is_due(step: int, interval: int | None) -> bool:
-    """Returns whether what happens every `interval` steps happens after a step.
+    """Returns whether something that happens every `interval` steps is due after this step.
 
     >>> is_due(20, 10), is_due(25, 10), is_due(20, None)
     (True, False, False)

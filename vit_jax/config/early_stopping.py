@@ -1,28 +1,28 @@
-"""Config section of early stopping."""
-
-import dataclasses
+"""The config section of early stopping."""
 
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig(Section):
-    """Makes the weights of the best evaluation the result of a run, not those of its last step.
+    """Makes the weights of the best evaluation the result of a run, instead of the last weights.
 
     Source: arXiv:2010.11929, section 4.3 (subsets of JFT).
     """
 
-    # What is best, of a split that is evaluated at an interval, e.g. "eval/minival/accuracy_top1":
-    # the largest, of a loss the smallest; of equal ones the first. None: the last weights.
     metric: str | None = option(None)
-    # End after so many evaluations in a row that are no better; None: all steps are made.
+    """Metric of a split that is evaluated at intervals, e.g. "eval/minival/accuracy_top1". The
+    best value is the highest, for a loss the lowest; the first wins a tie. None: keep the last
+    weights.
+    """
     patience_evaluations: int | None = option(None, at_least=1)
+    """Stop after this many evaluations in a row without improvement; None: train to the end."""
 
     def check(self) -> None:
         if self.patience_evaluations is not None and self.metric is None:
             raise ConfigError(
-                f"'patience_evaluations' is {self.patience_evaluations} without a 'metric'",
+                f"is {self.patience_evaluations} without a 'metric'",
                 "a metric of an evaluated split",
                 "set early_stopping.metric, e.g. eval/minival/accuracy_top1",
+                key="patience_evaluations",
             )

@@ -1,50 +1,53 @@
 """The config section of evaluation."""
 
-import dataclasses
-
 from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
-    """What is evaluated, when. The end of training always is. EMA weights are used where kept."""
+    """Which splits are evaluated and when; always after training.
 
-    # Name in the metrics -> TFDS split, e.g. {"test": "test"}.
+    EMA weights are evaluated where a run keeps them.
+    """
+
     splits: dict[str, str] = option({})
-    # The same, but evaluated only at the end, of the weights that are the run's result.
+    """Name used in metrics -> TFDS split, e.g. {"test": "test"}."""
     final_splits: dict[str, str] = option({})
+    """The same, but evaluated once, after training, with the run's final weights."""
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
-    # Global; None: the training batch size.
     batch_size: int | None = option(None, at_least=1)
-    # Also by class: accuracy of each class and their mean, a confusion matrix in report/, and of
-    # two classes the area under the ROC curve.
+    """Global batch size; None: the training batch size."""
     by_class: bool = option(False)
+    """Also compute the accuracy of each class and their mean, a confusion matrix in report/, and
+    for two classes the area under the ROC curve.
+    """
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
         for name in self.all_splits:
             if not name or "/" in name:
                 raise ConfigError(
-                    f"'splits' has the name {name!r}", "a name without '/'", "rename it"
+                    f"has the name {name!r}", "a name without '/'", "rename it", key="splits"
                 )
         both = sorted(self.splits.keys() & self.final_splits.keys())
         if both:
             raise ConfigError(
-                f"'splits' and 'final_splits' both have {both[0]!r}", "each name once",
-                "drop it from one of the two",
-            )  # fmt: skip
+                f"and 'final_splits' both have {both[0]!r}",
+                "each name once",
+                "remove it from one of the two",
+                key="splits",
+            )
 
     @property
     def all_splits(self) -> dict[str, str]:
-        """Name -> split of all that is evaluated at the end."""
+        """Name -> split of everything that is evaluated after training."""
         return {**self.splits, **self.final_splits}
 
     @property
     def has_interval(self) -> bool:
-        """Whether evaluations are made before the end."""
+        """Whether splits are evaluated during training."""
         given = (self.interval_steps, self.interval_epochs, self.interval_examples)
         return any(value is not None for value in given)

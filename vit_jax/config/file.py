@@ -1,7 +1,7 @@
-"""Config files and command-line overrides, turned into a frozen `Config` at once.
+"""Reads config files and command-line overrides into a frozen `Config`.
 
-A config file is `configs/NAME.py` with `get_config()` or `get_config(arg)`, which returns an
-`ml_collections.ConfigDict` (or a plain dict) of the keys that differ from the defaults.
+A config file is a Python file with `get_config()` or `get_config(arg)`. The function returns an
+`ml_collections.ConfigDict` or a plain dict with the keys that differ from the defaults.
 """
 
 import inspect
@@ -27,17 +27,18 @@ def load_config(
     """Reads a config file and applies command-line overrides.
 
     Args:
-        spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the file's `get_config`. A "config.json" of a
-            run folder is read as well.
+        spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), or the "config.json" of a
+            run folder.
         overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
-        auto_model: config whose `model.name` is "auto" -> the model section of its weights; what
-            file and overrides set goes on top. None: the name stays.
+        auto_model: reads the model section from the weights of a config whose `model.name` is
+            "auto"; options set in the file or by overrides replace what it returns. None: the
+            name stays "auto".
 
     Returns:
         The checked config.
 
     Raises:
-        ConfigError: no such file, no `get_config`, unknown key, wrong type or value.
+        ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
     for override in overrides:
@@ -46,7 +47,7 @@ def load_config(
             raise ConfigError(
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
-        set_key(mapping, key, parse_override(Config, key, text))
+        set_key(mapping, key, parse_override(Config, key, text, mapping))
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config
@@ -56,19 +57,19 @@ def load_config(
 
 
 def read_mapping(spec: str) -> dict[str, Any]:
-    """Returns what a config file says, unchecked.
+    """Returns the content of a config file, unchecked.
 
     Args:
         spec: "FILE.py", "FILE.py:ARG", or a "config.json".
 
     Raises:
-        ConfigError: no such file, or none that can be read.
+        ConfigError: the file is missing or cannot be read.
     """
     return _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts; one unit of a duration replaces the others."""
+    """Sets a dotted key in nested dicts. One unit of a duration replaces the other units."""
     *parents, leaf = key.split(".")
     for parent in parents:
         if not isinstance(mapping.get(parent), dict):
@@ -82,18 +83,18 @@ def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 
 def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, Any]]:
-    """Calls a function of a Python file that is named on the command line.
+    """Calls a function of a Python file given on the command line.
 
     Args:
-        spec: "FILE.py" or "FILE.py:ARG"; ARG goes to the function.
-        function: its name.
-        option: of the command line, for messages: "config" or "sweep".
+        spec: "FILE.py" or "FILE.py:ARG"; ARG is passed to the function.
+        function: name of the function.
+        option: command-line option, for messages: "config" or "sweep".
 
     Returns:
-        What the function returns (a list of what it yields), and all names of the file.
+        The function's result (a list if it is a generator), and all global names of the file.
 
     Raises:
-        ConfigError: no such file or function, an argument too many or missing, or any error in it.
+        ConfigError: the file or function is missing, takes no or needs an argument, or fails.
     """
     path, colon, arg = spec.partition(":")
     if not Path(path).is_file():
@@ -134,14 +135,14 @@ def _call_get_config(spec: str) -> dict[str, Any]:
         return json.loads(json.dumps(mapping))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"get_config of {path} returned a value that JSON cannot hold ({error})",
+            f"get_config of {path} returned a value that is not JSON ({error})",
             "numbers, strings, booleans, None, lists and dicts",
-            "write it as one of these",
+            "convert the value to one of these",
         ) from None
 
 
 def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
-    """Runs a file's code; whatever it raises becomes one line that names the place."""
+    """Runs code of a file; turns its exceptions into one line with the file and line number."""
     try:
         return function()
     except UserError:
@@ -151,7 +152,7 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
         raise ConfigError(
             f"{path}, line {line}: {type(error).__name__}: {error}",
-            f"a {option} file that runs",
+            f"a {option} file without errors",
             f"fix that line, or the part after ':' in --{option}",
         ) from error
 
@@ -165,25 +166,26 @@ def _read_json(path: str) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path} holds a {type(content).__name__}", "the config.json of a run folder",
+            f"{path} holds a {type(content).__name__}",
+            "the config.json of a run folder",
             "check the path",
-        )  # fmt: skip
+        )
     return content
 
 
 def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:
-    """Parses the ARG of "FILE.py:ARG" for a config file: comma-separated values, in any order.
+    """Parses the ARG of "FILE.py:ARG": comma-separated values in any order.
 
     Args:
         arg: e.g. "B/16,light1"; empty for all defaults.
-        **choices: option name -> its allowed values, the first of which is the default. A word of
-            `arg` sets the option among whose values it is.
+        **choices: option name -> allowed values; the first is the default. Each word of `arg`
+            sets the option that has it as a value.
 
     Returns:
         Option name -> chosen value.
 
     Raises:
-        ConfigError: a word that is nobody's value.
+        ConfigError: no option has this value.
 
     >>> parse_arg("L/16", model=("B/16", "L/16"), augment=("none", "light1"))
     {'model': 'L/16', 'augment': 'none'}

@@ -1,6 +1,5 @@
 """The config section that says how devices are arranged and what lies where."""
 
-import dataclasses
 from typing import Literal
 
 from vit_jax.errors import ConfigError
@@ -9,7 +8,6 @@ from vit_jax.schema import Section, check_patterns, option
 Preset = Literal["replicated", "fsdp", "fsdp_tensor"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section):
     """Devices along each axis of the mesh, -1, at most once, taking the rest; and what lies where.
 
@@ -19,18 +17,21 @@ class MeshConfig(Section):
     data: int = option(-1, at_least=-1, changes_result=False)
     fsdp: int = option(1, at_least=-1, changes_result=False)
     tensor: int = option(1, at_least=-1, changes_result=False)
-    # What parameters and optimizer state are cut over: nothing; fsdp; fsdp and tensor. An axis of
-    # one device cuts nothing, so that fsdp_tensor with tensor=1 is fsdp.
     preset: Preset = option("fsdp_tensor", changes_result=False)
-    # (regular expression, axes) pairs that go before the preset's; the first that matches the whole
-    # name counts. The axes are those of the last dimensions, e.g. ("head/linear/kernel",
-    # (None, "tensor")); what is left out on the left is not cut.
+    """What parameters and optimizer state are cut over: nothing; fsdp; fsdp and tensor. An axis
+    of one device cuts nothing, so that fsdp_tensor with tensor=1 is fsdp.
+    """
     rules: tuple[tuple[str, tuple[Literal["data", "fsdp", "tensor"] | None, ...]], ...] = option(
         (), changes_result=False
     )
-    # Type in which the gradient of a parameter is summed, over the examples of a device and over
-    # devices, before it becomes float32; None: the type that its layer computes in.
+    """(regular expression, axes) pairs that go before the preset's; the first that matches the
+    whole name counts. The axes are those of the last dimensions, e.g. ("head/linear/kernel",
+    (None, "tensor")); what is left out on the left is not cut.
+    """
     gradient_dtype: Literal["float32", "bfloat16"] | None = option(None)
+    """Type in which the gradient of a parameter is summed, over the examples of a device and
+    over devices, before it becomes float32; None: the type that its layer computes in.
+    """
 
     def check(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)
@@ -46,4 +47,4 @@ class MeshConfig(Section):
                 raise ConfigError(
                     f"rule {rule} for {pattern!r} in 'rules'", "each axis once", "remove one"
                 )
-        check_patterns([pattern for pattern, _ in self.rules], "'rules'")
+        check_patterns([pattern for pattern, _ in self.rules], "rules")

@@ -1,10 +1,10 @@
-"""The schema of a run: every key a config may have, its type, range, default and meaning.
+"""The config of a run: its sections, the keys at its top, and checks across sections.
 
-Sections are frozen and check themselves (`vit_jax.schema`); `vit_jax.config.file` reads them from
-files and the command line. Nothing downstream reads a raw dictionary.
+Each section gives the type, range, default and meaning of its keys and checks itself
+(`vit_jax.schema`). `vit_jax.config.file` reads a config from files and the command line. The rest
+of the package reads only these frozen sections, never raw dictionaries.
 """
 
-import dataclasses
 from typing import Literal
 
 from vit_jax.config.classification import LossConfig, MixingConfig
@@ -15,77 +15,81 @@ from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import AUTO, InitConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
 from vit_jax.config.task import MaskedPatchesConfig, TaskName, check_task
 from vit_jax.errors import ConfigError
+from vit_jax.models.options import ModelConfig
 from vit_jax.schema import Section, option, section
 
-# Metrics of an evaluated split of which more is better.
+# Metrics of an evaluated split; higher is better.
 _SHARES = ("accuracy_top1", "accuracy_top5")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
-    """When to save (if not said: every 1,000 steps) and what to keep. The end is always saved."""
+    """When to save and what to keep. Default: every 1,000 steps. The last step is always saved."""
 
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
     keep_last: int = option(2, at_least=1)
-    # Also keep this many of the best by `best_metric` (higher is better), which is then measured
-    # before every save.
     keep_best: int = option(0, at_least=0)
+    """Also keep this many checkpoints with the highest `best_metric`."""
     best_metric: str | None = option(None)
+    """Metric of an evaluated split, measured before every save."""
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
         if self.keep_best and self.best_metric is None:
             raise ConfigError(
-                f"'keep_best' is {self.keep_best} without a 'best_metric'",
+                f"is {self.keep_best} without a 'best_metric'",
                 "a metric of an evaluated split",
                 "set best_metric, e.g. eval/test/accuracy_top1",
+                key="keep_best",
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig(Section):
-    """Where numbers go, how often."""
+    """How often metrics are written, and where to."""
 
     interval_steps: int = option(50, at_least=1)
     tensorboard: bool = option(True)
-    # Weights & Biases project; None: not used.
     wandb_project: str | None = option(None)
-    # Draw report/curves.png at the end.
+    """Weights & Biases project; None: Weights & Biases is off."""
     curves: bool = option(True)
-    # How often to log the largest attention logit of every layer, on a few images of the batch.
-    # Where it grows into the hundreds, training may diverge: see model.qk_norm (arXiv:2302.05442).
+    """Draw report/curves.png after training."""
     attention_interval_steps: int | None = option(None, at_least=1)
-    # Which examples each step was made of, in examples-HOST.jsonl: a "hash" of them, or "all".
+    """How often to log each layer's largest attention logit, on a few images of the batch. It
+    grows into the hundreds before a run diverges; model.qk_norm prevents that
+    (arXiv:2302.05442).
+    """
     example_ids: Literal["none", "hash", "all"] = option("none")
+    """What examples-HOST.jsonl records of each step's examples: a "hash" of their ids, or "all"."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceConfig(Section):
-    """What to do when the loss, a gradient or an update is no longer finite."""
+    """What to do when the loss, a gradient or an update is not finite."""
 
-    # So many times, go back to the last checkpoint and leave out the batches since then and
-    # `skip_steps` more, as in arXiv:2204.02311, section 5.1. Then, or with 0 at once, stop.
     rewinds: int = option(0, at_least=0)
+    """How many times to return to the last checkpoint before the run stops. Each time, the
+    batches since that checkpoint and `skip_steps` more are skipped (arXiv:2204.02311, section
+    5.1). With 0 the run stops at once.
+    """
     skip_steps: int = option(100, at_least=1)
-    # Before stopping, run from the last checkpoint to that step again and name the first tensor
-    # that is not finite.
+    """Batches to skip after the step that diverged."""
     report: bool = option(True)
+    """Before stopping, repeat the steps since the last checkpoint and report the first tensor
+    that is not finite.
+    """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Section):
-    """One run."""
+    """The config of one training run."""
 
     seed: int = option(0, at_least=0, below=2**32)
-    # What is learned: the classes of images; or, without labels, colours of patches (B.1.2).
+    """All randomness derives from this seed, a stream name and the step."""
     task: TaskName = option("classification")
+    """What is learned: the classes of images; or, without labels, colours of patches (B.1.2)."""
     masked_patches: MaskedPatchesConfig = section(MaskedPatchesConfig)
     model: ModelConfig = section()
     data: DataConfig = section()
@@ -95,15 +99,16 @@ class Config(Section):
     train_steps: int | None = option(None, at_least=1, below=2**31)
     train_epochs: float | None = option(None, above=0)
     train_examples: int | None = option(None, at_least=1)
-    # Microbatches a step; their mean gradient equals that of the whole batch.
     accumulation_steps: int = option(1, at_least=1)
-    # XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}.
+    """Microbatches per step. Their mean gradient equals the gradient of the whole batch."""
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
-    # Exponential moving average of the parameters (Polyak); None: not kept.
+    """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""
     ema_decay: float | None = option(None, above=0, below=1)
-    # Weights that training starts from: a run folder or checkpoint, a published npz, timm's or
-    # Hugging Face's files; local, hf:// or gs://. `init` says how they are made to fit.
+    """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)
+    """Weights to start from: a run folder, a checkpoint, a published npz, or timm's or Hugging
+    Face's files; a local path, hf:// or gs://. `init` says how they are adapted to the model.
+    """
     init: InitConfig = section(InitConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
     fewshot: FewshotConfig = section(FewshotConfig)
@@ -122,9 +127,10 @@ class Config(Section):
         self._check_early_stopping()
         if self.data.global_batch_size % self.accumulation_steps:
             raise ConfigError(
-                f"'accumulation_steps' is {self.accumulation_steps}",
+                f"is {self.accumulation_steps}",
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
                 "change one of the two",
+                key="accumulation_steps",
             )
 
     def _check_early_stopping(self) -> None:
@@ -133,26 +139,30 @@ class Config(Section):
             return
         if not self.evaluation.has_interval:
             raise ConfigError(
-                "'early_stopping.metric' given and evaluations only at the end",
-                "an interval between evaluations", "set evaluation.interval_steps",
-            )  # fmt: skip
+                "is set, but evaluation happens only after training",
+                "an interval between evaluations",
+                "set evaluation.interval_steps",
+                key="early_stopping.metric",
+            )
         trained, scored = self.data.train_split, self.evaluation.splits[metric.split("/")[1]]
         if not self.data.mixture and shares(trained, scored):
             raise ConfigError(
-                f"'early_stopping.metric' is {metric!r}, of {scored!r}, and {trained!r} is"
-                " trained on",
-                "held-out examples", "train on the rest, e.g. data.train_split=train[:98%]",
-            )  # fmt: skip
+                f"is {metric!r} on {scored!r}, which overlaps the training split {trained!r}",
+                "a split without training examples",
+                "train on the rest, e.g. data.train_split=train[:98%]",
+                key="early_stopping.metric",
+            )
 
     def _check_metric(self, key: str, metric: str | None, of: tuple[str, ...]) -> None:
-        """Raises ConfigError unless a metric is one of those of the splits at an interval."""
+        """Raises ConfigError unless a split that is evaluated at intervals has the metric."""
         by_class = ("accuracy_per_class_mean",) if self.evaluation.by_class else ()
         known = {f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*of, *by_class)}
         if metric is not None and metric not in known:
             raise ConfigError(
-                f"'{key}' is {metric!r}",
+                f"is {metric!r}",
                 "one of " + (", ".join(sorted(known)) or "the metrics of evaluation.splits"),
                 "evaluate that split or name another metric",
+                key=key,
             )
 
     def _check_init(self) -> None:
@@ -160,12 +170,15 @@ class Config(Section):
             return
         if self.model.name == AUTO:
             raise ConfigError(
-                "'model.name' is 'auto' and there is no 'init_from'",
-                "weights that say which model it is",
+                "is 'auto' without 'init_from'",
+                "weights to read the architecture from",
                 "add --config.init_from=PATH, or name the model",
+                key="model.name",
             )
         if self.init != InitConfig():
             raise ConfigError(
-                "'init' given without 'init_from'", "weights to start from",
+                "is set without 'init_from'",
+                "weights to start from",
                 "add --config.init_from=PATH",
-            )  # fmt: skip
+                key="init",
+            )

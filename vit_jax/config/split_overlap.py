@@ -50,8 +50,9 @@ def _parts(split: str) -> list[str]:
             written_out.append("train[:800]")
         elif minival:
             before = 100 - int(minival[2])
-            written_out.append(f"train[:{before}%]" if minival[1] == "train" else
-                               f"train[{before}%:]")  # fmt: skip
+            written_out.append(
+                f"train[:{before}%]" if minival[1] == "train" else f"train[{before}%:]"
+            )
         else:
             written_out.append(part)
     return written_out

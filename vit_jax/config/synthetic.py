@@ -1,6 +1,5 @@
 """Config of `python -m vit_jax synthetic`: tasks whose data are made, to compare layers on."""
 
-import dataclasses
 import math
 from typing import Literal
 
@@ -11,41 +10,38 @@ TaskName = Literal["convolution", "association", "double_if"]
 ModelName = Literal["attention", "cnn", "dilated_cnn", "constructed"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvolutionConfig(Section):
     """A random convolution to be learned by one layer of attention with a bias for each offset."""
 
-    # Rows and columns of tokens on a torus; None: a ring.
     grid: tuple[int, int] | None = option(None)
-    # Of a token, in and out.
+    """Rows and columns of tokens on a torus; None: a ring."""
     features: int = option(8, at_least=1)
-    # Offsets that the kernel has, drawn among those of at most `span` along each axis.
+    """Of a token, in and out."""
     taps: int = option(5, at_least=1)
+    """Offsets that the kernel has, drawn among those of at most `span` along each axis."""
     span: int = option(2, at_least=0)
     heads: int = option(5, at_least=1)
-    # Of the matrix of a tap, and features of a head; None: as many as a token has. With fewer, no
-    # head can mix taps, and each has to find its own.
     rank: int | None = option(None, at_least=1)
-    # Whether queries and keys take part beside the bias.
+    """Of the matrix of a tap, and features of a head; None: as many as a token has. With fewer,
+    no head can mix taps, and each has to find its own.
+    """
     content: bool = option(False)
+    """Whether queries and keys take part beside the bias."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AssociationConfig(Section):
     """Mark the tokens that equal U times the first one."""
 
-    # Of a token; U is a random orthogonal matrix of this size.
     features: int = option(8, at_least=2)
+    """Of a token; U is a random orthogonal matrix of this size."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DoubleIfConfig(Section):
     """Count the tokens b if the first one is a, the tokens d if it is c."""
 
     most: int = option(4, at_least=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkConfig(Section):
     """Shape of the models that learn association and double_if; equal shape is equal size."""
 
@@ -53,22 +49,28 @@ class NetworkConfig(Section):
     width: int = option(32, at_least=1)
     heads: int = option(4, at_least=1)
     mlp_dim: int = option(64, at_least=1)
-    # Tokens that a convolution of the CNN sees. 3: its weights are as many as those of attention.
     kernel_size: int = option(3, at_least=1)
+    """Tokens that a convolution of the CNN sees. 3: its weights are as many as those of
+    attention.
+    """
 
     def check(self) -> None:
         if self.width % self.heads:
             raise ConfigError(
-                f"'heads' is {self.heads}", f"a divisor of the width {self.width}", "change one"
+                f"is {self.heads}",
+                f"a divisor of the width {self.width}",
+                "change one",
+                key="heads",
             )
         if self.kernel_size % 2 == 0:
             raise ConfigError(
-                f"'kernel_size' is {self.kernel_size}", "an odd number, centred on a token",
+                f"is {self.kernel_size}",
+                "an odd number, centred on a token",
                 "change it",
-            )  # fmt: skip
+                key="kernel_size",
+            )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticTrainingConfig(Section):
     """Adam with warmup and cosine decay to 0, on examples that are made anew for each step."""
 
@@ -77,31 +79,32 @@ class SyntheticTrainingConfig(Section):
     learning_rate: float = option(3e-3, above=0)
     warmup_steps: int = option(100, at_least=0)
     clip_global_norm: float = option(1.0, above=0)
-    # How often the loss is written; no other examples are made for it.
     interval_steps: int = option(100, at_least=1, changes_result=False)
+    """How often the loss is written; no other examples are made for it."""
 
     def check(self) -> None:
         if self.warmup_steps >= self.steps:
             raise ConfigError(
-                f"'warmup_steps' is {self.warmup_steps}", f"fewer than the {self.steps} steps",
+                f"is {self.warmup_steps}",
+                f"fewer than the {self.steps} steps",
                 "correct it",
-            )  # fmt: skip
+                key="warmup_steps",
+            )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(Section):
     """One run of `python -m vit_jax synthetic`: the config.json of its folder."""
 
     command: Literal["synthetic"] = option("synthetic")
     task: TaskName = option()
-    # constructed: attention with weights set by hand, that solve the task without training.
     model: ModelName = option("attention")
-    # Tokens of a sequence.
+    """constructed: attention with weights set by hand, that solve the task without training."""
     length: int = option(32, at_least=2)
-    # Of the task (kernel, U), of the examples and of the first weights.
+    """Tokens of a sequence."""
     seed: int = option(0, at_least=0, below=2**32)
-    # At each distance as many again.
+    """Of the task (kernel, U), of the examples and of the first weights."""
     test_examples: int = option(2048, at_least=1)
+    """At each distance as many again."""
     convolution: ConvolutionConfig = section(ConvolutionConfig)
     association: AssociationConfig = section(AssociationConfig)
     double_if: DoubleIfConfig = section(DoubleIfConfig)
@@ -113,38 +116,49 @@ class SyntheticConfig(Section):
             return
         if self.model in ("cnn", "dilated_cnn"):
             raise ConfigError(
-                f"'model' is {self.model!r}, and the task is a convolution itself",
-                "attention or constructed", "change 'model'",
-            )  # fmt: skip
+                f"is {self.model!r}, and the task is a convolution itself",
+                "attention or constructed",
+                "change 'model'",
+                key="model",
+            )
         self._check_convolution(self.convolution)
 
     def _check_convolution(self, asked: ConvolutionConfig) -> None:
         grid = asked.grid or (1, self.length)
         if math.prod(grid) != self.length or min(grid) < 1:
             raise ConfigError(
-                f"'length' is {self.length}",
-                f"the {math.prod(grid)} tokens of convolution.grid {grid}", "change one",
-            )  # fmt: skip
+                f"is {self.length}",
+                f"the {math.prod(grid)} tokens of convolution.grid {grid}",
+                "change one",
+                key="length",
+            )
         sides = [side for side in grid if side > 1]
         if any(2 * asked.span + 1 > side for side in sides):
             raise ConfigError(
-                f"'convolution.span' is {asked.span}",
-                f"less than half of the shortest side, {min(sides)} tokens", "change one",
-            )  # fmt: skip
+                f"is {asked.span}",
+                f"less than half of the shortest side, {min(sides)} tokens",
+                "change one",
+                key="convolution.span",
+            )
         places = (2 * asked.span + 1) ** len(sides)
         if asked.taps > places:
             raise ConfigError(
-                f"'convolution.taps' is {asked.taps}",
-                f"at most the {places} offsets of convolution.span {asked.span}", "change one",
-            )  # fmt: skip
+                f"is {asked.taps}",
+                f"at most the {places} offsets of convolution.span {asked.span}",
+                "change one",
+                key="convolution.taps",
+            )
         if asked.rank is not None and asked.rank > asked.features:
             raise ConfigError(
-                f"'convolution.rank' is {asked.rank}",
-                f"at most the {asked.features} features of a token", "change it",
-            )  # fmt: skip
+                f"is {asked.rank}",
+                f"at most the {asked.features} features of a token",
+                "change it",
+                key="convolution.rank",
+            )
         if self.model == "constructed" and asked.heads < asked.taps:
             raise ConfigError(
-                f"'convolution.heads' is {asked.heads}",
+                f"is {asked.heads}",
                 f"a head for each of the {asked.taps} taps, to set weights by hand",
                 "change it, or learn with model=attention",
-            )  # fmt: skip
+                key="convolution.heads",
+            )

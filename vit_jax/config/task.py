@@ -1,6 +1,5 @@
 """What a run learns: the config section of masked patch prediction, and what cannot go with it."""
 
-import dataclasses
 from typing import Any, Literal
 
 from vit_jax.errors import ConfigError
@@ -25,21 +24,21 @@ _OF_CLASSIFICATION = (
 _POOLINGS = ("token", "gap")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedPatchesConfig(Section):
     """Masked patch prediction: embeddings of patches are corrupted, their mean colours predicted.
 
     Source: arXiv:2010.11929, B.1.2.
     """
 
-    # Share of an image's patches that are corrupted and predicted.
     corrupt: float = option(0.5, above=0, at_most=1)
-    # Of these, the share that a learned embedding takes the place of, and the share that the
-    # embedding of another patch of the image does; the rest stays as it is.
+    """Share of an image's patches that are corrupted and predicted."""
     mask: float = option(0.8, at_least=0, at_most=1)
+    """Of these, the share that a learned embedding takes the place of, and the share that the
+    embedding of another patch of the image does; the rest stays as it is.
+    """
     random: float = option(0.1, at_least=0, at_most=1)
-    # A channel; 3 makes 8 levels, and 8 * 8 * 8 colours.
     bits: int = option(3, at_least=1, at_most=5)
+    """A channel; 3 makes 8 levels, and 8 * 8 * 8 colours."""
 
     @property
     def num_colours(self) -> int:
@@ -49,9 +48,10 @@ class MaskedPatchesConfig(Section):
     def check(self) -> None:
         if self.mask + self.random > 1 + 1e-9:
             raise ConfigError(
-                f"'mask' is {self.mask:g} and 'random' {self.random:g}",
+                f"is {self.mask:g} and 'random' {self.random:g}",
                 "shares of the corrupted patches, at most 1 together",
                 "lower one; what is left stays as it is",
+                key="mask",
             )
 
 
@@ -68,29 +68,34 @@ def check_task(config: Section) -> None:
     if values.task == "classification":
         if values.masked_patches != MaskedPatchesConfig():
             raise ConfigError(
-                "'masked_patches' given with task classification", "task masked_patches",
+                "given with task classification",
+                "task masked_patches",
                 "add --config.task=masked_patches, or leave the section out",
-            )  # fmt: skip
+                key="masked_patches",
+            )
         return
     for key in _OF_CLASSIFICATION:
         value, usual = _value_and_default(config, key)
         if value != usual:
             raise ConfigError(
-                f"'{key}' is {value!r} with task masked_patches, which predicts colours of patches",
-                repr(usual), "leave it out",
-            )  # fmt: skip
+                f"is {value!r} with task masked_patches, which predicts colours of patches",
+                repr(usual),
+                "leave it out",
+                key=key,
+            )
     if values.model.pooling not in _POOLINGS:
         raise ConfigError(
-            f"'model.pooling' is {values.model.pooling!r} with task masked_patches, which pools"
-            " nothing",
+            f"is {values.model.pooling!r} with task masked_patches, which pools nothing",
             " or ".join(map(repr, _POOLINGS)),
             "leave it out; fine-tuning may choose another",
+            key="model.pooling",
         )
     if values.model.name.startswith("BiT-"):
         raise ConfigError(
-            f"'model.name' is {values.model.name!r}, a ResNet, with task masked_patches",
+            f"is {values.model.name!r}, a ResNet, with task masked_patches",
             "a model with patches",
             "use a ViT or a hybrid",
+            key="model.name",
         )
 
 
@@ -99,5 +104,4 @@ def _value_and_default(config: Section, key: str) -> tuple[Any, Any]:
     part: Any = config
     for name in path:
         part = getattr(part, name)
-    (field,) = (f for f in dataclasses.fields(part) if f.name == leaf)
-    return getattr(part, leaf), field.default
+    return getattr(part, leaf), type(part).model_fields[leaf].default

@@ -12,16 +12,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.placement import Placement, placed
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.mesh import to_devices
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 

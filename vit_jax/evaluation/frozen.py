@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 import vit_jax
 from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
-from vit_jax.config.model import ModelConfig
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
 from vit_jax.data.sources import LabelledSource, Source, open_source
@@ -30,6 +29,7 @@ from vit_jax.evaluation.features import (
     freeze,
 )
 from vit_jax.evaluation.methods import Splits, measure
+from vit_jax.models.options import ModelConfig
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 from vit_jax.parallel.processes import on_first_host
 

@@ -13,7 +13,7 @@ from vit_jax.data.colours import colour_classes, content_key
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.classification import EvalStep, Sums, prediction_sums
 from vit_jax.models.corruption import Corruption, draw_corruption
-from vit_jax.parallel.placement import constrain
+from vit_jax.models.placement import constrain
 
 # Of what is corrupted in evaluation: the same in every run, whatever its seed.
 _SEED = 0

@@ -4,12 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import Published, depth_of
 from vit_jax.interop.rows import Row, Same, row
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
@@ -36,7 +35,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         units.append(count)
     shape = ResNetShape(tuple(units), file.shapes[_ROOT][3])
     names = [n for n in list_models() if n.startswith("BiT-")]
-    name = next((n for n in names if resolve(ModelConfig(name=n)) == shape), None)
+    name = next((n for n in names if resolve(model_options(n)) == shape), None)
     if name is None:
         raise WeightsError(
             f"{file.path} is a ResNet with stages of {units} units and width {shape.width}",

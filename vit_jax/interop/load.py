@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.fit import Target, fit
 from vit_jax.interop.locate import local_path
@@ -22,7 +21,8 @@ from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resample import Grid, Method
 from vit_jax.interop.rows import read_row
 from vit_jax.interop.tensors import TensorFile, to_jax
-from vit_jax.models.registry import build_model, resolve
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.registry import build_model, model_options, resolve
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT, ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -208,7 +208,7 @@ def _wanted(
         wanted.pop("representation_size", None)
     if patch_size is not None:
         wanted["name"] = _with_patch(wanted["name"], patch_size)
-    return ModelConfig.from_mapping(wanted)
+    return model_options(**wanted)
 
 
 def _check_method(method: str) -> None:
@@ -273,7 +273,7 @@ def _abstract_source(
     published: Published, size: tuple[int, int]
 ) -> tuple[ViT | ResNet, dict[str, tuple[int, ...]]]:
     """Returns the model of the file, without values, and the shapes of its parameters by name."""
-    config = ModelConfig.from_mapping(dict(published.options))
+    config = model_options(**published.options)
     shape = resolve(config)
     if published.image_size is not None:
         size = published.image_size

@@ -5,11 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.rows import Row
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.vit import ViTShape
 
 # width -> heads, where the published models of that width agree. Source: the papers' tables.
@@ -74,7 +73,7 @@ def vit_options(
     names = [n for n in list_models() if n.startswith("ViT-") and n.endswith("/16")]
 
     def shape(name: str) -> Any:
-        return resolve(ModelConfig(name=name))
+        return resolve(model_options(name))
 
     for name in names:
         if dataclasses.replace(shape(name), patch_size=patch_size) == wanted:

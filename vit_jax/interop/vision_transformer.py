@@ -8,12 +8,11 @@ big_vision may keep all layers in one tensor.
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import WeightsError
 from vit_jax.interop.published import Published, depth_of, grid_of, vit_options
 from vit_jax.interop.rows import Row, Same, Stacked, row
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape
 
@@ -199,7 +198,7 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
 
 def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
     for name in list_models():
-        if resolve(ModelConfig(name=name)) == shape:
+        if resolve(model_options(name)) == shape:
             return {"name": name}, shape.stride
     hybrids = [name for name in list_models() if "+" in name]
     raise WeightsError(

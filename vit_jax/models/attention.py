@@ -14,9 +14,9 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
 from vit_jax.models.layers import LayerNorm, softmax
+from vit_jax.models.placement import constrain
 from vit_jax.models.position import RelativeBias, rotate
 from vit_jax.models.products import LinearGeneral
-from vit_jax.parallel.placement import constrain
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
+from vit_jax.models.placement import constrain
 from vit_jax.models.position import Table, build_table
 from vit_jax.models.products import rescale, spread
 from vit_jax.models.stacking import Remat, build_stack, scan_stack
-from vit_jax.parallel.placement import constrain
 
 BLOCK_INTERMEDIATES = (
     "attention_weights", "max_attention_logit", "attention_output", "mlp_output", "block_output",

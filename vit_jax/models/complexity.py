@@ -20,11 +20,11 @@ from flax import nnx
 from jax.extend import core
 from jaxtyping import Array, Float
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import list_models, resolve
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.summary import usual_image_size
 from vit_jax.models.vit import check_sizes, has_class_token
@@ -232,7 +232,7 @@ def _vit_of_similar_cost(options: ModelConfig) -> str:
     side = usual_image_size(options.name)
 
     def log_macs(name: str) -> float:
-        config = ModelConfig(name=name)
+        config = model_options(name)
         return math.log(forward_macs(config, num_classes=1000, image_size=(side, side)))
 
     vits = [

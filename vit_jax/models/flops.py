@@ -1,6 +1,6 @@
 """Analytic operation counts, since XLA's own counts a scanned block once."""
 
-from vit_jax.config.model import ModelConfig
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape, has_class_token, mlp_hidden
@@ -24,7 +24,7 @@ def forward_macs(
         image_size: (height, width) in pixels.
         head_per_patch: whether a ViT's head is applied to each patch.
 
-    >>> config = ModelConfig(name="ViT-B/16")
+    >>> config = model_options("ViT-B/16")
     >>> round(forward_macs(config, num_classes=1000, image_size=(224, 224)) / 1e9, 2)
     17.56
     """

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
+from vit_jax.models.placement import Dimension, constrain
 from vit_jax.models.products import Linear, LinearGeneral
-from vit_jax.parallel.placement import Dimension, constrain
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 

@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.layers import gelu
+from vit_jax.models.placement import constrain
 from vit_jax.models.products import Linear
-from vit_jax.parallel.placement import constrain
 
 _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)

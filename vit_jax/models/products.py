@@ -3,7 +3,7 @@
 The gradient of a parameter is a sum over all examples: first over those of a device, then over
 devices. Automatic differentiation takes both sums in the type that the layer computes in, since the
 sum over devices takes up the result of the first. Under a placement with a `gradient_dtype`
-(`vit_jax.parallel.placement`) the functions here write their gradients out: kernels of matmuls and
+(`vit_jax.models.placement`) the functions here write their gradients out: kernels of matmuls and
 convolutions are summed in that type. Vectors (biases, scales, tokens, position tables), which are
 small, are then summed in float32. The table of a `RelativeBias` is summed as its layer computes.
 """
@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from vit_jax.parallel.placement import current_placement
+from vit_jax.models.placement import current_placement
 
 Padding = tuple[tuple[int, int], ...]
 _CONV = ("NHWC", "HWIO", "NHWC")

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError, nearest
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.resnet import ResNet, ResNetShape
 from vit_jax.models.vit import ViT, ViTShape
 
@@ -105,6 +105,22 @@ def is_small(name: str) -> bool:
     return name in _SMALL
 
 
+def model_options(name: str, **options: Any) -> ModelConfig:
+    """Returns the checked model section of a config.
+
+    Args:
+        name: e.g. "ViT-B/16"; see `list_models`. "auto" stands for a model that is not known yet.
+        **options: the other keys of the section.
+
+    Raises:
+        ConfigError: unknown option or wrong value.
+
+    >>> model_options("ViT-B/16", pooling="gap").pooling
+    'gap'
+    """
+    return ModelConfig.from_mapping({"name": name, **options})
+
+
 def resolve(options: ModelConfig) -> ViTShape | ResNetShape:
     """Returns the sizes that a model section stands for: those of its name, as overridden.
 
@@ -132,11 +148,11 @@ def resolve(options: ModelConfig) -> ViTShape | ResNetShape:
 
 def _check_resnet_options(options: ModelConfig) -> None:
     usual = ModelConfig(name=options.name)
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name not in _RESNET_OPTIONS and value != getattr(usual, field.name):
+    for name in type(options).model_fields:
+        value = getattr(options, name)
+        if name not in _RESNET_OPTIONS and value != getattr(usual, name):
             raise ModelError(
-                f"'model.{field.name}' is {value!r} for {options.name}, a ResNet without it",
+                f"'model.{name}' is {value!r} for {options.name}, a ResNet without it",
                 f"of the model section only {', '.join(sorted(_RESNET_OPTIONS))}",
                 "leave it out",
             )
@@ -201,7 +217,7 @@ def create_model(
         num_classes: C; 0 for features instead of logits.
         image_size: side, or (height, width), in pixels.
         seed: of the initial values.
-        **options: any other key of `vit_jax.config.model.ModelConfig`, e.g. pooling="gap".
+        **options: any other key of `vit_jax.models.options.ModelConfig`, e.g. pooling="gap".
 
     Returns:
         A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes].
@@ -214,7 +230,7 @@ def create_model(
     >>> model(jax.numpy.zeros((2, 32, 32, 3))).shape
     (2, 10)
     """
-    config = ModelConfig.from_mapping({"name": name, **options})
+    config = model_options(name, **options)
     resolve(config)
 
     @jax.jit

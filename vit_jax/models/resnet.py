@@ -12,13 +12,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import Head
 from vit_jax.models.inputs import check_images, check_intermediates
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.placement import constrain
 from vit_jax.models.products import convolve
 from vit_jax.models.stacking import Remat, build_stack, checkpointed, scan_stack
-from vit_jax.parallel.placement import constrain
 
 Kernel = Float[Array, "K K I O"]
 Map = Float[Array, "B H W C"]

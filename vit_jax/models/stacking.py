@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from vit_jax.parallel.placement import current_placement
+from vit_jax.models.placement import current_placement
 
 Remat = Literal["none", "dots", "full"]
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.models.flops import forward_macs
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import SMALL_IMAGE_SIZE, build_model, is_small, resolve
 from vit_jax.models.resnet import ResNet, ResNetShape
 from vit_jax.models.vit import ViT, ViTShape

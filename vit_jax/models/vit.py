@@ -11,7 +11,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.config.model import ModelConfig
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced
@@ -20,11 +19,12 @@ from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.inputs import check_images, check_intermediates
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.placement import constrain
 from vit_jax.models.position import Table, build_table, rope_2d
 from vit_jax.models.products import contract, spread
 from vit_jax.models.resnet import ResNetShape, Trunk
 from vit_jax.models.stacking import remat_on
-from vit_jax.parallel.placement import constrain
 
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 

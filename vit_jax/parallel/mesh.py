@@ -10,10 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
+from vit_jax.models.placement import BATCH_AXES
 
 AXES = ("data", "fsdp", "tensor")
-# Batches are sharded over both axes. Along fsdp, parameters are gathered for each use.
-BATCH_AXES = ("data", "fsdp")
 BATCH_SPEC = PartitionSpec(BATCH_AXES)
 
 

@@ -102,8 +102,8 @@ def own_effort(run: Run) -> tuple[int | None, int | None, float | None]:
 
 
 def _flops_per_image(run: Run) -> int | None:
-    from vit_jax.config.model import ModelConfig
     from vit_jax.models.flops import forward_macs, training_flops
+    from vit_jax.models.registry import model_options
 
     size = run.config.get("data.image_size")
     classes = run.config.get("data.num_classes") or run.classes
@@ -113,7 +113,7 @@ def _flops_per_image(run: Run) -> int | None:
         mapping = json.loads((run.path / "config.json").read_text())
         if mapping.get("task", "classification") != "classification":  # Another head.
             return None
-        model = ModelConfig.from_mapping(mapping["model"])
+        model = model_options(**mapping["model"])
         return training_flops(forward_macs(model, num_classes=classes, image_size=(size, size)))
     except (UserError, KeyError, OSError):
         return None

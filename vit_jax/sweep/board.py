@@ -7,7 +7,6 @@ from typing import Any
 
 from vit_jax.config.file import load_config
 from vit_jax.config.init import AUTO, OF_THE_RUN
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError, first_few
 from vit_jax.schema import differences
@@ -214,13 +213,15 @@ def _with_model_of(there: Config, now: Config) -> Config:
     """
     if now.model.name != AUTO:
         return now
-    usual, asked = ModelConfig(name=AUTO).to_mapping(), now.model.to_mapping()
+    from vit_jax.models.registry import model_options  # Imports JAX.
+
+    usual, asked = model_options(AUTO).to_mapping(), now.model.to_mapping()
     found = {
         key: value
         for key, value in there.model.to_mapping().items()
         if key not in OF_THE_RUN and asked[key] == usual[key]
     }
-    model = ModelConfig.from_mapping({**asked, **found, "name": there.model.name})
+    model = model_options(**{**asked, **found, "name": there.model.name})
     return dataclasses.replace(now, model=model)
 
 

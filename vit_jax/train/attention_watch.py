@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.errors import ConfigError
+from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_parts
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.train.program import Program
 
 # Images a device looks at: the logits of all heads are held in memory, which kernels avoid.

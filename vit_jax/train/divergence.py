@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch
 from vit_jax.errors import DivergenceError
+from vit_jax.models.placement import Placement, placed
 from vit_jax.named_tree import leaf_names
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.rng import stream
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState

@@ -11,14 +11,13 @@ from typing import Any
 import jax
 
 from vit_jax.config.init import AUTO, OF_THE_RUN
-from vit_jax.config.model import ModelConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
-from vit_jax.models.registry import resolve
+from vit_jax.models.registry import model_options, resolve
 from vit_jax.models.vit import ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
@@ -44,7 +43,7 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
     assert config.init_from is not None
     options = _found_before(config, workdir)
     if options is None:
-        usual = ModelConfig(name=AUTO).to_mapping()
+        usual = model_options(AUTO).to_mapping()
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
         with _keys_of_the_config():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
@@ -133,7 +132,7 @@ def _check_family(config: Config) -> None:
     assert config.init_from is not None
     given = {k: v for k, v in config.model.to_mapping().items() if v}
     options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    theirs, ours = resolve(ModelConfig.from_mapping(options)), resolve(config.model)
+    theirs, ours = resolve(model_options(**options)), resolve(config.model)
     if isinstance(theirs, ViTShape) and isinstance(ours, ViTShape):
         sizes = ("width", "depth", "mlp_dim", "num_heads", "stem")
         differing = [s for s in sizes if getattr(theirs, s) != getattr(ours, s)]

@@ -19,8 +19,8 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step
 from vit_jax.models.flops import training_flops
+from vit_jax.models.placement import Placement, placed
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
-from vit_jax.parallel.placement import Placement, placed
 from vit_jax.rng import stream
 from vit_jax.train.classification import classification
 from vit_jax.train.masked_patches import masked_patches

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.parallel.mesh import BATCH_AXES
-
+# A batch is divided over both axes: with fsdp, parameters are gathered but examples are not.
+BATCH_AXES = ("data", "fsdp")
 Dimension = Literal["batch", "tensor"] | None
 _AXES: dict[Any, tuple[str, ...]] = {"batch": BATCH_AXES, "tensor": ("tensor",), None: ()}
 F = TypeVar("F", bound=Callable[..., Any])
