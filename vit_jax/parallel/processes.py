@@ -59,7 +59,7 @@ _KEYS = "vit_jax"
 # How many times longer JAX waits for a heartbeat than this module.
 _JAX_PATIENCE = 3
 # Process 0 ends last, because the service ends with it. It waits this long for the others.
-_LINGER_S = 5.0
+_LINGER_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,9 @@ class ExitReason:
     code: int
 
 
+_FINISHED = ExitReason("finished", 0)
+
+
 class _Run:
     """This process's connection to the others.
 
@@ -88,14 +91,26 @@ class _Run:
         self.process, self.count = launch.process_id, launch.num_processes
         self.ending = False
         self.hosts = ["unknown host"] * self.count
+        self._threads: list[threading.Thread] = []
+        self._finished = threading.Event()
         self._gathers = itertools.count()
         self._old_key: str | None = None
 
     def start_threads(self) -> None:
-        for target in (self._wait_for_exit_reason, self._beat):
-            threading.Thread(target=target, name=target.__name__, daemon=True).start()
+        targets = [self._wait_for_exit_reason, self._beat]
+        targets += [self._watch_beats] if self.process == 0 else []
+        self._threads = [threading.Thread(target=t, name=t.__name__, daemon=True) for t in targets]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> None:
+        """Ends the threads. One that is inside the client would abort the interpreter's exit."""
+        self.ending = True
+        self._finished.set()
         if self.process == 0:
-            threading.Thread(target=self._watch_beats, name="watch_beats", daemon=True).start()
+            self.end_all(_FINISHED)
+        for thread in self._threads:
+            thread.join(_LINGER_S)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
         folder = f"{_KEYS}/gather/{next(self._gathers)}"
@@ -143,8 +158,10 @@ class _Run:
                 if not self.ending and str(error).startswith("UNAVAILABLE"):
                     _print_error(_lost(f"process {self.name(0)} was killed or crashed"))
                 return  # JAX aborts this process.
+            reason = ExitReason(**json.loads(text))
+            if reason == _FINISHED:
+                return
             if not self.ending:
-                reason = ExitReason(**json.loads(text))
                 _print_error(reason.line)
                 self.exit(reason.code)
 
@@ -153,13 +170,13 @@ class _Run:
             for beat in itertools.count():
                 key = f"{_KEYS}/beat/{self.process}"
                 self.client.key_value_set(key, str(beat), allow_overwrite=True)
-                time.sleep(self.peer_timeout_s / 6)
+                if self._finished.wait(self.peer_timeout_s / 6):
+                    return
 
     def _watch_beats(self) -> None:
         counts, changed = {}, [time.monotonic()] * self.count
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            while not self.ending:
-                time.sleep(self.peer_timeout_s / 12)
+            while not self._finished.wait(self.peer_timeout_s / 12):
                 found, now = dict(self.client.key_value_dir_get(f"{_KEYS}/beat/")), time.monotonic()
                 for process in range(self.count):
                     key = f"{_KEYS}/beat/{process}"
@@ -232,7 +249,7 @@ def connected(
             check_devices(found)
         yield
         run.barrier("end", BARRIER_TIMEOUT_S)
-        run.ending = True
+        run.finish()
         jax.distributed.shutdown()
     except BaseException as error:
         _fail(run, error)
