@@ -14,8 +14,8 @@ from vit_jax.__main__ import main
 from vit_jax.analysis import attention_distance
 from vit_jax.analysis.images import Images, make_view, read_files, spread
 from vit_jax.analysis.output import FORMATS, write_result
+from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import load
-from vit_jax.interop.published import EvalView
 from vit_jax.models.registry import create_model
 
 
@@ -90,8 +90,9 @@ def test_untrained_is_the_same_model_at_the_initial_values_of_the_seed(weights, 
 
 
 def test_the_same_arrays_make_the_same_files(tmp_path):
-    from vit_jax.analysis import EmbeddingFilters
     from vit_jax.analysis.figures import draw_filters
+
+    from vit_jax.analysis import EmbeddingFilters
 
     components = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
     found = EmbeddingFilters(components, np.float32([0.6, 0.4]), "patch embedding", 7)

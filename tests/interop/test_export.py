@@ -1,4 +1,4 @@
-"""A StableHLO file runs in a process that does not know this package."""
+"""A StableHLO file runs in a process without this package."""
 
 import os
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from weight_files import random_weights
+from interop.files import logits
+from weight_files import random_loaded
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.export import export_stablehlo
@@ -16,33 +17,33 @@ import sys
 import numpy as np
 from jax import export
 
-with open(sys.argv[1], "rb") as file:
-    exported = export.deserialize(bytearray(file.read()))
-images = np.load(sys.argv[2])
+images = np.load("images.npy")
+for name in sys.argv[1:]:
+    with open(f"{name}.stablehlo", "rb") as file:
+        exported = export.deserialize(bytearray(file.read()))
+    np.savez(f"{name}.npz", one=exported.call(images[:1]), all=exported.call(images))
 assert not any(name.startswith(("vit_jax", "flax")) for name in sys.modules)
-np.savez(sys.argv[3], one=exported.call(images[:1]), all=exported.call(images))
 """
 
 
-@pytest.mark.parametrize("name", ["ViT-Ti/8", "BiT-R-Mini"])
-def test_any_batch_size_without_this_package(tmp_path, name):
-    loaded = random_weights(tmp_path / "ours", name, num_classes=7, image_size=(24, 32))
-    export_stablehlo(loaded, tmp_path / "model.stablehlo")
+def test_an_exported_model_runs_at_any_batch_size_without_this_package(tmp_path):
+    sizes = {"num_classes": 7, "image_size": (24, 32)}
+    models = {"vit": random_loaded(**sizes), "resnet": random_loaded("BiT-R-Nano", **sizes)}
     images = np.random.default_rng(1).uniform(-1, 1, (3, 24, 32, 3)).astype(np.float32)
     np.save(tmp_path / "images.npy", images)
-    arguments = [tmp_path / "model.stablehlo", tmp_path / "images.npy", tmp_path / "logits.npz"]
+    for name, loaded in models.items():
+        assert export_stablehlo(loaded, tmp_path / f"{name}.stablehlo") == ("batch", "7")
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", _READER, *arguments], cwd=tmp_path, env=clean, check=True)
-    found = np.load(tmp_path / "logits.npz")
-    want = np.asarray(loaded.model(images))
-    assert found["one"].shape == (1, 7)
-    np.testing.assert_allclose(found["all"], want, atol=1e-5 * np.abs(want).max())
-    np.testing.assert_allclose(found["one"], want[:1], atol=1e-5 * np.abs(want).max())
+    subprocess.run([sys.executable, "-c", _READER, *models], cwd=tmp_path, env=clean, check=True)
+    for name, loaded in models.items():
+        found, want = np.load(tmp_path / f"{name}.npz"), logits(loaded.model, images)
+        assert found["one"].shape == (1, 7)
+        np.testing.assert_allclose(found["all"], want, atol=1e-5 * np.abs(want).max())
+        np.testing.assert_allclose(found["one"], want[:1], atol=1e-5 * np.abs(want).max())
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "model.stablehlo").write_text("mine")
-    ours = random_weights(tmp_path / "ours")
     with pytest.raises(WeightsError, match="exists"):
-        export_stablehlo(ours, tmp_path / "model.stablehlo")
+        export_stablehlo(random_loaded(), tmp_path / "model.stablehlo")
     assert (tmp_path / "model.stablehlo").read_text() == "mine"

@@ -1,10 +1,11 @@
-"""Weights for ImageNet-normalised images take [-1, 1] once loaded."""
+"""Weights for ImageNet-normalised images take images in [-1, 1] after loading."""
 
 import json
 
 import numpy as np
 import pytest
-from weight_files import random_weights
+from interop.files import logits
+from weight_files import random_loaded, random_weights
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
@@ -22,37 +23,36 @@ def change_json(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_as_told_by_the_caller(tmp_path):
-    plain = random_weights(tmp_path / "ours")
-    folded = load(tmp_path / "ours", normalization=(MEAN, STD))
-    want = plain.model(normalised(IMAGES))
-    np.testing.assert_allclose(folded.model(IMAGES), want, atol=2e-5 * np.abs(want).max())
-    assert np.abs(folded.model(IMAGES) - plain.model(IMAGES)).max() > 0.01
+def assert_folded(folded, plain):
+    want = logits(plain.model, normalised(IMAGES))
+    found = logits(folded.model, IMAGES)
+    np.testing.assert_allclose(found, want, atol=2e-5 * np.abs(want).max())
 
 
-def test_as_told_by_the_config_of_timm(tmp_path, capsys):
-    plain = random_weights(tmp_path / "ours")
-    save(plain, tmp_path / "timm", "timm")
+def test_a_normalisation_given_by_the_caller(ours_path):
+    plain, folded = random_loaded(), load(ours_path, normalization=(MEAN, STD))
+    assert_folded(folded, plain)
+    assert np.abs(logits(folded.model, IMAGES) - logits(plain.model, IMAGES)).max() > 0.01
+
+
+def test_a_normalisation_in_the_config_of_timm(tmp_path, capsys):
+    save(random_loaded(), tmp_path / "timm", "timm")
     assert load(tmp_path / "timm").report.normalization is None  # 0.5 and 0.5: nothing to fold.
     change_json(tmp_path / "timm" / "config.json", pretrained_cfg={"mean": MEAN, "std": STD})
     folded = load(tmp_path / "timm")
-    want = plain.model(normalised(IMAGES))
-    np.testing.assert_allclose(folded.model(IMAGES), want, atol=2e-5 * np.abs(want).max())
+    assert_folded(folded, random_loaded())
     folded.report.print()
     assert "(0.485, 0.456, 0.406)" in capsys.readouterr().err
 
 
-def test_as_told_by_the_preprocessor_of_transformers(tmp_path):
-    plain = random_weights(tmp_path / "ours")
-    save(plain, tmp_path / "hf", "transformers")
+def test_a_normalisation_in_the_preprocessor_config_of_transformers(tmp_path):
+    save(random_loaded(), tmp_path / "hf", "transformers")
     change_json(tmp_path / "hf" / "preprocessor_config.json", image_mean=MEAN, image_std=STD)
-    folded = load(tmp_path / "hf")
-    want = plain.model(normalised(IMAGES))
-    np.testing.assert_allclose(folded.model(IMAGES), want, atol=2e-5 * np.abs(want).max())
+    assert_folded(load(tmp_path / "hf"), random_loaded())
 
 
-@pytest.mark.parametrize("name", ["R+ViT-Mini/4", "BiT-R-Mini"])
-def test_a_first_layer_that_pads_cannot_take_it(tmp_path, name):
+@pytest.mark.parametrize("name", ["R+ViT-Nano/4", "BiT-R-Nano"])
+def test_a_first_layer_that_pads_cannot_fold_a_normalisation(tmp_path, name):
     random_weights(tmp_path / "ours", name)
-    with pytest.raises(WeightsError, match="whose first layer pads"):
+    with pytest.raises(WeightsError, match="with a first layer that pads"):
         load(tmp_path / "ours", normalization=(MEAN, STD))

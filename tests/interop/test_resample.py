@@ -27,7 +27,7 @@ from vit_jax.errors import ModelError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.native import write_native
 from vit_jax.interop.report import Status
-from vit_jax.interop.resample import resample_axis, resample_kernel, resample_table
+from vit_jax.interop.resize import resample_axis, resample_kernel, resample_table
 
 TABLE = "position_embedding/table"
 
@@ -129,11 +129,11 @@ def test_by_centres_is_what_torch_does(method, old, new):
     np.testing.assert_allclose(found.reshape(1, *new, 4), want.permute(0, 2, 3, 1), atol=1e-5)
 
 
-def test_the_table_of_a_golden(tmp_path):
+def test_the_table_of_a_golden(golden_path):
     """The logits at 384 pixels are in test_goldens.py; this is the table itself."""
     name = "Transformer/posembed_input/pos_embedding"
     table = weights({name: golden("vit_ti16_224")[0]["shapes"][name]})[name]
-    found = params(load(write_golden("vit_ti16_224", tmp_path), image_size=384).model)[TABLE]
+    found = params(load(golden_path, image_size=384).model)[TABLE]
     np.testing.assert_allclose(found, apply([by_corners(14, 24)] * 2, table, (14, 14)), atol=1e-5)
     np.testing.assert_array_equal(found[0, 0], table[0, 0])
 
@@ -242,7 +242,7 @@ def test_positions_that_are_computed_need_no_resampling(tmp_path, kind):
 
 def test_a_relative_bias_is_refused(tmp_path):
     path, _ = native(tmp_path / "model", (16, 16), position_embedding="relative")
-    name = "'encoder/blocks/attention/relative/table'"
+    name = "parameter encoder/blocks/attention/relative/table"
     with pytest.raises(WeightsError, match=rf"{name} of shape \(2, 9, 2, 8\); expected \(2, 19,"):
         load(path, image_size=24)
 
@@ -303,7 +303,7 @@ def test_a_file_without_a_table_at_a_size_of_the_new_patches_alone(tmp_path):
 
 def test_only_a_vit_has_another_patch_size(tmp_path):
     path = write_golden("r_ti16_224", tmp_path)
-    with pytest.raises(WeightsError, match=r"patch_size 8 for R\+ViT-Ti/16; expected a ViT"):
+    with pytest.raises(WeightsError, match=r"patch_size 8 for R\+ViT-Ti/16; expected a model that"):
         load(path, patch_size=8)
 
 

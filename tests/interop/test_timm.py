@@ -23,7 +23,7 @@ from interop.files import (
     weights,
     write_safetensors,
 )
-from weight_files import random_weights
+from weight_files import random_loaded
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop import timm
@@ -80,7 +80,7 @@ def test_swiglu_in_one_layer_and_in_two_is_the_same(tmp_path, rotary):
 
 
 def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, config=(), **given):
-    """Returns the options read off the shapes of a model of timm, without any tensors."""
+    """Returns the options read from the shapes of a timm model, without any tensors."""
     shapes = {
         "patch_embed.proj.weight": (width, 3, patch, patch),
         "cls_token": (1, 1, width),
@@ -90,8 +90,9 @@ def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, conf
     }
     if not rotary:
         shapes["pos_embed"] = (1, 197, width)
-    file = TensorFile(Path("model.safetensors"), shapes, 0, lambda name: np.zeros(0))
-    return timm.describe(file, given, dict(config)).options
+    configs = {"config.json": dict(config)}
+    file = TensorFile(Path("model.safetensors"), shapes, 0, lambda name: np.zeros(0), configs)
+    return timm.describe(file, given).options
 
 
 @pytest.mark.parametrize(
@@ -225,8 +226,7 @@ def test_the_real_library_agrees(tmp_path, name, size, heads, options):
 
 
 def test_rotations_that_are_not_those_of_dinov3_are_refused(tmp_path):
-    random_weights(tmp_path / "ours")
-    save(load(tmp_path / "ours"), tmp_path / "there", "timm")
+    save(random_loaded(), tmp_path / "there", "timm")
     config = json.loads((tmp_path / "there" / "config.json").read_text())
     config["architecture"] = "vit_base_patch16_rope_224"
     (tmp_path / "there" / "config.json").write_text(json.dumps(config))

@@ -1,7 +1,7 @@
-"""Looking inside a trained model: what its filters, positions and attention have become.
+"""Looking inside a trained model: its filters, position embeddings, attention, receptive fields.
 
-Every analysis is a function of a model (of `load_pretrained` or `create_model`) that returns
-arrays; `python -m vit_jax analyze` draws them.
+Every analysis is a function of a model (from `load_pretrained` or `create_model`) that returns
+arrays. `python -m vit_jax analyze` writes their pictures and tables.
 """
 
 from vit_jax.analysis.distance import (
@@ -11,7 +11,6 @@ from vit_jax.analysis.distance import (
     patch_distances,
 )
 from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, principal_components
-from vit_jax.analysis.masked_patches import MaskedPrediction, masked_prediction
 from vit_jax.analysis.position import PositionSimilarity, cosine_similarity, position_similarity
 from vit_jax.analysis.receptive_field import ReceptiveField, gradient_maps, receptive_field
 from vit_jax.analysis.rollout import Rollout, attention_rollout, rollout
@@ -19,7 +18,6 @@ from vit_jax.analysis.rollout import Rollout, attention_rollout, rollout
 __all__ = [
     "AttentionDistance",
     "EmbeddingFilters",
-    "MaskedPrediction",
     "PositionSimilarity",
     "ReceptiveField",
     "Rollout",
@@ -28,7 +26,6 @@ __all__ = [
     "cosine_similarity",
     "embedding_filters",
     "gradient_maps",
-    "masked_prediction",
     "mean_distances",
     "patch_distances",
     "position_similarity",

@@ -1,4 +1,4 @@
-"""Running a model over many images, a batch at a time."""
+"""Running a model over many images, one batch at a time, and what analyses ask of a model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from flax import nnx
 from jaxtyping import Float
 
 from vit_jax.errors import DataError, ModelError
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import ViT
+
+ImageModel = Any
 
 
 def map_batches(
@@ -20,62 +20,64 @@ def map_batches(
     images: Float[np.ndarray, "M H W 3"],
     batch_size: int,
 ) -> Any:
-    """Returns a jitted function's results over all images, joined along their first axis.
+    """Applies a jitted function to all images and joins the results along their first axis.
 
-    The last batch is filled up with copies of its first image, whose results are dropped, so that
-    only one shape is compiled.
+    The last batch is filled up with copies of its first image, so that only one shape is compiled.
+    Their results are dropped.
 
     Args:
-        function: (model, images [B, H, W, 3], their places in `images` i32[B]) -> tree of arrays
+        function: (model, images [B, H, W, 3], their indices in `images` i32[B]) -> tree of arrays
             with a leading axis B.
-        model: any.
+        model: any model.
         images: in [-1, 1].
-        batch_size: B, images at once.
+        batch_size: B.
 
     Returns:
-        The tree, its leaves NumPy arrays with a leading axis M.
+        The tree; its leaves are NumPy arrays with a leading axis M.
 
     Raises:
-        DataError: no images.
+        DataError: there are no images.
     """
     if not len(images):
-        raise DataError("0 images", "at least one to look at", "give some")
+        raise DataError("0 images", "at least one image", "give some")
     graphdef, state = nnx.split(model)
 
     @jax.jit
-    def run(state: Any, images: jax.Array, places: jax.Array) -> Any:
-        return function(nnx.merge(graphdef, state), images, places)
+    def run(state: Any, images: jax.Array, indices: jax.Array) -> Any:
+        return function(nnx.merge(graphdef, state), images, indices)
 
     size = min(batch_size, len(images))
     parts = []
     for start in range(0, len(images), size):
-        places = np.arange(start, start + size)
-        places[places >= len(images)] = start
-        batch = jnp.asarray(images[places], jnp.float32)
-        found = jax.device_get(run(state, batch, jnp.asarray(places, jnp.int32)))
+        indices = np.arange(start, start + size)
+        indices[indices >= len(images)] = start
+        batch = jnp.asarray(images[indices], jnp.float32)
+        found = jax.device_get(run(state, batch, jnp.asarray(indices, jnp.int32)))
         real = min(size, len(images) - start)
         parts.append(jax.tree.map(lambda leaf, real=real: leaf[:real], found))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def with_attention(model: ViT | ResNet, what: str) -> ViT:
-    """Returns the model if it has attention.
+def check_attention(model: ImageModel, analysis: str) -> None:
+    """Raises ModelError for a model without self-attention.
 
     Args:
-        model: any.
-        what: the analysis, for the message.
-
-    Raises:
-        ModelError: a ResNet.
+        model: any model.
+        analysis: name of the analysis, for the message.
     """
-    if isinstance(model, ResNet):
+    if "attention_weights" not in model.intermediates:
         raise ModelError(
-            f"{what} of a ResNet, which has no attention", "a ViT or a hybrid",
-            "ask for filters or receptive_field",
-        )  # fmt: skip
-    return model
+            f"{analysis} of a {type(model).__name__}, which has no attention",
+            "a ViT or a hybrid",
+            "choose filters or receptive_field",
+        )
 
 
-def pixels_per_patch(model: ViT) -> tuple[int, int]:
-    """Returns the distance in pixels from a token to the next, down and across."""
+def pixels_per_patch(model: ImageModel) -> tuple[int, int]:
+    """Returns the distance between neighbouring patches in pixels, down and across."""
     return model.image_size[0] // model.grid[0], model.image_size[1] // model.grid[1]
+
+
+def submodules(model: nnx.Module, kind: type) -> list[Any]:
+    """Returns the parts of a model that are of this class, in the order of their paths."""
+    return [part for _, part in nnx.iter_modules(model) if isinstance(part, kind)]

@@ -1,4 +1,4 @@
-"""Images to look at a model with, from files or a dataset, as the model was evaluated on."""
+"""Images for analyses, from files or a dataset, preprocessed as in the model's evaluation."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from vit_jax.data.sources import Source
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError
-from vit_jax.interop.published import EvalView
+from vit_jax.interop.formats import EvalView
 
 # Encoded bytes -> u8[H, W, 3].
 Transform = Callable[[bytes], np.ndarray]
@@ -27,7 +27,7 @@ class Images:
     Attributes:
         pixels: u8[M, H, W, 3].
         names: file names, or ids of examples.
-        origin: where they come from, for people.
+        origin: where they come from, for messages.
     """
 
     pixels: UInt8[np.ndarray, "M H W 3"]
@@ -40,28 +40,28 @@ class Images:
         return self.pixels.astype(np.float32) / np.float32(127.5) - 1
 
     def some(self, count: int) -> "Images":
-        """Returns `count` of the images, evenly spread; all where they are fewer."""
-        kept = spread(len(self.names), count)
+        """Returns `count` of the images, evenly spaced; all of them if there are fewer."""
+        kept = evenly_spaced(len(self.names), count)
         return Images(self.pixels[kept], tuple(self.names[i] for i in kept), self.origin)
 
 
-def spread(total: int, count: int) -> list[int]:
-    """Returns the places of `count` of `total` things, evenly spread; all where they are fewer.
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """Returns `count` indices below `total`, evenly spaced; all of them if there are fewer.
 
-    >>> spread(10, 3), spread(2, 3)
+    >>> evenly_spaced(10, 3), evenly_spaced(2, 3)
     ([0, 3, 6], [0, 1])
     """
     return list(range(total)) if count >= total else [i * total // count for i in range(count)]
 
 
 def make_view(image_size: tuple[int, int], view: EvalView, crop: str | None = None) -> Transform:
-    """Returns encoded bytes -> u8[H, W, 3], what of an image a model is shown in evaluation.
+    """Returns the preprocessing of evaluation: encoded bytes -> u8[H, W, 3].
 
     Args:
-        image_size: (height, width) in pixels. Where they differ, the whole image is squashed, with
+        image_size: (height, width) in pixels. If they differ, the whole image is squashed with
             Pillow's bilinear filter.
-        view: of the loaded weights.
-        crop: "central" or "resize"; None: as `view` says.
+        view: view of the loaded weights.
+        crop: "central" or "resize"; None: as in `view`.
     """
     height, width = image_size
     if height != width:
@@ -76,12 +76,12 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     """Reads images from files and from folders at any depth.
 
     Args:
-        paths: files, and folders of which every image counts, in the order of their names.
-        count: how many to take, evenly spread over all found.
-        transform: of `make_view`.
+        paths: image files, and folders; the images of a folder are sorted by name.
+        count: number of images to read, evenly spaced over all found.
+        transform: preprocessing from `make_view`.
 
     Raises:
-        DataError: nothing there, or a file that is no image.
+        DataError: no images there, or a file that is not an image.
     """
     files: list[Path] = []
     for path in (p.expanduser() for p in paths):
@@ -93,22 +93,23 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     names = ", ".join(map(str, paths))
     if not files:
         raise DataError(
-            f"no images in {names}", f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
+            f"no images in {names}",
+            f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
             "give another folder",
-        )  # fmt: skip
-    kept = [files[i] for i in spread(len(files), count)]
+        )
+    kept = [files[i] for i in evenly_spaced(len(files), count)]
     pixels = [_transformed(path, _bytes_of(path), transform) for path in kept]
     return Images(np.stack(pixels), tuple(map(str, kept)), names)
 
 
 def read_source(source: Source, split: str, count: int, transform: Transform) -> Images:
-    """Reads images of a dataset, evenly spread over the split.
+    """Reads images of a dataset, evenly spaced over the split.
 
     Args:
         source: opened split.
-        split: its name, for people.
-        count: how many to take.
-        transform: of `make_view`.
+        split: its name, for messages.
+        count: number of images to read.
+        transform: preprocessing from `make_view`.
 
     Raises:
         DataError: an empty split, or an example that cannot be decoded.
@@ -116,7 +117,7 @@ def read_source(source: Source, split: str, count: int, transform: Transform) ->
     origin = f"{source.name}, split {split}"
     if not len(source):
         raise DataError(f"no images in {origin}", "a split with examples", "give another split")
-    examples = source.read(spread(len(source), count))
+    examples = source.read(evenly_spaced(len(source), count))
     pixels = [_transformed(example.id, example.image, transform) for example in examples]
     return Images(np.stack(pixels), tuple(e.id for e in examples), origin)
 
@@ -133,6 +134,7 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror}", "an image file, or a folder of them",
+            f"{path} cannot be read: {error.strerror}",
+            "an image file, or a folder of images",
             "check the path",
-        ) from None  # fmt: skip
+        ) from None

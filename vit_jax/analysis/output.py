@@ -1,47 +1,51 @@
-"""Writing analyses: pictures, tables as CSV, arrays as npz; the same bytes for the same arrays."""
+"""The output of an analysis: a picture, a CSV table, an npz file, and lines to print."""
 
 import csv
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.table import Table
 
-from vit_jax.analysis.distance import AttentionDistance
-from vit_jax.analysis.filters import EmbeddingFilters
-from vit_jax.analysis.masked_patches import MaskedPrediction
-from vit_jax.analysis.position import PositionSimilarity
-from vit_jax.analysis.receptive_field import ReceptiveField
-from vit_jax.analysis.rollout import Rollout
-
-Result = (
-    EmbeddingFilters
-    | PositionSimilarity
-    | AttentionDistance
-    | Rollout
-    | ReceptiveField
-    | MaskedPrediction
-)
 Row = dict[str, Any]
 
-# Format of pictures -> metadata without the time, which some would state.
+# Format of a picture -> metadata that leaves out the time, so that equal arrays give equal files.
 FORMATS = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#707070"
 
 
-def write_result(
-    name: str, result: Result, figure: Figure, folder: Path, formats: Sequence[str]
-) -> list[Path]:
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What an analysis writes and prints.
+
+    Attributes:
+        figure: the picture.
+        arrays: name -> array, for the npz file.
+        rows: rows of the CSV file.
+        summary: one line to print after the name of the analysis.
+        table: a table to print below it, if any.
+    """
+
+    figure: Figure
+    arrays: Mapping[str, Any]
+    rows: Sequence[Row]
+    summary: str
+    table: Table | None = None
+
+
+def write_output(name: str, output: Output, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Writes FOLDER/NAME.csv, .npz and the figure.
 
     Args:
-        name: of the analysis.
-        result: its arrays.
-        figure: its picture.
-        folder: is there.
-        formats: of the picture, from FORMATS.
+        name: name of the analysis.
+        output: its result.
+        folder: an existing folder.
+        formats: formats of the picture, from FORMATS.
 
     Returns:
         The paths, pictures first.
@@ -49,95 +53,29 @@ def write_result(
     paths = [folder / f"{name}.{kind}" for kind in formats]
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax", "svg.fonttype": "none"}):
         for kind, path in zip(formats, paths, strict=True):
-            figure.savefig(path, dpi=160, metadata=FORMATS[kind])
+            output.figure.savefig(path, dpi=160, metadata=FORMATS[kind])
     table = folder / f"{name}.csv"
-    rows = rows_of(result)
     with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(output.rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(output.rows)
     arrays = folder / f"{name}.npz"
-    fields: dict[str, Any] = {
-        f.name: np.asarray(getattr(result, f.name)) for f in dataclasses.fields(result)
-    }
-    np.savez_compressed(arrays, **fields)
+    contents: dict[str, Any] = {key: np.asarray(array) for key, array in output.arrays.items()}
+    np.savez_compressed(arrays, **contents)
     return [*paths, table, arrays]
 
 
-def rows_of(result: Result) -> list[Row]:
-    """Returns the numbers of an analysis as the rows of a table; layers and heads from 1."""
-    if isinstance(result, EmbeddingFilters):
-        return [
-            {"component": k + 1, "variance_share": _digits(share)}
-            for k, share in enumerate(result.variance_share)
-        ]
-    if isinstance(result, PositionSimilarity):
-        return _by_offset(result)
-    if isinstance(result, AttentionDistance):
-        mean, error, share = result.mean, result.standard_error, result.prefix_share
-        return [
-            {
-                "layer": layer + 1,
-                "head": head + 1,
-                "distance_px": _digits(mean[layer, head]),
-                "standard_error_px": _digits(error[layer, head]),
-                "prefix_share": _digits(share[layer, head]),
-            }
-            for layer, head in np.ndindex(mean.shape)
-        ]
-    if isinstance(result, Rollout):
-        return [
-            {"image": image, "row": row, "column": column, "share": _digits(share)}
-            for (image, row, column), share in np.ndenumerate(result.maps)
-        ]
-    if isinstance(result, MaskedPrediction):
-        return [
-            {
-                "image": place[0],
-                "row": place[1],
-                "column": place[2],
-                "hidden": int(result.hidden[place]),
-                "source": int(result.source[place]),
-                "colour": int(result.colour[place]),
-                "predicted": int(result.predicted[place]),
-            }
-            for place in zip(*np.nonzero(result.corrupted), strict=True)
-        ]
-    return [
-        {
-            "layer": name,
-            "depth": int(result.depth[k]),
-            "effective_side_px": _digits(result.side[k]),
-            "convolutional_side_px": int(result.convolutional_side[k]),
-            "mass_beyond": _digits(result.beyond[k]),
-        }
-        for k, name in enumerate(result.layers)
-    ]
+def arrays_of(result: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass by name."""
+    return {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
 
 
-def _by_offset(found: PositionSimilarity) -> list[Row]:
-    """Returns the mean similarity of the patches that lie (rows, columns) apart; npz has all."""
-    tables, height, width = found.similarity.shape[:3]
-    y, x = np.indices((height, width)).reshape(2, -1)
-    down, across = y[None] - y[:, None], x[None] - x[:, None]
-    rows = []
-    for table in range(tables):
-        pairs = found.similarity[table].reshape(height * width, -1).astype(np.float64)
-        for dy in range(height):
-            # (dy, dx) and (-dy, -dx) are the same pairs.
-            for dx in range(-width + 1 if dy else 0, width):
-                chosen = pairs[(down == dy) & (across == dx)]
-                rows.append(
-                    {
-                        "table": table + 1,
-                        "rows_apart": dy,
-                        "columns_apart": dx,
-                        "similarity": _digits(chosen.mean()),
-                        "pairs": chosen.size,
-                    }
-                )
-    return rows
-
-
-def _digits(value: Any) -> str:
+def digits(value: Any) -> str:
+    """Returns a number with six significant digits, for a CSV file."""
     return f"{float(value):.6g}"
+
+
+def style_axes(axes: Axes) -> None:
+    """Adds a light grid and removes the upper and right border."""
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

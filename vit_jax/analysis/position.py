@@ -1,22 +1,26 @@
-"""How alike the position embeddings of all patches are (Figure 7, centre, and Figure 10)."""
+"""Similarity of position embeddings (arXiv:2010.11929, Figure 7, centre, and Figure 10)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
-from vit_jax.analysis.batches import with_attention
+from vit_jax.analysis.batches import ImageModel, submodules
+from vit_jax.analysis.filters import mosaic
+from vit_jax.analysis.output import Output, Row, arrays_of, digits
 from vit_jax.errors import ModelError
 from vit_jax.models.position import PositionTable, RelativeBias
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import ViT
 
-KINDS = {
-    "Learned1d": "learned_1d", "Learned2d": "learned_2d", "Sincos2d": "sincos_2d (not learned)",
-}  # fmt: skip
+_KINDS = {
+    "Learned1d": "learned_1d",
+    "Learned2d": "learned_2d",
+    "Sincos2d": "sincos_2d (not learned)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +28,9 @@ class PositionSimilarity:
     """Cosine similarities of position embeddings.
 
     Attributes:
-        similarity: f32[T, R, C, R, C] in [-1, 1], for a grid of R x C patches: at [t, i, j, k, l]
-            that of patch (i, j) to patch (k, l) in table t. T is 1, or the number of layers where
-            every layer has a table of its own. The class token's embedding is left out.
+        similarity: f32[T, R, C, R, C] in [-1, 1], for a grid of R x C patches: element
+            [t, i, j, k, l] compares patches (i, j) and (k, l) in table t. T is 1, or the number of
+            layers if every layer has its own table. The class token's embedding is left out.
         kind: "learned_1d", "learned_2d" or "sincos_2d (not learned)".
     """
 
@@ -37,11 +41,11 @@ class PositionSimilarity:
 def cosine_similarity(
     embeddings: Float[np.ndarray, "P D"], grid: tuple[int, int]
 ) -> Float[np.ndarray, "R C R C"]:
-    """Returns the cosine of the angle between each two vectors; 0 where one of them is 0.
+    """Returns the cosine similarity of each pair of vectors; 0 if one of them is 0.
 
     Args:
-        embeddings: a vector a patch, in raster order.
-        grid: patches down and across.
+        embeddings: one vector per patch, in raster order.
+        grid: rows and columns of patches.
     """
     vectors = embeddings.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -49,55 +53,137 @@ def cosine_similarity(
     return np.clip(unit @ unit.T, -1, 1).astype(np.float32).reshape(*grid, *grid)
 
 
-def position_similarity(model: ViT | ResNet) -> PositionSimilarity:
+def position_similarity(model: ImageModel) -> PositionSimilarity:
     """Returns the cosine similarities of a model's position embeddings.
 
     Args:
-        model: ViT or hybrid whose tokens get a table added: learned (1-D or 2-D) or fixed (sincos).
+        model: a model that adds position embeddings, learned (1-D or 2-D) or fixed (sincos), to its
+            tokens.
 
     Raises:
-        ModelError: a ResNet, or a model without such a table; says what it has instead.
+        ModelError: the model adds no position embeddings; the message says what it has instead.
 
     Source: arXiv:2010.11929, section 4.5 and D.4.
     """
-    vit = with_attention(model, "positions")
-    tables = _tables(vit)
-    if not tables:
+    found = submodules(model, PositionTable)
+    if not found:
         raise ModelError(
-            f"positions of a model with {_instead(vit)}",
+            f"positions of {_other_position_information(model)}",
             "embeddings that are added to the tokens (learned_1d, learned_2d, sincos_2d)",
             "leave positions out",
         )
-    patches = vit.grid[0] * vit.grid[1]
-    found = [
-        cosine_similarity(np.asarray(table.rows())[0, -patches:], vit.grid) for table in tables
+    tables = _by_layer(found[0])
+    patches = math.prod(model.grid)
+    similarities = [
+        cosine_similarity(np.asarray(table.rows())[0, -patches:], model.grid) for table in tables
     ]
-    return PositionSimilarity(np.stack(found), KINDS[type(tables[0]).__name__])
+    return PositionSimilarity(np.stack(similarities), _KINDS[type(found[0]).__name__])
 
 
-def _tables(model: ViT) -> list[PositionTable]:
-    """Returns the tables that are added to tokens, one or one a layer; those of sincos are one."""
-    if model.position_embedding is not None:
-        return [model.position_embedding]
-    stacked = _blocks(model).position_embedding
-    if stacked is None:
-        return []
-    graphdef, state = nnx.split(stacked)
-    if not jax.tree.leaves(state):
-        return [stacked]
+def _by_layer(table: PositionTable) -> list[PositionTable]:
+    """Returns the tables of all layers if they are stacked, else the table itself.
+
+    The tables of a stack have a leading axis over the layers. Fixed tables have no parameters, and
+    are the same in every layer.
+    """
+    graphdef, state = nnx.split(table)
+    leaves = jax.tree.leaves(state)
+    unstacked = {"Learned1d": 3, "Learned2d": 2}.get(type(table).__name__)
+    if not leaves or leaves[0].ndim == unstacked:
+        return [table]
     return [
         nnx.merge(graphdef, jax.tree.map(lambda leaf, layer=layer: leaf[layer], state))
-        for layer in range(model.encoder.depth)
+        for layer in range(len(leaves[0]))
     ]
 
 
-def _instead(model: ViT) -> str:
-    if model.rope_head_dim is not None:
-        return "rope_2d, which turns queries and keys and adds nothing to the tokens"
-    if isinstance(_blocks(model).attention.relative, RelativeBias):
-        return "relative, a bias of attention by offset that adds nothing to the tokens"
-    return "position_embedding none"
+def _other_position_information(model: ImageModel) -> str:
+    if "attention_weights" not in model.intermediates:
+        return f"a {type(model).__name__}, which has no position embedding"
+    if getattr(model, "rope_head_dim", None) is not None:
+        return "a model with rope_2d, which rotates queries and keys and adds nothing to the tokens"
+    if submodules(model, RelativeBias):
+        return "a model with relative, an attention bias that adds nothing to the tokens"
+    return "a model with position_embedding none"
 
 
-def _blocks(model: ViT) -> Any:
-    return model.encoder.blocks
+def positions_output(found: PositionSimilarity) -> Output:
+    """Returns the picture, table and summary of `position_similarity`."""
+    tables, rows, columns = found.similarity.shape[:3]
+    neighbours = [
+        found.similarity[:, y, x, v, u]
+        for y, x in np.ndindex(rows, columns)
+        for v, u in ((y, x + 1), (y + 1, x))
+        if v < rows and u < columns
+    ]
+    near = float(np.mean(neighbours)) if neighbours else float("nan")
+    far = found.similarity[:, 0, 0, -1, -1].mean()
+    kind = f"{found.kind}, one table in each of {tables} layers" if tables > 1 else found.kind
+    return Output(
+        draw_positions(found),
+        arrays_of(found),
+        _mean_by_offset(found),
+        f"{kind}, {rows} x {columns} patches; mean cosine similarity of neighbours"
+        f" {near:.2f}, of opposite corners {far:.2f}",
+    )
+
+
+def _mean_by_offset(found: PositionSimilarity) -> list[Row]:
+    """Returns the mean similarity of the patches with the same offset; the npz file has all."""
+    tables, height, width = found.similarity.shape[:3]
+    y, x = np.indices((height, width)).reshape(2, -1)
+    down, across = y[None] - y[:, None], x[None] - x[:, None]
+    rows = []
+    for table in range(tables):
+        pairs = found.similarity[table].reshape(height * width, -1).astype(np.float64)
+        for dy in range(height):
+            # (dy, dx) and (-dy, -dx) are the same pairs.
+            for dx in range(-width + 1 if dy else 0, width):
+                chosen = pairs[(down == dy) & (across == dx)]
+                rows.append(
+                    {
+                        "table": table + 1,
+                        "rows_apart": dy,
+                        "columns_apart": dx,
+                        "similarity": digits(chosen.mean()),
+                        "pairs": chosen.size,
+                    }
+                )
+    return rows
+
+
+def draw_positions(found: PositionSimilarity) -> Figure:
+    """Draws a grid of grids per table: grid (i, j) compares patch (i, j) with all patches."""
+    tables = found.similarity
+    columns = min(len(tables), 4)
+    rows = math.ceil(len(tables) / columns)
+    figure = Figure(figsize=(0.8 + 3.4 * columns, 3.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    shown: Any = None
+    for number, axes in enumerate(panels):
+        if number >= len(tables):
+            axes.set_axis_off()
+            continue
+        height, width = tables.shape[1:3]
+        gap = max(1, min(height, width) // 8)
+        # NaN is not drawn, so the gaps show the background.
+        picture = mosaic(tables[number], gap, float("nan"))
+        shown = axes.imshow(picture, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest")
+        _ticks(axes.set_xticks, width, gap)
+        _ticks(axes.set_yticks, height, gap)
+        axes.set(xlabel="input patch column", ylabel="input patch row")
+        axes.tick_params(length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
+        if len(tables) > 1:
+            axes.set_title(f"layer {number + 1}", fontsize=9)
+    bar = figure.colorbar(shown, ax=list(panels), shrink=0.85, ticks=(-1, 0, 1))
+    bar.set_label("cosine similarity")
+    figure.suptitle(f"Position embedding similarity ({found.kind})", fontsize=10)
+    return figure
+
+
+def _ticks(setter: Any, count: int, gap: int) -> None:
+    """Labels the tiles along an axis from 1, at most 14 of them."""
+    step = math.ceil(count / 14)
+    numbers = np.arange(0, count, step)
+    setter(numbers * (count + gap) + (count - 1) / 2, [str(n + 1) for n in numbers])

@@ -1,7 +1,7 @@
-"""Effective receptive fields: how far away pixels still move a feature, layer by layer."""
+"""Effective receptive fields: how far away the pixels are that change a feature, layer by layer."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,35 +9,85 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
-from vit_jax.analysis.batches import map_batches, pixels_per_patch
-from vit_jax.analysis.convolution_fields import Field, trunk_fields
-from vit_jax.models.resnet import ResNet, Trunk
-from vit_jax.models.vit import ViT
+from vit_jax.analysis.batches import ImageModel, map_batches, pixels_per_patch, submodules
+from vit_jax.analysis.output import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    Output,
+    arrays_of,
+    digits,
+    style_axes,
+)
+from vit_jax.models.resnet import ConvStyle, Stage, Trunk
+from vit_jax.tables import plain_table
 
-# Of the gradient mass, what an effective field holds: two standard deviations of a Gaussian.
+# Fraction of the gradient mass inside an effective field: two standard deviations of a Gaussian.
 SHARE = 0.95
+_MAX_MAPS_DRAWN = 6
 
 # (model, images) -> feature maps [B, h, w, C], in the order of the layers.
 MapsFn = Callable[[Any, Array], Sequence[Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """Theoretical receptive field of the positions of a feature map, along one axis of the image.
+
+    Position i depends on the `side` pixels from `start + i * step` on; padding counts as pixels.
+    """
+
+    start: int = 0
+    side: int = 1
+    step: int = 1
+
+    def then(self, size: int, stride: int = 1, before: int = 0) -> "Field":
+        """Returns the field after one more convolution or pooling.
+
+        Args:
+            size: kernel size.
+            stride: stride.
+            before: padding before the first position.
+
+        >>> Field().then(3, before=1).then(3, before=1)
+        Field(start=-2, side=5, step=1)
+        """
+        return Field(
+            self.start - before * self.step,
+            self.side + (size - 1) * self.step,
+            self.step * stride,
+        )
+
+    def centre(self, position: int) -> float:
+        """Returns the centre of a position's field; the first pixel's centre is 0."""
+        return self.start + position * self.step + (self.side - 1) / 2
+
+
 # The fields of a map's positions, down and across.
 Fields = tuple[Field, Field]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReceptiveField:
-    """What the central position of every layer's feature map depends on.
+    """Receptive fields of the central position of each layer's feature map.
 
     Attributes:
-        layers: names, first layer first.
-        depth: i32[L]: encoder blocks and bottleneck units passed; 0 for embedding and root.
-        maps: f32[L, H, W]: gradient mass of each pixel, see `gradient_maps`; a layer's sums to 1.
-        side: f32[L], pixels: side of the smallest square about the centre of the position's
-            theoretical field that holds 95 % of the mass; at most the image's longer side.
-        convolutional_side: i32[L], pixels: side of the theoretical field of a CNN of the same depth
-            (a ViT's: its patches, then a 3x3 convolution of them for each block). A ResNet's own.
-        beyond: f32[L]: share of the mass outside that theoretical field.
-        centres: f32[L, 2]: row and column of the centre; the first pixel's middle is 0.
+        layers: names of the layers, first layer first.
+        depth: i32[L], number of encoder blocks and bottleneck units up to the layer; 0 for the
+            patch embedding and the root convolution.
+        maps: f32[L, H, W], gradient mass of each pixel, see `gradient_maps`; each map sums to 1.
+        side: f32[L], side in pixels of the smallest square about the centre of the theoretical
+            field that contains 95 % of the mass; at most the image's longer side.
+        convolutional_side: i32[L], side in pixels of the theoretical field of a CNN of the same
+            depth. For a ResNet that is its own; for models with patches, that of the patch
+            embedding followed by one 3x3 convolution over patches per block.
+        beyond: f32[L], fraction of the mass outside that theoretical field.
+        centres: f32[L, 2], row and column of the centre; the first pixel's centre is 0.
     """
 
     layers: tuple[str, ...]
@@ -50,25 +100,25 @@ class ReceptiveField:
 
 
 def receptive_field(
-    model: ViT | ResNet,
+    model: ImageModel,
     images: Float[np.ndarray, "M H W 3"],
     *,
     batch_size: int = 4,
     seed: int = 0,
 ) -> ReceptiveField:
-    """Returns the effective receptive field of every block, or of every stage of a ResNet.
+    """Returns the effective receptive field of every block, and of every stage of a ResNet.
 
-    See `gradient_maps` for how it is measured. A ResNet's group normalisation takes statistics over
-    all positions, so that a little of the mass lies beyond the field of its convolutions.
+    See `gradient_maps` for how it is measured. Group normalisation uses statistics over all
+    positions, so in a ResNet a little of the mass lies outside the field of the convolutions.
 
     Args:
-        model: ViT, hybrid or BiT ResNet.
+        model: any model.
         images: in [-1, 1], of the model's size.
-        batch_size: images at once.
-        seed: of the directions, see `gradient_maps`.
+        batch_size: number of images at a time.
+        seed: seed of the signs, see `gradient_maps`.
 
     Raises:
-        DataError: no images.
+        DataError: there are no images.
     """
     names, depth, fields = layers_of(model, images.shape[1:3])
     mass = gradient_maps(feature_maps, model, images, batch_size=batch_size, seed=seed)
@@ -87,11 +137,11 @@ def summarize(
     """Returns the sizes of the fields of central positions.
 
     Args:
-        mass: of `gradient_maps`.
+        mass: gradient mass from `gradient_maps`.
         shapes: (rows, columns) of each feature map.
-        names: of the layers.
-        depth: blocks and units passed until each.
-        fields: of each map's positions, down and across, in a CNN of the same depth.
+        names: names of the layers.
+        depth: number of blocks and units up to each layer.
+        fields: theoretical fields of each map's positions in a CNN of the same depth.
     """
     centres = [
         [field.centre(size // 2) for field, size in zip(pair, shape, strict=True)]
@@ -119,7 +169,7 @@ def summarize(
 def _square(
     mass: Float[np.ndarray, "H W"], centre: tuple[float, ...]
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]:
-    """Returns the sides of all squares about a centre that take in more pixels, and their mass."""
+    """Returns the sides of all squares about a centre that contain more pixels, and their mass."""
     rows, columns = (np.abs(np.arange(n) - c) for n, c in zip(mass.shape, centre, strict=True))
     sides = 2 * np.maximum(rows[:, None], columns[None]) + 1
     distinct, which = np.unique(sides, return_inverse=True)
@@ -136,36 +186,37 @@ def gradient_maps(
     batch_size: int = 4,
     seed: int = 0,
 ) -> Float[np.ndarray, "L H W"]:
-    """Returns how much each pixel moves the central position of each feature map.
+    """Returns how much each pixel changes the central position of each feature map.
 
-    The features there are added up with random signs, drawn anew for every image (a plain sum
-    would be constant after LayerNorm), and the gradient of the sum by the image is taken. Its
-    square, summed over the three channels, is a pixel's mass: on average over signs, the variance
-    of the features that white noise on this pixel would make. Each image's masses are divided by
-    their sum, and the mean over images is returned.
+    The features at that position are summed with random signs, drawn separately for each image (a
+    plain sum would be constant after LayerNorm). The squared gradient of the sum with respect to a
+    pixel, summed over its three channels, is the pixel's mass. Averaged over signs, it is the
+    variance of the features that white noise on this pixel would cause. The masses of an image are
+    divided by their sum, and the mean over images is returned.
 
     Args:
         maps_fn: (model, images) -> feature maps [B, h, w, C]; the central position is (h // 2,
             w // 2).
-        model: what `maps_fn` takes.
+        model: first argument of `maps_fn`.
         images: in [-1, 1].
-        batch_size: images at once. The forward pass is kept and pulled back through once a map.
-        seed: of the signs.
+        batch_size: number of images at a time. There is one forward pass per batch and one
+            backward pass per map.
+        seed: seed of the signs.
 
     Raises:
-        DataError: no images.
+        DataError: there are no images.
 
     Returns:
         f32[L, H, W]; a map sums to 1.
 
-    Source: arXiv:1701.04128, sections 2 and 3 (there of one channel, whose plain gradient it takes;
-    its square is ours, because the little that normalisation lets every pixel do would otherwise
-    add up to more than what convolutions see).
+    Source: arXiv:1701.04128, sections 2 and 3. It uses one channel and the gradient itself. The
+    square is ours: through normalisation every pixel has a small gradient, and over all pixels
+    these would add up to more than the field of the convolutions.
     """
 
-    def of_batch(model: Any, images: Array, places: Array) -> Array:
+    def of_batch(model: Any, images: Array, indices: Array) -> Array:
         maps, pull = jax.vjp(lambda images: tuple(maps_fn(model, images)), images)
-        signs = [_signs(seed, layer, places, m) for layer, m in enumerate(maps)]
+        signs = [_signs(seed, layer, indices, m) for layer, m in enumerate(maps)]
 
         def of_layer(layer: Array) -> Array:
             chosen = tuple(
@@ -183,57 +234,206 @@ def gradient_maps(
     return map_batches(of_batch, model, images, batch_size).mean(0)
 
 
-def _signs(seed: int, layer: int, places: Array, like: Array) -> Array:
-    """Returns -1 or 1 for each image and channel, the same whatever batch an image is in."""
+def _signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
+    """Returns -1 or 1 for each image and channel, independent of the batch that an image is in."""
     key = jax.random.fold_in(jax.random.key(seed), layer)
 
-    def draw(place: Array) -> Array:
-        return jax.random.rademacher(jax.random.fold_in(key, place), like.shape[-1:], jnp.float32)
+    def draw(index: Array) -> Array:
+        return jax.random.rademacher(jax.random.fold_in(key, index), like.shape[-1:], jnp.float32)
 
-    return jax.vmap(draw)(places)
+    return jax.vmap(draw)(indices)
 
 
-def feature_maps(model: ViT | ResNet, images: Array) -> list[Array]:
+def _trunk(model: ImageModel) -> Trunk | None:
+    """Returns the ResNet inside a model, if there is one."""
+    return next(iter(submodules(model, Trunk)), None)
+
+
+def feature_maps(model: ImageModel, images: Array) -> list[Array]:
     """Returns the feature maps [B, h, w, C] that `layers_of` names."""
-    if isinstance(model, ResNet):
-        return list(model.trunk(images).values())
-    stem = [] if model.stem is None else list(model.stem(images).values())
+    trunk = _trunk(model)
+    maps = [] if trunk is None else list(trunk(images).values())
+    if "block_output" not in model.intermediates:
+        return maps
     _, found = model(images, return_intermediates=("embedded", "block_output"))
     tokens = [found["embedded"], *found["block_output"]]
     grids = [t[:, model.num_prefix :].reshape(len(t), *model.grid, -1) for t in tokens]
-    return [*stem, *grids]
+    return [*maps, *grids]
 
 
 def layers_of(
-    model: ViT | ResNet, image_size: tuple[int, int]
+    model: ImageModel, image_size: tuple[int, int]
 ) -> tuple[list[str], list[int], list[Fields]]:
     """Returns the names of the feature maps, their depths, and the fields in a CNN of that depth.
 
     Args:
-        model: any.
+        model: any model.
         image_size: (height, width) in pixels.
     """
-    trunk: Trunk | None = model.trunk if isinstance(model, ResNet) else model.stem
     names: list[str] = []
     depth: list[int] = []
     fields: list[Fields] = []
-    if trunk is not None:
+    if (trunk := _trunk(model)) is not None:
         down, across = (trunk_fields(trunk, side) for side in image_size)
         for name, (field, units) in down.items():
             names.append(name)
             depth.append(units)
             fields.append((field, across[name][0]))
-    if isinstance(model, ResNet):
+    if "block_output" not in model.intermediates:
         return names, depth, fields
     units = depth[-1] if depth else 0
-    size = model.patch_embedding.patch_size
+    # Patches are cut from the image, or from the last map of the ResNet.
     start = fields[-1] if fields else (Field(), Field())
-    cut = tuple(field.then(size, size) for field in start)
-    assert all(field.step == step for field, step in zip(cut, pixels_per_patch(model), strict=True))
+    cut = [
+        field.then(pixels // field.step, pixels // field.step)
+        for field, pixels in zip(start, pixels_per_patch(model), strict=True)
+    ]
     pair = (cut[0], cut[1])
-    for block in range(model.encoder.depth + 1):
+    for block in range(_num_blocks(model) + 1):
         names.append(f"block {block}" if block else "embedding")
         depth.append(units + block)
         fields.append(pair)
         pair = (pair[0].then(3, before=1), pair[1].then(3, before=1))
     return names, depth, fields
+
+
+def _num_blocks(model: ImageModel) -> int:
+    image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
+    _, found = nnx.eval_shape(
+        lambda model, image: model(image, return_intermediates=("block_output",)), model, image
+    )
+    return len(found["block_output"])
+
+
+def trunk_fields(trunk: Trunk, length: int) -> dict[str, tuple[Field, int]]:
+    """Returns the theoretical fields of a ResNet's feature maps along one axis, and their depth.
+
+    The depth counts bottleneck units; the root does not count. The statistics of group
+    normalisation, which depend on all positions, are ignored.
+
+    Args:
+        trunk: root and stages.
+        length: length of the image along this axis in pixels; TensorFlow's padding depends on it.
+
+    Returns:
+        "root", "stage1", ... -> (field, number of units).
+    """
+    field, style = Field(), trunk.style
+    field, length = _through(field, length, _size(trunk.conv_root), trunk.conv_root.stride, style)
+    if trunk.pools:
+        field, length = _through(field, length, 3, 2, style)
+    found, units = {"root": (field, 0)}, 0
+    for number in range(trunk.stages):
+        stage: Stage = getattr(trunk, f"stage{number + 1}")
+        for conv in _spatial(stage):
+            field, length = _through(field, length, _size(conv), conv.stride, style)
+            units += 1
+        found[f"stage{number + 1}"] = field, units
+    return found
+
+
+def _spatial(stage: Stage) -> Iterator[Any]:
+    """Yields the middle convolution of each unit; the others are 1x1."""
+    first: Any = stage.first
+    yield first.conv2
+    for _ in range(stage.rest):
+        blocks: Any = stage.blocks
+        yield blocks.conv2
+
+
+def _size(conv: Any) -> int:
+    return conv.kernel[...].shape[-4]
+
+
+def _through(
+    field: Field, length: int, size: int, stride: int, style: ConvStyle
+) -> tuple[Field, int]:
+    """Returns the field after one convolution or pooling, and the map's new length."""
+    if style.same_padding:
+        after = -(-length // stride)
+        before = max((after - 1) * stride + size - length, 0) // 2
+    else:
+        before = size // 2
+        after = (length + 2 * before - size) // stride + 1
+    return field.then(size, stride, before), after
+
+
+def receptive_field_output(found: ReceptiveField, model_name: str) -> Output:
+    """Returns the picture, tables and summary of `receptive_field`."""
+    table = plain_table(
+        "layer", right=("depth", "effective", "CNN of that depth", "mass beyond it")
+    )
+    rows = []
+    for k, name in enumerate(found.layers):
+        side, cnn, beyond = found.side[k], found.convolutional_side[k], found.beyond[k]
+        table.add_row(name, str(found.depth[k]), f"{side:.0f}", str(cnn), f"{beyond:.1%}")
+        rows.append(
+            {
+                "layer": name,
+                "depth": int(found.depth[k]),
+                "effective_side_px": digits(side),
+                "convolutional_side_px": int(cnn),
+                "mass_beyond": digits(beyond),
+            }
+        )
+    summary = (
+        "side in pixels of the square that contains 95% of the gradient mass,"
+        " compared with the theoretical field of a CNN of the same depth"
+    )
+    figure = draw_receptive_field(found, model_name)
+    return Output(figure, arrays_of(found), rows, summary, table)
+
+
+def draw_receptive_field(found: ReceptiveField, model_name: str) -> Figure:
+    """Draws the sizes of effective fields against depth, and the fields of some layers."""
+    pixels_across = max(found.maps.shape[1:])
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    grid = figure.add_gridspec(2, 6)
+    axes = figure.add_subplot(grid[:, :3])
+    own = not any(name.startswith("block") for name in found.layers)
+    axes.plot(found.depth, found.side, "o-", color=BLUE, label=f"{model_name}, effective (95 %)")
+    label = "its convolutions, theoretical" if own else "3x3 CNN of that depth, theoretical"
+    top = 1.6 * pixels_across
+    # The fields of deep CNNs are far larger than the image; markers outside the panel are left out.
+    inside = np.flatnonzero(found.convolutional_side < 0.97 * top).tolist()
+    style = {"color": ORANGE, "label": label, "mfc": "w", "markevery": inside}
+    axes.plot(found.depth, found.convolutional_side, "s--", **style)
+    axes.axhline(pixels_across, color=GRAY, linewidth=1, linestyle=":")
+    axes.set_ylim(0, top)
+    axes.text(
+        0.99, pixels_across / top + 0.025, "image", color=GRAY, fontsize=8, ha="right",
+        transform=axes.transAxes,
+    )  # fmt: skip
+    units = "bottleneck units" if own else "blocks"
+    axes.set(xlabel=f"depth ({units} passed)", ylabel="side of receptive field (pixels)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    style_axes(axes)
+    chosen = _evenly_spaced(len(found.layers))
+    for index, layer in enumerate(chosen):
+        panel = figure.add_subplot(grid[index // 3, 3 + index % 3])
+        _draw_field(panel, found, layer)
+    return figure
+
+
+def _draw_field(axes: Axes, found: ReceptiveField, layer: int) -> None:
+    mass, (row, column) = found.maps[layer], found.centres[layer]
+    axes.imshow(np.sqrt(mass / max(float(mass.max()), 1e-30)), cmap="magma", vmin=0, vmax=1)
+    for side, color, style in (
+        (found.side[layer], "w", "-"),
+        (found.convolutional_side[layer], ORANGE, "--"),
+    ):
+        if side >= max(mass.shape):
+            continue
+        corner = (column - side / 2, row - side / 2)
+        axes.add_patch(
+            Rectangle(corner, side, side, fill=False, color=color, linestyle=style, linewidth=1)
+        )
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(f"{found.layers[layer]}: {found.side[layer]:.0f} px", fontsize=8, pad=3)
+
+
+def _evenly_spaced(count: int) -> Sequence[int]:
+    """Returns at most `_MAX_MAPS_DRAWN` indices of `count` layers, with the first and the last."""
+    chosen = np.linspace(0, count - 1, min(count, _MAX_MAPS_DRAWN)).round()
+    return sorted({int(i) for i in chosen})

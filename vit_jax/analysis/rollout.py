@@ -1,21 +1,27 @@
-"""Attention rollout: how much of each input patch reaches the output (Figures 6 and 14)."""
+"""Attention rollout: how much each input patch contributes to the output.
+
+Source: arXiv:2010.11929, Figures 6 and 14.
+"""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
+from matplotlib.figure import Figure
+from PIL import Image
 
-from vit_jax.analysis.batches import map_batches, with_attention
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import ViT
+from vit_jax.analysis.batches import ImageModel, check_attention, map_batches
+from vit_jax.analysis.output import Output, arrays_of, digits
 
-# pooling: whose view of the image the map is.
-VIEW = {
+_IMAGES_PER_ROW = 8
+# Pooling -> the output token or tokens that the maps are for.
+_VIEWS = {
     "token": "class token",
     "gap": "mean of the patches",
-    "map": "probe that pools",
+    "map": "pooling probe",
     "flatten": "mean of the patches",
 }
 
@@ -25,11 +31,11 @@ class Rollout:
     """Attention followed from the output back to the patches.
 
     Attributes:
-        matrices: f32[M, N, N]: at [m, i, j] how much of input token j is in output token i; class
-            token and registers first; rows sum to 1.
-        maps: f32[M, R, C] over the grid of patches: the same for the vector that is classified;
-            sums to at most 1, the rest is that of class token and registers.
-        view: whose row the maps are, one of the values of VIEW.
+        matrices: f32[M, N, N]; element [m, i, j] is the share of input token j in output token i.
+            Class token and registers come first; rows sum to 1.
+        maps: f32[M, R, C], the share of each patch in the vector that is classified. A map sums to
+            at most 1; the rest belongs to class token and registers.
+        view: the output token or tokens that the maps are for, e.g. "class token".
     """
 
     matrices: Float[np.ndarray, "M N N"]
@@ -42,8 +48,7 @@ def rollout(
 ) -> Float[Array, "B N N"]:
     """Returns the product over the layers of (attention + identity) / 2.
 
-    The identity stands for the residual connection, without which the result would be that of a
-    network that forgets its input at every layer.
+    The identity stands for the residual connection.
 
     Args:
         weights: attention weights, query by key, mean over heads; first layer first.
@@ -62,33 +67,34 @@ def rollout(
 
 
 def attention_rollout(
-    model: ViT | ResNet, images: Float[np.ndarray, "M H W 3"], *, batch_size: int = 8
+    model: ImageModel, images: Float[np.ndarray, "M H W 3"], *, batch_size: int = 8
 ) -> Rollout:
     """Returns the attention rollout of images.
 
-    The map of an image is the row of what the head classifies: of the class token, where that is
-    pooled; the mean over the patches' rows for "gap" and "flatten" (which gives each patch weights
-    of its own in the head, that attention knows nothing of); the mean of the patches' rows weighted
-    by the probe's attention (mean over heads) for "map". Columns of class token and registers are
-    left out of the map.
+    An image's map is the rollout row of the vector that the head classifies. Pooling "token" takes
+    the row of the class token; "gap" and "flatten" the mean of the patches' rows (for "flatten"
+    that ignores the head's own weights of each patch); "map" the mean of the patches' rows,
+    weighted by the attention of the probe. Class token and registers are left out of the map.
 
     Args:
-        model: ViT or hybrid.
+        model: a ViT or hybrid.
         images: in [-1, 1], of the model's size.
-        batch_size: images at once; heads are averaged inside the loop over the layers, [L, B, N, N]
-            are held.
+        batch_size: number of images at a time. Heads are averaged inside the loop over the layers,
+            so [L, B, N, N] weights are in memory.
 
     Raises:
-        ModelError: a ResNet, or images of another size.
-        DataError: no images.
+        ModelError: the model has no attention, or the images have another size.
+        DataError: there are no images.
     """
-    vit = with_attention(model, "rollout")
+    check_attention(model, "rollout")
 
     def heads_mean(weights: jax.Array) -> jax.Array:
         return weights.mean(1)
 
-    def follow(model: ViT, images: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-        del places
+    def follow(
+        model: ImageModel, images: jax.Array, indices: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        del indices
         _, found = model(
             images,
             return_intermediates=("attention_weights", "encoded"),
@@ -97,15 +103,15 @@ def attention_rollout(
         matrices = rollout(found["attention_weights"])
         return matrices, _pooled_row(model, matrices, found["encoded"])
 
-    matrices, rows = map_batches(follow, vit, images, batch_size)
-    maps = rows[:, vit.num_prefix :].reshape(-1, *vit.grid)
-    return Rollout(matrices, maps, VIEW[vit.pooling])
+    matrices, rows = map_batches(follow, model, images, batch_size)
+    maps = rows[:, model.num_prefix :].reshape(-1, *model.grid)
+    return Rollout(matrices, maps, _VIEWS[model.pooling])
 
 
 def _pooled_row(
-    model: ViT, matrices: Float[Array, "B N N"], encoded: Float[Array, "B N D"]
+    model: ImageModel, matrices: Float[Array, "B N N"], encoded: Float[Array, "B N D"]
 ) -> Float[Array, "B N"]:
-    """Returns the row of the vector that is classified."""
+    """Returns the rollout row of the vector that is classified."""
     if model.pooling == "token":
         return matrices[:, 0]
     rows = matrices[:, model.num_prefix :]
@@ -113,3 +119,62 @@ def _pooled_row(
         return rows.mean(1)
     probe = model.attention_pooling.weights(encoded[:, model.num_prefix :]).mean(1)
     return jnp.einsum("bn,bnm->bm", probe, rows, precision="highest")
+
+
+def rollout_output(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Output:
+    """Returns the picture, table and summary of `attention_rollout` of these images."""
+    peaks = found.maps.max((1, 2)) * found.maps[0].size
+    return Output(
+        draw_rollout(found, pixels),
+        arrays_of(found),
+        [
+            {"image": image, "row": row, "column": column, "share": digits(share)}
+            for (image, row, column), share in np.ndenumerate(found.maps)
+        ],
+        f"attention of the {found.view}, {len(found.maps)} images; the strongest patch"
+        f" has {peaks.min():.1f} to {peaks.max():.1f} times the mean share",
+    )
+
+
+def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure:
+    """Draws each image above its rollout.
+
+    The second row shows the image multiplied by the map over its maximum, as in Figure 6. The third
+    row shows the map itself; its smallest and largest value stand below it, in percent.
+
+    Args:
+        found: rollout of these images.
+        pixels: the images as the model saw them.
+    """
+    columns = min(len(pixels), _IMAGES_PER_ROW)
+    groups = math.ceil(len(pixels) / columns)
+    aspect = pixels.shape[1] / pixels.shape[2]
+    tile = max(1.25, 2.6 / columns)
+    figure = Figure(figsize=(0.5 + tile * columns, groups * (0.35 + 3 * tile * aspect) + 0.5))
+    figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0, hspace=0.02)
+    panels = figure.subplots(3 * groups, columns, squeeze=False)
+    for axes in panels.ravel():
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for number, (image, share) in enumerate(zip(pixels, found.maps, strict=True)):
+        group, column = divmod(number, columns)
+        mask = _resized(share / max(float(share.max()), 1e-12), image.shape[:2])
+        dimmed = np.clip(image * mask[..., None], 0, 255).astype(np.uint8)
+        top, middle, bottom = panels[3 * group : 3 * group + 3, column]
+        top.imshow(image, interpolation="bilinear")
+        middle.imshow(dimmed, interpolation="bilinear")
+        bottom.imshow(share, cmap="magma", interpolation="nearest")
+        bottom.set_aspect(aspect * share.shape[1] / share.shape[0])
+        low, high = 100 * float(share.min()), 100 * float(share.max())
+        bottom.set_xlabel(f"{low:.2g} to {high:.2g} %", fontsize=7, labelpad=2)
+    for group in range(groups):
+        for row, text in enumerate(("input", "attention", "share")):
+            panels[3 * group + row, 0].set_ylabel(text, fontsize=8)
+    between = " " if columns > 3 else "\n"
+    figure.suptitle(f"Attention rollout{between}of the {found.view}", fontsize=10)
+    return figure
+
+
+def _resized(mask: Float[np.ndarray, "R C"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
+    image = Image.fromarray(np.asarray(mask, np.float32))
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))

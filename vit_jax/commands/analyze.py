@@ -1,4 +1,4 @@
-"""Look inside a trained model: filters, positions, attention, receptive fields.
+"""Look inside a trained model: filters, position embeddings, attention, receptive fields.
 
     python -m vit_jax analyze runs/quickstart
     python -m vit_jax analyze B_16.npz --what=filters,positions
@@ -9,21 +9,22 @@
   filters          first principal components of the first layer's RGB filters
   positions        cosine similarity of the position embeddings
   distance         mean attention distance of every head, in pixels
-  rollout          what of a photo attention lets through to the output
-  receptive_field  how far the pixels lie that a feature depends on, beside a CNN of that depth
-  masked_patches   what a run with task masked_patches takes hidden patches to be
+  rollout          attention rollout: share of each patch in the output
+  receptive_field  effective receptive field of each layer, compared with a CNN of that depth
+  masked_patches   predictions of a run with task masked_patches
 
-Pictures, a CSV file of the numbers and an npz file of the arrays are written for each. Without
---images and --dataset, a run folder is looked at with the images that it was evaluated on. What of
-it all an untrained model has, --untrained says: one like it at initial values, drawn by --seed.
+Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
+and --dataset, a run folder is analysed with the images that it was evaluated on. --untrained
+analyses the same architecture with initial values drawn from --seed, for comparison.
 """
 
 import argparse
 import dataclasses
 import json
 import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
@@ -31,17 +32,12 @@ from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from vit_jax.analysis.catalogue import Count
     from vit_jax.analysis.images import Images
-    from vit_jax.analysis.output import Result
+    from vit_jax.analysis.output import Output
     from vit_jax.interop.load import Loaded
-    from vit_jax.models.resnet import ResNet
-    from vit_jax.models.vit import ViT
 
 OVERRIDES = "--model."
-WHAT = ("filters", "positions", "distance", "rollout", "receptive_field", "masked_patches")
-_WITH_IMAGES = WHAT[2:]
 
 log = logging.getLogger(__name__)
 
@@ -49,158 +45,196 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder, hf:// or gs://")
-    parser.add_argument("--what", help=f"some of {','.join(WHAT)}; default: all that apply")
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER",
+        "--what", help="analyses, separated by commas; default: all that apply to the model"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
         help="default: report/analysis in a run folder, else ./analysis (analysis-untrained)",
-    )  # fmt: skip
+    )
     parser.add_argument("--formats", default="png,svg", help="of pictures: png, svg, pdf")
     group = parser.add_argument_group("images")
     group.add_argument("--images", nargs="+", type=Path, metavar="PATH", help="files, folders")
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
-    group.add_argument("--split", help="default: test, or what the run evaluates on")
+    group.add_argument("--split", help="default: test, or the split that the run evaluates on")
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
-    group.add_argument("--num_images", type=positive, default=128, help="at most (128)")
+    group.add_argument("--num_images", type=positive, default=128, help="images at most (128)")
     group.add_argument(
-        "--num_pictures",
-        type=positive,
-        default=8,
-        help="of the images, for rollout, masked_patches (8)",
+        "--num_pictures", type=positive, default=8, help="images in pictures, e.g. of rollout (8)"
     )
     group.add_argument(
-        "--num_gradients", type=positive, default=16, help="of the images, for receptive_field (16)"
+        "--num_gradients", type=positive, default=16, help="images for receptive_field (16)"
     )
     group.add_argument(
-        "--crop", choices=("central", "resize"),
-        help="the central square, or squash; default: as the weights were evaluated",
-    )  # fmt: skip
-    parser.add_argument("--batch_size", type=positive, default=16, help="images at once (16)")
+        "--crop",
+        choices=("central", "resize"),
+        help="crop the central square, or squash the image; default: as in the weights' evaluation",
+    )
+    parser.add_argument("--batch_size", type=positive, default=16, help="images at a time (16)")
     parser.add_argument(
-        "--untrained", action="store_true", help="one like it at initial values, to compare"
+        "--untrained", action="store_true", help="analyse the architecture with initial values"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of receptive_field's directions, --untrained (0)"
+        "--seed", type=int, default=0, help="for receptive_field's signs and --untrained (0)"
     )
     add_load_arguments(parser)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One analysis of this model.
+
+    Attributes:
+        check: raises ModelError if it does not apply to the model.
+        run: images, or None if it needs none -> its output.
+        count: which of the arguments --num_... says how many images it uses; None: no images.
+    """
+
+    check: Callable[[], Any]
+    run: Callable[["Images | None"], "Output"]
+    count: "Count | None"
+
+
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    asked = _chosen("--what", args.what, WHAT) if args.what is not None else None
-    formats = _chosen("--formats", args.formats, ("png", "svg", "pdf"))
+    from vit_jax.analysis.catalogue import ANALYSES
+    from vit_jax.analysis.output import FORMATS
+    from vit_jax.interop.load import load
+    from vit_jax.tasks.task import task_pictures
+
+    pictures = task_pictures()
+    names = [*(analysis.name for analysis in ANALYSES), *pictures]
+    asked = _chosen("--what", args.what, names) if args.what is not None else None
+    formats = _chosen("--formats", args.formats, FORMATS)
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
-    if args.untrained and "masked_patches" in (asked or ()):
-        raise ConfigError(
-            "--untrained with masked_patches, colours that a run has learned",
-            ",".join(name for name in WHAT if name != "masked_patches"), "leave one out",
-        )  # fmt: skip
-
-    from vit_jax.interop.load import load
-
+    for name in set(asked or ()) & pictures.keys():
+        if args.untrained:
+            raise ConfigError(
+                f"--untrained with {name}, which shows what a run has learned",
+                ",".join(n for n in names if n not in pictures),
+                "leave one out",
+            )
     loaded = load(args.model, **load_arguments(args, overrides))
     if args.untrained:
         loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
     else:
         loaded.report.print()
     run_folder = _run_folder(args.model)
-    chosen = _applicable(loaded, asked, None if args.untrained else run_folder)
+    jobs = _jobs(args, loaded)
+    if not args.untrained:
+        jobs |= _picture_jobs(args, loaded, run_folder)
+    chosen = _applicable(jobs, asked)
     images = None
-    if any(what in _WITH_IMAGES for what in chosen):
+    if any(jobs[name].count for name in chosen):
         images = _images(args, loaded, run_folder)
-    output = args.output
-    if output is None:
-        name = "analysis-untrained" if args.untrained else "analysis"
-        output = Path(name) if run_folder is None else run_folder / "report" / name
-    output = _made(output.expanduser())
-    for what in chosen:
-        _analyze(what, args, loaded, images, output, formats)
-    _describe(args, loaded, images, chosen, output)
+    output = _output_folder(args, run_folder)
+    for name in chosen:
+        _write(name, jobs[name].run(_some(images, jobs[name].count, args)), output, formats)
+    _describe(args, loaded, images, {name: jobs[name].count for name in chosen}, output)
     print(f"written to {output}")
     return 0
 
 
-def _initial(loaded: "Loaded", seed: int) -> "ViT | ResNet":
-    """Returns a model like the loaded one at initial values: not those it was trained from."""
-    from vit_jax.models.registry import create_model
-
-    return create_model(
-        num_classes=loaded.num_classes, image_size=loaded.image_size, seed=seed,
-        **loaded.options.to_mapping(),
-    )  # fmt: skip
-
-
-def _chosen(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    """Returns the known names of a comma-separated list, in the order of `known`."""
+def _chosen(option: str, text: str, known: Iterable[str]) -> list[str]:
+    """Returns the names of a comma-separated list, in the order of `known`."""
+    known = list(known)
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"{option}={text} with {name!r}", f"some of {', '.join(known)}",
+                f"{option}={text} with {name!r}",
+                f"some of {', '.join(known)}",
                 f"did you mean {nearest(name, known)!r}?",
-            )  # fmt: skip
+            )
     return [name for name in known if name in names]
 
 
-def _applicable(loaded: "Loaded", asked: list[str] | None, run_folder: Path | None) -> list[str]:
-    """Returns what can be done with this model; what was asked for and cannot be is an error."""
-    from vit_jax.analysis.batches import with_attention
-    from vit_jax.analysis.position import position_similarity
+def _initial(loaded: "Loaded", seed: int) -> Any:
+    """Returns the architecture with new initial values, not those that its run started from."""
+    from vit_jax.models.registry import create_model
 
-    def check(what: str) -> None:
-        if what == "positions":
-            position_similarity(loaded.model)
-        if what in ("distance", "rollout"):
-            with_attention(loaded.model, what)
-        if what == "masked_patches":
-            _masked_run(run_folder, loaded.image_size)
+    sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
+    return create_model(seed=seed, **sizes, **loaded.options.to_mapping())
 
+
+def _jobs(args: argparse.Namespace, loaded: "Loaded") -> dict[str, _Job]:
+    """Returns the analyses of the model by name."""
+    from vit_jax.analysis.catalogue import ANALYSES, Analysis, Request
+
+    def job(analysis: Analysis) -> _Job:
+        def run(images: "Images | None") -> "Output":
+            name = loaded.options.name
+            return analysis.run(Request(loaded.model, name, images, args.batch_size, args.seed))
+
+        return _Job(lambda: analysis.check(loaded.model), run, analysis.count)
+
+    return {analysis.name: job(analysis) for analysis in ANALYSES}
+
+
+def _picture_jobs(
+    args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None
+) -> dict[str, _Job]:
+    """Returns the pictures that tasks offer of their own runs, by the task's name."""
+    from vit_jax.analysis.output import Output
+    from vit_jax.run.folder import read_config
+    from vit_jax.tasks.task import task_pictures
+
+    config = None if run_folder is None else read_config(run_folder)
+
+    def job(name: str, make_picture: Callable[..., Any]) -> _Job:
+        def check() -> None:
+            if config is None or config.task != name:
+                source = "no run folder" if config is None else f"a run of {config.task}"
+                raise ModelError(
+                    f"{name} of {source}",
+                    f"the run folder of a run with task {name}",
+                    "choose another analysis, or train such a run",
+                )
+            side = config.data.image_size
+            if loaded.image_size != (side, side):
+                height, width = loaded.image_size
+                raise ModelError(
+                    f"{name} at {height}x{width} pixels of a model for {side}",
+                    "the size that the model was trained at",
+                    "leave --image_size out",
+                )
+
+        def run(images: "Images | None") -> "Output":
+            assert images is not None
+            checkpoint = Path(args.model).expanduser()
+            found = make_picture(run_folder, checkpoint, images.pixels, args.batch_size)
+            return Output(found.figure, found.arrays, found.rows, found.summary)
+
+        return _Job(check, run, "num_pictures")
+
+    return {name: job(name, make_picture) for name, make_picture in task_pictures().items()}
+
+
+def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
+    """Returns the analyses that apply to the model; an error if one that was asked for does not."""
     found = []
-    for what in asked or WHAT:
+    for name in asked or jobs:
         try:
-            check(what)
+            jobs[name].check()
         except ModelError as error:
             if asked is not None:
                 raise
-            if what != "masked_patches":  # Few runs are of that task.
-                log.info("left out: %s", error.got)
+            log.info("left out: %s", error.got)
         else:
-            found.append(what)
+            found.append(name)
     return found
 
 
 def _run_folder(model: str) -> Path | None:
-    """Returns the run folder that a checkpoint lies in, if it does."""
+    """Returns the run folder that contains a checkpoint, if there is one."""
     path = Path(model).expanduser().absolute()
     for folder in (path, *path.parents[:2]):
         if (folder / "config.json").is_file() and (folder / "checkpoints").is_dir():
             return folder
     return None
-
-
-def _masked_run(run_folder: Path | None, image_size: tuple[int, int]) -> Path:
-    """Returns the run folder of a model of masked patch prediction.
-
-    Raises:
-        ModelError: no run folder, a run of another task, or images of another size.
-    """
-    from vit_jax.run.folder import read_config
-
-    config = None if run_folder is None else read_config(run_folder)
-    task = None if config is None else config.task
-    if run_folder is None or task != "masked_patches":
-        raise ModelError(
-            "masked_patches of " + ("no run folder" if task is None else f"a run of {task}"),
-            "the run folder of a run with task masked_patches",
-            "ask for something else, or train one with configs/masked_patches.py",
-        )
-    side = config.data.image_size if config is not None else 0
-    if image_size != (side, side):
-        raise ModelError(
-            f"masked_patches at {image_size[0]}x{image_size[1]} pixels of a model for {side}",
-            "the size that it was trained at", "leave --image_size out",
-        )  # fmt: skip
-    return run_folder
 
 
 def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None) -> "Images":
@@ -222,14 +256,15 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
             data = data.replace(data_dir=args.data_dir)
     else:
         raise DataError(
-            "no images to look at", "--images=PATH, or --dataset=NAME",
+            "no images to analyse",
+            "--images=PATH, or --dataset=NAME",
             "give one of them, or --what=filters,positions, which need none",
-        )  # fmt: skip
+        )
     return read_source(open_source(data, split), split, args.num_images, transform)
 
 
 def _dataset(name: str, data_dir: str | None) -> DataConfig:
-    """Returns the data section that a name on the command line stands for."""
+    """Returns the data section for a name on the command line."""
     path = Path(name).expanduser()
     if not path.exists():
         return DataConfig(name=name, data_dir=data_dir, global_batch_size=1)
@@ -237,67 +272,17 @@ def _dataset(name: str, data_dir: str | None) -> DataConfig:
     return DataConfig(source=kind, name=path.name, data_dir=str(path), global_batch_size=1)
 
 
-def _analyze(
-    what: str,
-    args: argparse.Namespace,
-    loaded: "Loaded",
-    images: "Images | None",
-    output: Path,
-    formats: list[str],
-) -> None:
-    from vit_jax.analysis.output import write_result
-    from vit_jax.commands.analyze_summary import print_summary
-
-    result, figure = _result_and_figure(what, args, loaded, images)
-    write_result(what, result, figure, output, formats)
-    print_summary(result)
+def _some(
+    images: "Images | None", count: "Count | None", args: argparse.Namespace
+) -> "Images | None":
+    """Returns the images that an analysis uses."""
+    return None if images is None or count is None else images.some(getattr(args, count))
 
 
-def _result_and_figure(
-    what: str, args: argparse.Namespace, loaded: "Loaded", images: "Images | None"
-) -> tuple["Result", "Figure"]:
-    from vit_jax import analysis
-    from vit_jax.analysis import figures
-
-    model = loaded.model
-    if what == "filters":
-        result = analysis.embedding_filters(model)
-        return result, figures.draw_filters(result)
-    if what == "positions":
-        result = analysis.position_similarity(model)
-        return result, figures.draw_positions(result)
-    assert images is not None
-    if what == "distance":
-        result = analysis.attention_distance(model, images.normalized, batch_size=args.batch_size)
-        return result, figures.draw_distance(result, f"{len(images.names)} images")
-    if what == "rollout":
-        few = images.some(args.num_pictures)
-        result = analysis.attention_rollout(model, few.normalized, batch_size=args.batch_size)
-        return result, figures.draw_rollout(result, few.pixels)
-    if what == "masked_patches":
-        return _masked_patches(args, images.some(args.num_pictures))
-    few = images.some(args.num_gradients)
-    result = analysis.receptive_field(
-        model, few.normalized, batch_size=args.batch_size, seed=args.seed
-    )
-    return result, figures.draw_receptive_field(result, max(loaded.image_size), loaded.options.name)
-
-
-def _masked_patches(args: argparse.Namespace, images: "Images") -> tuple["Result", "Figure"]:
-    from vit_jax import analysis
-    from vit_jax.analysis.masked_figure import draw_masked
-    from vit_jax.interop.masked_patches import load_masked_model
-
-    path = Path(args.model).expanduser()
-    size = images.pixels.shape[1:3]
-    model, config = load_masked_model(_masked_run(_run_folder(args.model), size), path)
-    result = analysis.masked_prediction(
-        model, images.normalized, config, batch_size=args.batch_size
-    )  # fmt: skip
-    return result, draw_masked(result, images.pixels)
-
-
-def _made(folder: Path) -> Path:
+def _output_folder(args: argparse.Namespace, run_folder: Path | None) -> Path:
+    name = "analysis-untrained" if args.untrained else "analysis"
+    usual = Path(name) if run_folder is None else run_folder / "report" / name
+    folder = (args.output or usual).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -307,29 +292,41 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def _write(name: str, output: "Output", folder: Path, formats: list[str]) -> None:
+    from rich.console import Console
+
+    from vit_jax.analysis.output import write_output
+
+    write_output(name, output, folder, formats)
+    console = Console(highlight=False)
+    console.print(f"{name}: {output.summary}", soft_wrap=True)
+    if output.table is not None:
+        console.print(output.table)
+
+
 def _describe(
     args: argparse.Namespace,
     loaded: "Loaded",
     images: "Images | None",
-    chosen: list[str],
+    chosen: "dict[str, Count | None]",
     output: Path,
 ) -> None:
-    """Writes analysis.json: of which model and images the files beside it are."""
+    """Writes analysis.json: which model and images the other files are of."""
+
+    def used(count: "Count | None") -> Any:
+        some = _some(images, count, args)
+        if some is None:
+            return None
+        return list(some.names) if count == "num_pictures" else len(some.names)
+
+    counts = {name: used(count) for name, count in chosen.items() if count}
     about = {
         "checkpoint": args.model,
         "untrained": args.untrained,
         "model": dict(loaded.options.to_mapping()),
         "image_size": list(loaded.image_size),
-        "what": chosen,
-        "images": None
-        if images is None
-        else {
-            "from": images.origin,
-            "distance": len(images.names),
-            "rollout": list(images.some(args.num_pictures).names),
-            "masked_patches": list(images.some(args.num_pictures).names),
-            "receptive_field": len(images.some(args.num_gradients).names),
-        },
+        "what": list(chosen),
+        "images": None if images is None else {"from": images.origin, **counts},
         "seed": args.seed,
     }
     (output / "analysis.json").write_text(json.dumps(about, indent=2) + "\n")

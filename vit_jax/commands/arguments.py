@@ -1,25 +1,25 @@
-"""Kinds of arguments that several commands take."""
+"""Types of command-line arguments that several commands use."""
 
 import argparse
 from pathlib import Path
 
 
 def whole(text: str) -> int:
-    """Returns a whole number of at least 0."""
+    """Parses a whole number of at least 0."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Returns a whole number of at least 1."""
+    """Parses a whole number of at least 1."""
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Returns a duration above 0."""
+    """Parses a duration above 0, in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -30,7 +30,7 @@ def seconds(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """Returns a path in a folder that is there."""
+    """Parses a path whose folder exists."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in an existing folder")

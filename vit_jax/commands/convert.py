@@ -1,5 +1,8 @@
 """Write weights in the format of another project.
 
+The formats depend on the model: ViTs and hybrids can be written as vision_transformer, transformers
+or timm, ResNets as big_transfer. `orbax` is our own format and holds every model.
+
 python -m vit_jax convert runs/b16 b16.npz --format=vision_transformer
 python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=384
 """
@@ -10,22 +13,22 @@ from pathlib import Path
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 
 OVERRIDES = "--model."
-FORMATS = ("vision_transformer", "transformers", "timm", "orbax")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("source", help="weights: file, folder, run folder, hf:// or gs://")
-    parser.add_argument("destination", type=Path, help="file (vision_transformer) or folder")
-    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument("destination", type=Path, help="new .npz file or folder")
+    parser.add_argument("--format", required=True, help="format to write, see above")
     add_load_arguments(parser)
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.interop.load import load
-    from vit_jax.interop.save import save
+    from vit_jax.interop.save import check_format, save
 
+    check_format(args.format)
     loaded = load(args.source, **load_arguments(args, overrides))
     loaded.report.print()
     save(loaded, args.destination, args.format)

@@ -1,4 +1,4 @@
-"""Write a model as one StableHLO file, for any batch size, to run without this package.
+"""Write a model as one StableHLO file that runs at any batch size, without this package.
 
 python -m vit_jax export runs/b16 b16.stablehlo
 """

@@ -11,23 +11,37 @@ from vit_jax.schema import parse_override
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares how to load; `load_arguments` reads it."""
-    parser.add_argument(
-        "--image_size", type=_size, help="side, or HEIGHTxWIDTH; resamples positions"
+    """Adds the arguments that `load_arguments` reads."""
+    group = parser.add_argument_group("loading")
+    add = group.add_argument
+    add(
+        "--image_size",
+        type=_size,
+        help="side, or HEIGHTxWIDTH, in pixels; resamples the position table",
     )
-    parser.add_argument("--patch_size", type=positive, help="resamples the patch embedding")
-    parser.add_argument("--num_classes", type=whole, help="of a new head; 0: none")
-    parser.add_argument("--new_head", action="store_true", help="one that starts at zero")
-    parser.add_argument("--grid", type=_size, help="ROWSxCOLUMNS of the file's position table")
-    parser.add_argument(
-        "--normalization", choices=tuple(NORMALIZATIONS),
-        help="what the weights expect of images, where no config.json beside them says it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--position_resize", choices=("zoom", "bilinear", "bicubic"), default="zoom"
-    )  # fmt: skip
-    parser.add_argument("--allow_missing", action="append", default=[], metavar="PATTERN")
-    parser.add_argument("--allow_unexpected", action="append", default=[], metavar="PATTERN")
+    add("--patch_size", type=positive, help="resamples the patch embedding to this patch size")
+    add("--num_classes", type=whole, help="number of classes of a new head; 0: no head")
+    add("--new_head", action="store_true", help="replace the head by one that starts at zero")
+    add("--grid", type=_size, help="ROWSxCOLUMNS of the file's position table; default: square")
+    add(
+        "--normalization",
+        choices=tuple(NORMALIZATIONS),
+        help="normalisation of images that the weights expect, if no config.json says it",
+    )
+    add(
+        "--position_resize",
+        choices=("zoom", "bilinear", "bicubic"),
+        default="zoom",
+        help="how to resample the position table (zoom, as in the ViT paper)",
+    )
+    for name, kind in (("missing", "parameters"), ("unexpected", "tensors")):
+        add(
+            f"--allow_{name}",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help=f"regular expression of {kind} that may be {name}; repeatable",
+        )
 
 
 def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
@@ -35,7 +49,7 @@ def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, 
 
     Args:
         args: parsed arguments of `add_load_arguments`.
-        overrides: "KEY=VALUE" of the model section, for what the file does not tell.
+        overrides: "KEY=VALUE" of the model section, for options that the file does not determine.
     """
     options = model_overrides(overrides)
     return {
@@ -53,7 +67,7 @@ def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, 
 
 
 def model_overrides(overrides: list[str]) -> dict[str, Any]:
-    """Returns the keys of the model section that a command line sets."""
+    """Returns the options of the model section that a command line sets."""
     options = {}
     for text in overrides:
         key, equals, value = text.partition("=")

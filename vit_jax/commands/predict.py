@@ -1,4 +1,4 @@
-"""Name what is on images.
+"""Classify images.
 
 python -m vit_jax predict cat.jpg dog.jpg --model=B_16.npz
 python -m vit_jax predict digit.png --model=runs/quickstart --top=3
@@ -21,13 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--model", required=True, help="file, folder, run folder, hf:// or gs://")
-    parser.add_argument("--top", type=positive, default=5, help="classes to show")
-    parser.add_argument("--classes", type=Path, help="text file with a class name a line")
+    parser.add_argument("--top", type=positive, default=5, help="number of classes to show")
+    parser.add_argument("--classes", type=Path, help="text file with one class name per line")
     parser.add_argument(
-        "--crop", choices=("central", "resize"),
-        help="the central square, or squash; default: as the weights were evaluated",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+        "--crop",
+        choices=("central", "resize"),
+        help="crop the central square, or squash the image; default: as in the weights' evaluation",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per image")
     add_load_arguments(parser)
 
 
@@ -44,13 +45,11 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not loaded.num_classes:
         raise WeightsError(
             f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
-        )  # fmt: skip
+        )
     names = _class_names(args.classes, loaded.class_names, loaded.num_classes)
     height, width = loaded.image_size
     if height != width:
-        raise WeightsError(
-            f"image size {height}x{width}", "a square one", "give --image_size"
-        )  # fmt: skip
+        raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
     view = loaded.view
     augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
     transform = make_eval_transform(height, args.crop or view.crop, augment)
@@ -84,14 +83,15 @@ def _read(path: Path) -> bytes:
 def _class_names(
     file: Path | None, known: tuple[str, ...] | None, num_classes: int
 ) -> tuple[str, ...]:
-    """Returns the names of the classes: as given, as the weights say, ImageNet's, or numbers."""
+    """Returns class names: from the given file, from the weights, of ImageNet, or numbers."""
     if file is not None:
         names = tuple(_read(file).decode(errors="replace").splitlines())
         if len(names) != num_classes:
             raise DataError(
-                f"{file} has {len(names)} lines", f"a name for each of {num_classes} classes",
+                f"{file} has {len(names)} lines",
+                f"a name for each of {num_classes} classes",
                 "give another file",
-            )  # fmt: skip
+            )
         return names
     if known is not None:
         return known

@@ -2,31 +2,34 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.published import Published, depth_of
-from vit_jax.interop.rows import Row, Same, row
+from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _NORM = (("scale", "gamma"), ("bias", "beta"))
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is one of these, else None."""
+    """Returns the file under its plain names if it is a BiT ResNet, else None."""
     # Some files number their convolutions.
     plain = {re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", n): n for n in file.shapes}
     return file.renamed(plain) if _ROOT in plain else None
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
-    """Reads the architecture off the shapes.
+    """Reads the architecture from the shapes.
 
     Raises:
-        WeightsError: a ResNet that is not registered.
+        WeightsError: the sizes are not those of a registered ResNet.
     """
     del given
     units = []
@@ -39,13 +42,35 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
     if name is None:
         raise WeightsError(
             f"{file.path} is a ResNet with stages of {units} units and width {shape.width}",
-            f"one of {', '.join(names)}", "register its sizes in vit_jax/models/registry.py",
-        )  # fmt: skip
+            f"one of {', '.join(names)}",
+            "add its sizes to the ResNet family in vit_jax/models",
+        )
     head = file.shapes.get("resnet/head/conv2d/kernel")
     return Published(
         "big_transfer npz", {"name": name}, head[-1] if head else 0, (224, 224),
         tuple(name_table(shape)),
     )  # fmt: skip
+
+
+def to_tensors(loaded: "Loaded") -> Tensors:
+    """Returns the tensors of a ResNet under the names of the published files.
+
+    Raises:
+        WeightsError: a ResNet for small images, or one with a tanh layer before its head.
+    """
+    shape = resolve(loaded.options)
+    assert isinstance(shape, ResNetShape)
+    if shape.small:
+        raise WeightsError(
+            f"{loaded.options.name}, which has a 3x3 root for small images",
+            "a ResNet with the 7x7 root of BiT",
+            "use --format=orbax, which holds every model",
+        )
+    tensors = write_rows(name_table(shape), parameters(loaded.model))
+    head = "resnet/head/conv2d/kernel"
+    if head in tensors:  # A 1x1 convolution in these files.
+        tensors[head] = tensors[head][None, None]
+    return Tensors(tensors)
 
 
 def name_table(shape: ResNetShape) -> list[Row]:
@@ -65,11 +90,8 @@ def name_table(shape: ResNetShape) -> list[Row]:
 
 
 def _unit_rows(ours: str, theirs: str, first: int) -> list[Row]:
-    rows = [
-        row(
-            f"{ours}/conv_proj/kernel", f"{theirs}/a/proj/standardized_conv2d/kernel", Same(), first
-        )
-    ]
+    projection = f"{theirs}/a/proj/standardized_conv2d/kernel"
+    rows = [row(f"{ours}/conv_proj/kernel", projection, Same(), first)]
     for number, letter in enumerate("abc", 1):
         kernel = f"{theirs}/{letter}/standardized_conv2d/kernel"
         rows.append(row(f"{ours}/conv{number}/kernel", kernel, Same(), first))
@@ -77,3 +99,13 @@ def _unit_rows(ours: str, theirs: str, first: int) -> list[Row]:
             norm = f"{theirs}/{letter}/group_norm/{their}"
             rows.append(row(f"{ours}/norm{number}/{our}", norm, Same(), first))
     return rows
+
+
+FORMAT = Format(
+    name="big_transfer",
+    reads=("big_transfer",),
+    container="npz",
+    recognise=recognise,
+    describe=describe,
+    to_tensors=to_tensors,
+)

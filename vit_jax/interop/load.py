@@ -1,4 +1,4 @@
-"""Models from published weights: the format and the architecture are read off the file."""
+"""Models from published weights: format and architecture are read from the file."""
 
 import dataclasses
 import re
@@ -12,39 +12,35 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.fit import Target, fit
+from vit_jax.interop.formats import EvalView, Published
 from vit_jax.interop.locate import local_path
+from vit_jax.interop.name_table import Row, parameters, read_row
 from vit_jax.interop.normalization import OURS, Normalization, checked, fold
 from vit_jax.interop.opening import open_published
-from vit_jax.interop.published import EvalView, Published
 from vit_jax.interop.report import LoadReport, Status
-from vit_jax.interop.resample import Grid, Method
-from vit_jax.interop.rows import read_row
+from vit_jax.interop.resize import Grid, Method, Target, fit, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, model_options, resolve
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import ViT, ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
 
 M = TypeVar("M", bound=nnx.Module)
+_Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A model with the weights of a file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Architecture:
+    """What a model from a file is.
 
     Attributes:
-        model: ready to be called.
         options: its model section.
         num_classes: C; 0: features instead of logits.
         image_size: (height, width).
-        class_names: of the classes, where the file has them and its head was kept.
-        view: what of an image the file's makers evaluated on.
-        report: what became of every tensor.
+        class_names: names of the classes, if the file has them and its head was kept.
+        view: which part of an image the weights were evaluated on.
+        report: what happened to every tensor.
     """
 
-    model: ViT | ResNet
     options: ModelConfig
     num_classes: int
     image_size: tuple[int, int]
@@ -53,8 +49,34 @@ class Loaded:
     report: LoadReport
 
 
-def load_pretrained(path: str | Path, **arguments: Any) -> ViT | ResNet:
-    """Makes a model from published weights and prints the report; arguments as of `read_weights`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded(_Architecture):
+    """A model with the weights of a file.
+
+    Attributes:
+        model: the module; `model(images)` returns logits.
+    """
+
+    model: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights(_Architecture):
+    """The parameters of a file as the model needs them, in host memory.
+
+    Attributes:
+        model: the module without values.
+        arrays: parameter name -> f32 array.
+        lacking: names of the model's parameters that the file does not contain.
+    """
+
+    model: Any
+    arrays: dict[str, np.ndarray]
+    lacking: tuple[str, ...]
+
+
+def load_pretrained(path: str | Path, **arguments: Any) -> Any:
+    """Builds a model from published weights and prints the report; arguments as in `read_weights`.
 
     >>> load_pretrained("B_16.npz", image_size=384)  # doctest: +SKIP
     """
@@ -64,50 +86,25 @@ def load_pretrained(path: str | Path, **arguments: Any) -> ViT | ResNet:
 
 
 def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
-    """Makes a model from published weights.
+    """Builds a model from published weights.
 
     Args:
         path: see `read_weights`.
-        seed: of parameters that the file does not give.
-        **arguments: of `read_weights`.
+        seed: seed of the parameters that the file does not contain.
+        **arguments: arguments of `read_weights`.
 
     Raises:
-        WeightsError: a file that cannot be read, understood or made to fit.
+        WeightsError: a file that cannot be read, recognised or made to fit.
         ModelError, ConfigError: options that do not go together.
     """
     start = time.monotonic()
     found = read_weights(path, **arguments)
-    config, num_classes, size = found.options, found.num_classes, found.image_size
-    # One at a time, so that an array that has to be copied is not there twice.
+    # One at a time, so that an array that must be copied is not held twice.
     arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
-    arrays.update(_fresh(config, num_classes, size, seed, found.lacking))
-    model = filled(found.model, arrays.__getitem__)
+    arrays.update(_initial_parameters(found, seed))
     found.report.seconds = time.monotonic() - start
-    return Loaded(
-        model, config, num_classes, size, found.class_names, found.view, found.report
-    )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """The parameters of a file as a model wants them, in the host's memory.
-
-    Attributes:
-        arrays: parameter name -> f32 array.
-        lacking: names of the model's parameters that the file does not give.
-        model: the model without values.
-        options, num_classes, image_size, class_names, view, report: as in `Loaded`.
-    """
-
-    arrays: dict[str, np.ndarray]
-    lacking: tuple[str, ...]
-    model: ViT | ResNet
-    options: ModelConfig
-    num_classes: int
-    image_size: tuple[int, int]
-    class_names: tuple[str, ...] | None
-    view: EvalView
-    report: LoadReport
+    about = {f.name: getattr(found, f.name) for f in dataclasses.fields(_Architecture)}
+    return Loaded(model=filled(found.model, arrays.__getitem__), **about)
 
 
 def read_weights(
@@ -120,56 +117,59 @@ def read_weights(
     grid: Grid | None = None,
     position_resize: Method = "zoom",
     normalization: Normalization | None = None,
-    allow_missing: Sequence[str] = (),
-    allow_unexpected: Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
+    allow_unexpected: str | Sequence[str] = (),
     **options: Any,
 ) -> Weights:
-    """Reads published weights for a model; no device is used.
+    """Reads published weights for a model; uses no device.
 
     Args:
-        path: npz, safetensors, a folder of transformers or timm, a run folder of ours; local,
+        path: npz, safetensors, a folder of transformers or timm, or a run folder of ours; local,
             `hf://` or `gs://`.
-        image_size: side, or (height, width), in pixels; another than the file's resamples the
-            position table.
-        patch_size: another than the file's resamples the patch embedding (FlexiViT).
-        num_classes: of the head; None: as in the file; 0: none, features come out.
-        keep_head: None: the file's head is kept if it has `num_classes`; False: a new one that
-            starts at zero, without the tanh layer before it; True: an error if it cannot be kept.
+        image_size: side, or (height, width), in pixels; for another size than the file's the
+            position table is resampled.
+        patch_size: for another size than the file's the patch embedding is resampled (FlexiViT).
+        num_classes: classes of the head; None: as in the file; 0: no head, the model returns
+            features.
+        keep_head: None: the file's head is kept if it has `num_classes`; False: the head is new and
+            starts at zero, without a tanh layer before it; True: an error if it cannot be kept.
         grid: (rows, columns) of the file's position table; None: as stored, or square.
-        position_resize: how to resample the table, see `resample.resample_table`.
-        normalization: mean and standard deviation, a value a channel, that the weights expect of
-            images in [0, 1]; None: as the file's config.json says, else 0.5 and 0.5. Others are
-            folded into the patch embedding: the model takes images in [-1, 1] like all models here.
-        allow_missing: regular expressions over whole parameter names that the file may lack; they
-            start as in a new model.
-        allow_unexpected: regular expressions over whole names of tensors that may go unused.
-        **options: keys of the model section that the file does not tell or that you want otherwise.
+        position_resize: how to resample the position table, see `resize.resample_table`.
+        normalization: per-channel mean and standard deviation that the weights expect of images in
+            [0, 1]; None: as in the file's config.json, else 0.5 and 0.5. Other values are folded
+            into the patch embedding, so that the model takes images in [-1, 1] like all models.
+        allow_missing: regular expressions over whole names of parameters that the file may lack;
+            they are initialised as in a new model.
+        allow_unexpected: regular expressions over whole names of tensors that may stay unused.
+        **options: keys of the model section that the file does not determine, or that you want to
+            change.
 
     Raises:
-        WeightsError: a file that cannot be read, understood or made to fit.
+        WeightsError: a file that cannot be read, recognised or made to fit.
         ModelError, ConfigError: options that do not go together.
     """
     start = time.monotonic()
     allow_missing, allow_unexpected = _patterns(allow_missing), _patterns(allow_unexpected)
     _check_method(position_resize)
-    given = {"grid": grid, **options}
-    file, published = open_published(local_path(path), {k: v for k, v in given.items() if v})
+    given = {key: value for key, value in {"grid": grid, **options}.items() if value}
+    file, published = open_published(local_path(path), given)
     keeps_head = _keeps_head(published, num_classes, keep_head)
     if num_classes is None:
         num_classes = published.num_classes
-    config = _wanted(published, options, keeps_head, patch_size)
-    size = _size(image_size, published)
+    config = _wanted_options(published, options, keeps_head, patch_size)
+    size = _wanted_size(image_size, published)
     model, shapes = _abstract(config, num_classes, size)
-    source, own = _abstract_source(published, size)
+    source, source_shapes = _abstract_source(published)
     target = Target(
         shapes,
         old_grid=getattr(source, "grid", None),
         new_grid=getattr(model, "grid", None),
         method=position_resize,
     )
-    report = LoadReport(str(path), published.format, config.name, file.size_bytes)
-    arrays = _take(file, published, own, target, keeps_head, report)
-    _check_missing(report, shapes, arrays, allow_missing, keeps_head)
+    file_names = {name: row.label for row in reversed(published.rows) for name in row.ours}
+    report = LoadReport(str(path), published.format, config.name, file.size_bytes, file_names)
+    arrays = _take(file, published, source_shapes, target, keeps_head, report)
+    _report_missing(report, shapes, arrays, allow_missing, keeps_head)
     try:
         report.check(allow_unexpected)
     except WeightsError:
@@ -177,54 +177,28 @@ def read_weights(
         raise
     normalization = checked(normalization) if normalization else published.normalization
     if normalization not in (None, OURS):
-        arrays = fold(arrays, normalization)
+        arrays = fold(arrays, shapes, normalization)
         report.normalization = normalization
     report.seconds = time.monotonic() - start
-    lacking = tuple(name for name in shapes if name not in arrays)
-    names = published.class_names if keeps_head else None
     return Weights(
-        arrays, lacking, model, config, num_classes, size, names, published.view, report
-    )  # fmt: skip
-
-
-def _keeps_head(published: Published, num_classes: int | None, keep_head: bool | None) -> bool:
-    fits = published.num_classes > 0 and num_classes in (None, published.num_classes)
-    # Features of a model without classes, its tanh layer included.
-    fits = fits or (published.num_classes == 0 and not num_classes)
-    if keep_head and not fits:
-        raise WeightsError(
-            f"keep_head with num_classes {num_classes} and a head of {published.num_classes}",
-            "the same number", "leave num_classes or keep_head out",
-        )  # fmt: skip
-    return fits if keep_head is None else keep_head
-
-
-def _wanted(
-    published: Published, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
-) -> ModelConfig:
-    """Returns the model section of the file as the caller wants it."""
-    wanted = {**published.options, **options}
-    if not keeps_head and "representation_size" not in options:
-        wanted.pop("representation_size", None)
-    if patch_size is not None:
-        wanted["name"] = _with_patch(wanted["name"], patch_size)
-    return model_options(**wanted)
-
-
-def _check_method(method: str) -> None:
-    known = get_args(Method)
-    if method not in known:
-        raise WeightsError(
-            f"position_resize {method!r}", f"one of {', '.join(known)}", "correct it"
-        )  # fmt: skip
+        options=config,
+        num_classes=num_classes,
+        image_size=size,
+        class_names=published.class_names if keeps_head else None,
+        view=published.view,
+        report=report,
+        model=model,
+        arrays=arrays,
+        lacking=tuple(name for name in shapes if name not in arrays),
+    )
 
 
 def filled(model: M, read: Callable[[str], jax.Array]) -> M:
-    """Returns a model without values with parameters.
+    """Returns a model without values with its parameters filled in.
 
     Args:
-        model: its shapes.
-        read: name of a parameter -> its value.
+        model: only shapes.
+        read: parameter name -> value.
     """
     graphdef, state = nnx.split(model)
     pure = nnx.to_pure_dict(state)
@@ -232,13 +206,64 @@ def filled(model: M, read: Callable[[str], jax.Array]) -> M:
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
 
 
-def _with_patch(name: str, patch_size: int) -> str:
-    if not re.fullmatch(r"ViT-[^+]+/\d+", name):
+def _keeps_head(published: Published, num_classes: int | None, keep_head: bool | None) -> bool:
+    fits = published.num_classes > 0 and num_classes in (None, published.num_classes)
+    # A file without classes may still have a tanh layer, which features then come from.
+    fits = fits or (published.num_classes == 0 and not num_classes)
+    if keep_head and not fits:
         raise WeightsError(
-            f"patch_size {patch_size} for {name}", "a ViT, whose patches are cut from the image",
+            f"keep_head with num_classes {num_classes} and a head of {published.num_classes}",
+            "the same number",
+            "leave num_classes or keep_head out",
+        )
+    return fits if keep_head is None else keep_head
+
+
+def _wanted_options(
+    published: Published, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
+) -> ModelConfig:
+    """Returns the model section of the file with the changes that the caller wants."""
+    wanted = {**published.options, **options}
+    if not keeps_head and "representation_size" not in options:
+        wanted.pop("representation_size", None)
+    if patch_size is not None:
+        wanted["name"] = _with_patch_size(wanted["name"], patch_size)
+    return model_options(**wanted)
+
+
+def _with_patch_size(name: str, patch_size: int) -> str:
+    if not re.fullmatch(r"[^+/]+/\d+", name):
+        raise WeightsError(
+            f"patch_size {patch_size} for {name}",
+            "a model that cuts patches out of the image, such as a ViT",
             "leave it out",
-        )  # fmt: skip
+        )
     return f"{name.rsplit('/', 1)[0]}/{patch_size}"
+
+
+def _wanted_size(image_size: int | tuple[int, int] | None, published: Published) -> tuple[int, int]:
+    size = published.image_size if image_size is None else image_size
+    if size is None:
+        raise WeightsError(
+            f"a {published.format} file without a position table, which would give the image size",
+            "the image size in pixels",
+            "give image_size=",
+        )
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    whole = all(isinstance(side, int | np.integer) and side > 0 for side in sides)
+    if len(sides) != 2 or not whole:
+        raise WeightsError(
+            f"image_size {image_size!r}", "a side, or (height, width), in pixels", "correct it"
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _check_method(method: str) -> None:
+    known = get_args(Method)
+    if method not in known:
+        raise WeightsError(
+            f"position_resize {method!r}", f"one of {', '.join(known)}", "correct it"
+        )
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -253,118 +278,112 @@ def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _size(image_size: int | tuple[int, int] | None, published: Published) -> tuple[int, int]:
-    size = published.image_size if image_size is None else image_size
-    if size is None:
-        raise WeightsError(
-            f"a {published.format} file without a position table, which would tell the image size",
-            "the image size in pixels", "give image_size=",
-        )  # fmt: skip
-    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-    whole = all(isinstance(side, int | np.integer) and side > 0 for side in sides)
-    if len(sides) != 2 or not whole:
-        raise WeightsError(
-            f"image_size {image_size!r}", "a side, or (height, width), in pixels", "correct it"
-        )
-    return int(sides[0]), int(sides[1])
-
-
-def _abstract_source(
-    published: Published, size: tuple[int, int]
-) -> tuple[ViT | ResNet, dict[str, tuple[int, ...]]]:
-    """Returns the model of the file, without values, and the shapes of its parameters by name."""
-    config = model_options(**published.options)
-    shape = resolve(config)
-    if published.image_size is not None:
-        size = published.image_size
-    elif isinstance(shape, ViTShape):  # No parameter depends on it.
-        size = (shape.stride, shape.stride)
-    return _abstract(config, published.num_classes, size)
+def _abstract_source(published: Published) -> tuple[nnx.Module, _Shapes]:
+    """Returns the model that the file was made for, without values, and its parameters' shapes."""
+    options = model_options(**published.options)
+    # A file that does not determine its image size has no parameter that depends on it.
+    stride = resolve(options).stride
+    size = published.image_size or (stride, stride)
+    return _abstract(options, published.num_classes, size)
 
 
 def _abstract(
-    config: ModelConfig, num_classes: int, size: tuple[int, int]
-) -> tuple[ViT | ResNet, dict[str, tuple[int, ...]]]:
+    options: ModelConfig, num_classes: int, size: tuple[int, int]
+) -> tuple[nnx.Module, _Shapes]:
     """Returns a model without values, and the shapes of its parameters by name."""
     key = jax.random.key(0)
     model = nnx.eval_shape(
-        lambda: build_model(config, num_classes=num_classes, image_size=size, key=key)
+        lambda: build_model(options, num_classes=num_classes, image_size=size, key=key)
     )
-    state = nnx.to_pure_dict(nnx.state(model))
-    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(state)]
-    return model, dict(zip(leaf_names(state), shapes, strict=True))
+    return model, {name: tuple(leaf.shape) for name, leaf in parameters(model).items()}
 
 
 def _take(
     file: TensorFile,
     published: Published,
-    own: Mapping[str, tuple[int, ...]],
+    source_shapes: _Shapes,
     target: Target,
     keeps_head: bool,
     report: LoadReport,
 ) -> dict[str, np.ndarray]:
-    """Reads every row that the file can fill; returns our parameters and fills the report."""
+    """Reads every row whose tensors the file has; returns our parameters and fills the report.
+
+    Args:
+        file: the tensors.
+        published: what the file is.
+        source_shapes: parameters of the model that the file was made for.
+        target: what the parameters must fit.
+        keeps_head: False: the head is skipped.
+        report: gets an entry for every tensor.
+    """
     arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
-    own_task = "|".join(published.of_pretraining)
     for row in published.rows:
-        if own_task and re.fullmatch(own_task, row.ours[0]):
-            used |= set(row.theirs)
-            report.add(Status.LEFT_OUT, *row.ours)
-            continue
-        if not set(row.ours) <= own.keys():
-            continue
-        layers = own[row.ours[0]][0] if row.layered else 1
-        names = {name for layer in range(layers) for name in row.names(layer)}
-        if not names <= file.shapes.keys():
+        task_only = _matches(row.ours[0], published.task_only)
+        names = _tensors_of(row, source_shapes, all_layers=not task_only)
+        if not names or not names <= file.shapes.keys():
             continue
         used |= names
-        if row.ours[0].startswith("head/") and not keeps_head:
+        if task_only or (row.ours[0].startswith("head/") and not keeps_head):
             report.add(Status.LEFT_OUT, *row.ours)
             continue
-        table = row.ours[0].endswith("position_embedding/table")
-        shapes = [file.shapes[row.theirs[0]] if table else own[name] for name in row.ours]
+        # The file's table may lack the class token's vector; all others have our shape.
+        shapes = [
+            file.shapes[row.theirs[0]] if is_table(name) else source_shapes[name]
+            for name in row.ours
+        ]
         for name, array in zip(row.ours, read_row(row, file, shapes), strict=True):
             if name not in target.shapes:
                 report.add(Status.UNEXPECTED, name)
                 continue
-            fitted = fit(name, array, target)
+            fitted = fit(name, array, target, f"parameter {report.label(name)}")
             status = Status.TAKEN if fitted is array else Status.RESIZED
             report.add(status, name, detail=f"{array.shape} -> {fitted.shape}")
             arrays[name] = fitted
-    unused = "|".join(published.unused)
-    left = [n for n in file.shapes if n not in used and not (unused and re.fullmatch(unused, n))]
+    left = [n for n in file.shapes if n not in used and not _matches(n, published.unused)]
     report.add(Status.UNEXPECTED, *sorted(left))
     return arrays
 
 
-def _check_missing(
+def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
+    """Returns the tensor names of a row; none if the file's model has no such parameters."""
+    if not all_layers:
+        return set(row.theirs)
+    if not set(row.ours) <= shapes.keys():
+        return set()
+    layers = shapes[row.ours[0]][0] if row.layered else 1
+    return {name for layer in range(layers) for name in row.names(layer)}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _report_missing(
     report: LoadReport,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: _Shapes,
     arrays: Mapping[str, Any],
     allow_missing: Sequence[str],
     keeps_head: bool,
 ) -> None:
     for name in shapes:
-        if name in arrays:
-            continue
-        new_head = name.startswith("head/") and not keeps_head
-        allowed = any(re.fullmatch(pattern, name) for pattern in allow_missing)
-        report.add(Status.REINITIALISED if new_head or allowed else Status.MISSING, name)
+        if name not in arrays:
+            new_head = name.startswith("head/") and not keeps_head
+            allowed = new_head or _matches(name, allow_missing)
+            report.add(Status.REINITIALISED if allowed else Status.MISSING, name)
 
 
-def _fresh(
-    config: ModelConfig, num_classes: int, size: tuple[int, int], seed: int, names: Sequence[str]
-) -> dict[str, jax.Array]:
-    """Returns parameters by name as a new model has them."""
-    if not names:
+def _initial_parameters(found: Weights, seed: int) -> dict[str, jax.Array]:
+    """Returns the parameters that the file lacks, as a new model has them."""
+    if not found.lacking:
         return {}
 
     @jax.jit
-    def init(key):
-        model = build_model(config, num_classes=num_classes, image_size=size, key=key)
-        state = nnx.to_pure_dict(nnx.state(model))
-        leaves = named_leaves(state)
-        return {name: leaves[name] for name in names}
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+        model = build_model(
+            found.options, num_classes=found.num_classes, image_size=found.image_size, key=key
+        )
+        leaves = named_leaves(nnx.to_pure_dict(nnx.state(model)))
+        return {name: leaves[name] for name in found.lacking}
 
     return init(jax.random.key(seed))

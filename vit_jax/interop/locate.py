@@ -1,23 +1,23 @@
-"""From an address to a local path: local files as they are, `hf://` and `gs://` through a cache."""
+"""From an address to a local path: local files directly, `hf://` and `gs://` through a cache."""
 
 import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vit_jax.errors import WeightsError
+from vit_jax.interop.tensors import CONFIG_FILES
 
-# What a folder of published weights is read from; the rest of a repository stays where it is.
+# Endings of the files that are fetched from a folder of published weights.
 _WANTED = (".safetensors", ".json", ".npz")
-_BESIDE = ("config.json", "preprocessor_config.json")
 
 
 def local_path(address: str | Path) -> Path:
-    """Returns a local path with the file or folder of an address.
+    """Returns a local path with the file or folder at an address.
 
     Args:
-        address: local path, or `SCHEME://...` that fsspec knows: `hf://ORGANISATION/MODEL[/FILE]`
-            needs huggingface_hub, `gs://BUCKET/FILE` gcsfs. What was fetched once and has kept its
-            size is not fetched again; the cache is VIT_JAX_CACHE or ~/.cache/vit_jax.
+        address: local path, or a `SCHEME://...` that fsspec supports: `hf://ORGANISATION/MODEL[/FILE]`
+            needs huggingface_hub, `gs://BUCKET/FILE` gcsfs. A file is fetched again only if its
+            size has changed. The cache is in VIT_JAX_CACHE, by default ~/.cache/vit_jax.
 
     Raises:
         WeightsError: nothing there, or a package is missing.
@@ -46,26 +46,28 @@ def _fetch(address: str) -> Path:
         else:
             _fetch_file(system, root, target)
             folder = root.rpartition("/")[0]
-            for name in _BESIDE:  # They say how the weights are to be used.
+            for name in CONFIG_FILES:
                 if target.suffix == ".safetensors" and system.exists(f"{folder}/{name}"):
                     _fetch_file(system, f"{folder}/{name}", target.with_name(name))
     except ImportError as error:
         package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the package named")
         raise WeightsError(
-            f"{address} cannot be fetched: {error}", f"{package} to be installed",
+            f"{address} cannot be fetched: {error}",
+            f"{package} to be installed",
             f"pip install {package}, or download the file and give its path",
-        ) from None  # fmt: skip
-    except Exception as error:  # Each file system has kinds of its own.
+        ) from None
+    except Exception as error:  # Each file system has its own classes of errors.
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise WeightsError(
             f"{address} cannot be fetched: {reason}",
-            "an address that can be read", "check it, or download the file and give its path",
-        ) from None  # fmt: skip
+            "an address that can be read",
+            "check it, or download the file and give its path",
+        ) from None
     return target
 
 
 def _wanted(system: Any, root: str) -> list[str]:
-    """Returns the files to fetch of a folder: all of a run of ours, else weights beside configs."""
+    """Returns the files to fetch from a folder: a whole run of ours, else weights and configs."""
     inside = [name.rstrip("/") for name in system.ls(root, detail=False)]
     ours = {"checkpoints", "params", "model.json"}
     if ours & {name.rpartition("/")[2] for name in inside}:
@@ -73,7 +75,7 @@ def _wanted(system: Any, root: str) -> list[str]:
     return [name for name in inside if name.endswith(_WANTED)]
 
 
-def _fetch_file(system, name: str, target: Path) -> None:
+def _fetch_file(system: Any, name: str, target: Path) -> None:
     if target.exists() and target.stat().st_size == system.size(name):
         return
     target.parent.mkdir(parents=True, exist_ok=True)

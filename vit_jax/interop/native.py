@@ -1,25 +1,32 @@
 """Our own weights: run folders with their checkpoints, and folders that `convert` writes."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.files import read_json
-from vit_jax.interop.published import EvalView, Published
-from vit_jax.interop.rows import Same, row
+from vit_jax.interop.formats import EvalView, Published
+from vit_jax.interop.name_table import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import choose_checkpoint
+from vit_jax.run.about import choose_checkpoint, evaluated_item
 
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
+
+# Value of `convert --format` for these folders, and their name in messages about reading.
+NAME, READS = "orbax", "vit_jax"
 DESCRIPTION, ARRAYS = "model.json", "params"
-# Task -> what of a run's parameters serves it alone: colours of patches are no classes of images.
-_OF_TASK = {"classification": (), "masked_patches": ("mask_token", "head/.*")}
+# Task -> patterns of the parameters that only the task needs.
+_OWN_PARAMETERS = {"classification": (), "masked_patches": ("mask_token", "head/.*")}
 
 
 def is_native(path: Path) -> bool:
@@ -35,10 +42,10 @@ def is_native(path: Path) -> bool:
 
 
 def open_native(path: Path) -> tuple[TensorFile, Published]:
-    """Reads the parameters of a run folder, a step, or a converted folder.
+    """Reads the parameters of a run folder, of one step, or of a converted folder.
 
-    Of a run folder it is the latest step, or the best of a run with early stopping. Where the run
-    kept a moving average, that is what is read.
+    A run folder stands for its latest step, or for the best step if early stopping chose one. If
+    the run kept a moving average, the average is read.
 
     Raises:
         WeightsError: no complete checkpoint there, or a damaged one.
@@ -50,16 +57,23 @@ def open_native(path: Path) -> tuple[TensorFile, Published]:
         published = _describe(about, params)
     except UserError:
         raise
-    except Exception as error:  # Orbax raises many kinds for a damaged file.
+    except Exception as error:  # Orbax raises many classes of errors for a damaged file.
         raise _unreadable(path, error) from None
+    return as_tensor_file(path, params), published
+
+
+def as_tensor_file(path: Path, params: dict[str, np.ndarray]) -> TensorFile:
+    """Returns arrays as a file of tensors; each can be read once.
+
+    An array is dropped when it is read, so that it is not kept beside the model's copy.
+    """
     size = sum(array.nbytes for array in params.values())
     shapes = {name: array.shape for name, array in params.items()}
-    # Each array is given away once, so that it is not held beside the model's copy.
-    return TensorFile(path, shapes, size, params.pop), published
+    return TensorFile(path, shapes, size, params.pop)
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Returns the model section of what `open_native` reads, without its parameters.
+    """Returns the model section of what `open_native` reads; reads no parameters.
 
     Raises:
         WeightsError: no complete checkpoint there, or a damaged one.
@@ -73,59 +87,77 @@ def read_options(path: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from None
 
 
+def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Writes a folder that `open_native` reads.
+
+    Args:
+        path: folder.
+        about: "model" (its section), "image_size", and optionally "class_names" and "view".
+        params: nested dicts of parameters.
+    """
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save((path / ARRAYS).absolute(), args=ocp.args.PyTreeSave(params))
+    (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def save_native(loaded: "Loaded", path: Path) -> None:
+    """Writes a loaded model; any model can be written, also for an image that is not square."""
+    about = {
+        "model": loaded.options.to_mapping(),
+        "num_classes": loaded.num_classes,
+        "image_size": list(loaded.image_size),
+        "class_names": list(loaded.class_names or ()),
+        "view": dataclasses.asdict(loaded.view),
+    }
+    write_native(path, about, nnx.to_pure_dict(nnx.state(loaded.model)))
+
+
 def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
-    """Returns what describes the model, and the folder of its arrays."""
+    """Returns the description of the model, and the folder of its arrays."""
     if (path / DESCRIPTION).is_file():
-        return json.loads((path / DESCRIPTION).read_text()), path / ARRAYS
+        return read_json(path / DESCRIPTION, error=WeightsError), path / ARRAYS
     step = choose_checkpoint(path)
-    config = read_json(step / "config" / "metadata")
-    side = config["data"]["image_size"]
-    about = {"model": config["model"], "image_size": [side, side]}
-    about["task"] = config.get("task", "classification")
-    about["view"] = _view(config["data"])
+    config = read_json(step / "config" / "metadata", error=WeightsError)
+    task, side = config.get("task", "classification"), config["data"]["image_size"]
+    about = {
+        "model": config["model"],
+        "image_size": [side, side],
+        "view": _view(config["data"]),
+        "own_parameters": _OWN_PARAMETERS[task],
+    }
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
-        about["class_names"] = json.loads(classes.read_text())["names"]
-    return about, step / (ARRAYS if config.get("ema_decay") is None else "ema")
+        about["class_names"] = read_json(classes, error=WeightsError)["names"]
+    return about, step / evaluated_item(config)
 
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return WeightsError(
-        f"{path} cannot be read: {reason}", "a run folder or a converted model",
-        "check the path, or take another step of the run",
-    )  # fmt: skip
-
-
-def write_native(
-    path: Path, about: Mapping[str, Any], params: Mapping[str, Any]
-) -> None:  # fmt: skip
-    """Writes parameters (a nested dict) and what describes them."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save((path / ARRAYS).absolute(), args=ocp.args.PyTreeSave(params))
-    (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
+        f"{path} cannot be read: {reason}",
+        "a run folder or a converted model",
+        "check the path, or use another step of the run",
+    )
 
 
 def _restore(path: Path) -> dict[str, np.ndarray]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(path.absolute()).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        found = checkpointer.restore(
-            path.absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy)
-        )  # fmt: skip
-    return named_leaves(found)
+        args = ocp.args.PyTreeRestore(restore_args=as_numpy)
+        return named_leaves(checkpointer.restore(path.absolute(), args=args))
 
 
 def _view(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how a run evaluated, from its data section; what an older one lacks is as usual."""
+    """Returns how a run evaluated, from its data section; older runs lack some of the keys."""
     augment = data.get("augment", {})
     found = {name: augment[name] for name in ("central_fraction", "antialias") if name in augment}
     return found | ({"crop": data["eval_crop"]} if "eval_crop" in data else {})
 
 
 def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Published:
-    of_task = _OF_TASK[about.get("task", "classification")]
-    head = None if "head/.*" in of_task else params.get("head/linear/kernel")
+    own = tuple(about.get("own_parameters", ()))
+    head = None if "head/.*" in own else params.get("head/linear/kernel")
     names = about.get("class_names")
     if names and (head is None or len(names) != head.shape[1]):
         names = None  # A dataset may name fewer classes than the head was made for.
@@ -137,5 +169,5 @@ def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Pub
         tuple(row(name, name, Same()) for name in params),
         class_names=tuple(names) if names else None,
         view=EvalView(**about.get("view", {})),
-        of_pretraining=of_task,
+        task_only=own,
     )

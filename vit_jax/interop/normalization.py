@@ -1,4 +1,4 @@
-"""Weights made for other pixel values than [-1, 1], folded into the patch embedding."""
+"""Weights that expect images normalised otherwise than to [-1, 1]: folds it into the embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from vit_jax.errors import WeightsError
 # (mean, standard deviation) of each channel of an image in [0, 1].
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
-# What makes [0, 1] to [-1, 1], as all models here take it.
+# Maps [0, 1] to [-1, 1], the range of the images that all models here take.
 OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-# The usual ones by name.
+# The common normalisations by name.
 NORMALIZATIONS: dict[str, Normalization] = {
     "half": OURS,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -20,11 +20,11 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
-    """Returns what a file's config says, where it says something else than ours.
+    """Returns the normalisation in a config.json, or None if there is none or it is ours.
 
     Args:
-        mean: of each channel, as in JSON, or None.
-        std: of each channel, as in JSON, or None.
+        mean: one number, or one per channel, or None.
+        std: one number, or one per channel, or None.
     """
     if mean is None or std is None:
         return None
@@ -37,7 +37,7 @@ def checked(given: Any) -> Normalization:
     """Returns a mean and a standard deviation of three channels as floats.
 
     Raises:
-        WeightsError: they are something else.
+        WeightsError: `given` is something else.
     """
     try:
         mean, std = (tuple(float(value) for value in part) for part in given)
@@ -45,42 +45,47 @@ def checked(given: Any) -> Normalization:
         mean, std = (), ()
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise WeightsError(
-            f"normalisation {given}", "mean and positive standard deviation, three values each",
+            f"normalisation {given}",
+            "mean and positive standard deviation, three values each",
             "correct the config.json beside the weights, or give normalization=",
-        )  # fmt: skip
+        )
     return mean, std
 
 
 def fold(
-    params: Mapping[str, np.ndarray], normalization: Normalization
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """Returns parameters whose patch embedding takes [-1, 1] where it took normalised images.
+    params: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    normalization: Normalization,
+) -> dict[str, np.ndarray]:
+    """Returns parameters whose patch embedding takes [-1, 1] instead of normalised images.
 
-    An image x in [-1, 1] is ((x + 1) / 2 - mean) / std to the weights, which is linear in x, as the
-    embedding is.
+    The weights expect ((x + 1) / 2 - mean) / std for an image x in [-1, 1]. That is linear in x,
+    and so is the patch embedding.
 
     Args:
-        params: name -> parameter.
-        normalization: mean and standard deviation that the weights were made for.
+        params: name -> parameter that was loaded.
+        shapes: name -> shape, of all parameters of the model.
+        normalization: mean and standard deviation that the weights expect.
 
     Raises:
-        WeightsError: a hybrid or ResNet, whose padding is 0 before and not after normalising.
+        WeightsError: the first layer is a convolution with padding. It pads with 0, which is not
+            the same value before and after normalising.
     """
-    if any(name.startswith(("stem/", "trunk/")) for name in params):
+    kernel_name, bias_name = "patch_embedding/kernel", "patch_embedding/bias"
+    if shapes.get(kernel_name, ())[2:3] != (3,):
         raise WeightsError(
-            f"weights for images normalised by {normalization} whose first layer pads",
-            "a ViT, or weights for images in [-1, 1]",
+            f"weights for images normalised by {normalization}, with a first layer that pads",
+            "a model that cuts patches out of the image, or weights for images in [-1, 1]",
             "normalise the images yourself",
         )
-    if "patch_embedding/kernel" not in params:  # A new one takes [-1, 1].
+    if kernel_name not in params:  # A newly initialised embedding takes [-1, 1].
         return dict(params)
     mean, std = (np.asarray(part, np.float32) for part in normalization)
     scale, shift = 0.5 / std, (0.5 - mean) / std
-    kernel = np.asarray(params["patch_embedding/kernel"], np.float64)
-    bias = np.asarray(params["patch_embedding/bias"], np.float64)
-    bias = bias + np.einsum("pqcd,c->d", kernel, shift)
+    kernel = np.asarray(params[kernel_name], np.float64)
+    bias = np.asarray(params[bias_name], np.float64) + np.einsum("pqcd,c->d", kernel, shift)
     return {
         **params,
-        "patch_embedding/kernel": np.asarray(kernel * scale[:, None], np.float32),
-        "patch_embedding/bias": np.asarray(bias, np.float32),
+        kernel_name: np.asarray(kernel * scale[:, None], np.float32),
+        bias_name: np.asarray(bias, np.float32),
     }

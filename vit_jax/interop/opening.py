@@ -1,28 +1,25 @@
-"""Opening published weights: the format is recognised, the architecture read off the file."""
+"""Opening published weights: recognises the format and reads the architecture."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError, WeightsError
-from vit_jax.interop import big_transfer, native, timm, transformers, vision_transformer
+from vit_jax.interop import native
+from vit_jax.interop.formats import Published, all_formats
 from vit_jax.interop.locate import local_path
-from vit_jax.interop.published import Published
 from vit_jax.interop.tensors import TensorFile, open_tensors
-
-FORMATS = "vision_transformer, big_vision, big_transfer, transformers, timm, vit_jax"
 
 
 def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the model section that weights are for, reading no tensors.
+    """Returns the model section that weights are for; reads no tensors.
 
     Args:
-        address: as `load` takes it.
-        given: what the caller knows, for what cannot be inferred.
+        address: as for `load`.
+        given: options that the caller knows, for sizes that cannot be inferred.
 
     Raises:
-        WeightsError: nothing there, an unknown format, or something that has to be given.
+        WeightsError: nothing there, an unknown format, or a size that must be given.
     """
     path = local_path(address)
     if native.is_native(path):
@@ -35,53 +32,42 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, Pu
 
     Args:
         path: local file or folder.
-        given: what the caller knows, for what cannot be inferred.
+        given: options that the caller knows, for sizes that cannot be inferred.
 
     Raises:
-        WeightsError: an unknown format, a damaged file, or something that has to be given.
+        WeightsError: an unknown format, a damaged file, or a size that must be given.
     """
     if native.is_native(path):
         return native.open_native(path)
-    folder = path if path.is_dir() else path.parent
     if path.is_dir():
         path = _weights_in(path)
     file = open_tensors(path)
+    formats = [f for f in all_formats() if (f.container == "npz") == (path.suffix == ".npz")]
     try:
-        found = _recognise(file, folder, given)
+        for format in formats:
+            if (recognised := format.recognise(file)) is not None:
+                return recognised, format.describe(recognised, given)
     except UserError:
         raise
-    # A tensor lacks or has other axes, or a config.json says what cannot be.
+    # A tensor is missing or has other axes, or config.json has impossible values.
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise WeightsError(
-            f"{path} has tensors that do not make a whole model ({error})",
-            f"one of the formats {FORMATS}", "check where the file comes from",
-        ) from None  # fmt: skip
-    if found is None:
-        names = ", ".join(sorted(file.shapes)[:3])
-        raise WeightsError(
-            f"{path} has tensors of an unknown architecture ({names}, ...)",
-            f"one of the formats {FORMATS}",
-            "for transformers give the folder with config.json",
-        )
-    return found
+            f"{path} has tensors that do not make a complete model ({error})",
+            f"one of the formats {known_formats()}",
+            "check where the file comes from",
+        ) from None
+    names = ", ".join(sorted(file.shapes)[:3])
+    raise WeightsError(
+        f"{path} has tensors of an unknown architecture ({names}, ...)",
+        f"one of the formats {known_formats()}",
+        "for transformers give the folder with config.json",
+    )
 
 
-def _recognise(
-    file: TensorFile, folder: Path, given: Mapping[str, Any]
-) -> tuple[TensorFile, Published] | None:
-    if file.path.suffix == ".npz":
-        if found := vision_transformer.recognise(file):
-            return found, vision_transformer.describe(found, given)
-        if found := big_transfer.recognise(file):
-            return found, big_transfer.describe(found, given)
-        return None
-    config = _read_json(folder / "config.json")
-    if found := transformers.recognise(file, config):
-        preprocessor = _read_json(folder / "preprocessor_config.json")
-        return found, transformers.describe(found, config, preprocessor)
-    if found := timm.recognise(file):
-        return found, timm.describe(found, given, config)
-    return None
+def known_formats() -> str:
+    """Returns the names of all formats that can be read, for messages."""
+    names = [name for format in all_formats() for name in format.reads]
+    return ", ".join(dict.fromkeys([*names, native.READS]))
 
 
 def _weights_in(folder: Path) -> Path:
@@ -91,19 +77,8 @@ def _weights_in(folder: Path) -> Path:
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.npz")))
     if len(files) != 1:
         raise WeightsError(
-            f"{folder} has {len(files)} files of weights", "model.safetensors, or just one file",
+            f"{folder} has {len(files)} files of weights",
+            "model.safetensors, or exactly one file",
             "give the file itself",
-        )  # fmt: skip
+        )
     return files[0]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}, no object")
-        return found
-    except ValueError as error:
-        raise WeightsError(f"{path} is no JSON: {error}", "a config.json", "fix it") from None

@@ -1,8 +1,8 @@
-"""What became of every tensor when weights were loaded."""
+"""The report of loading weights: what happened to every tensor and parameter."""
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import WeightsError, first_few
@@ -10,7 +10,7 @@ from vit_jax.interop.normalization import Normalization
 
 
 class Status(enum.Enum):
-    """What became of a parameter or tensor."""
+    """What happened to a parameter or tensor."""
 
     TAKEN = "taken"
     RESIZED = "resized"
@@ -25,24 +25,33 @@ class LoadReport:
 
     Args:
         path: where the weights came from.
-        format: of the file.
-        model: name of the model made.
-        size_bytes: of the file.
+        format: format of the file.
+        model: name of the model that was built.
+        size_bytes: size of the file.
+        file_names: parameter name -> name of its tensors in the file.
 
     Attributes:
         entries: (status, name, detail) in the order found.
-        seconds: that loading took.
-        normalization: of images, that was folded into the patch embedding; None: nothing to fold.
+        seconds: time that loading took.
+        normalization: what was folded into the patch embedding; None: nothing.
     """
 
-    def __init__(self, path: str, format: str, model: str, size_bytes: int):
+    def __init__(
+        self,
+        path: str,
+        format: str,
+        model: str,
+        size_bytes: int,
+        file_names: Mapping[str, str] | None = None,
+    ):
         self.path, self.format, self.model, self.size_bytes = path, format, model, size_bytes
+        self.file_names = file_names or {}
         self.entries: list[tuple[Status, str, str]] = []
         self.seconds = 0.0
         self.normalization: Normalization | None = None
 
     def add(self, status: Status, *names: str, detail: str = "") -> None:
-        """Notes what became of some names."""
+        """Records the status of some names; only RESIZED keeps the detail."""
         shown = detail if status is Status.RESIZED else ""
         self.entries += [(status, name, shown) for name in names]
 
@@ -50,26 +59,33 @@ class LoadReport:
         """Returns the names with a status."""
         return [name for found, name, _ in self.entries if found is status]
 
+    def label(self, name: str) -> str:
+        """Returns a parameter's name, and the file's name for it if that is another."""
+        theirs = self.file_names.get(name, name)
+        return name if theirs == name else f"{name} ({theirs} in the file)"
+
     def check(self, allow_unexpected: Sequence[str]) -> None:
-        """Raises WeightsError if something is missing, or unexpected and not allowed."""
+        """Raises WeightsError if a parameter is missing, or a tensor is unused and not allowed."""
         unexpected = [
             name
             for name in self.names(Status.UNEXPECTED)
             if not any(re.fullmatch(pattern, name) for pattern in allow_unexpected)
         ]
-        for names, what, argument in (
+        for names, problem, argument in (
             (self.names(Status.MISSING), "lacks", "allow_missing"),
-            (unexpected, "has, unused by the model,", "allow_unexpected"),
+            (unexpected, "contains tensors that the model does not use:", "allow_unexpected"),
         ):
             if names:
+                labels = [self.label(name) for name in names]
                 raise WeightsError(
-                    f"{self.path} ({self.format}, as {self.model}) {what} {first_few(names, 3)}",
+                    f"{self.path} ({self.format}, as {self.model}) {problem}"
+                    f" {first_few(labels, 3)}",
                     "the model's parameters and no others",
                     f"give the right options, or allow it by a pattern in {argument}=",
                 )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Returns it ready for JSON."""
+        """Returns the report as a mapping for JSON."""
         found: dict[str, Any] = {
             "path": self.path,
             "format": self.format,
@@ -84,14 +100,14 @@ class LoadReport:
         return found
 
     def print(self) -> None:
-        """Prints the table: how many of each, and by name all that were not simply taken."""
+        """Prints the table: a count per status, and the names unless the status is TAKEN."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        title = Text(f"{self.model} from {self.path}")  # Brackets in a path are no markup.
+        title = Text(f"{self.model} from {self.path}")  # Not a str: Rich reads brackets as markup.
         table = Table(title=title, title_justify="left")
-        table.add_column("what")
+        table.add_column("status")
         table.add_column("count", justify="right")
         table.add_column("parameters", overflow="fold")
         for status in Status:
@@ -108,8 +124,8 @@ class LoadReport:
         if self.normalization is not None:
             mean, std = self.normalization
             console.print(
-                f"made for images normalised by mean {mean} and deviation {std}: folded into the"
-                " patch embedding, which now takes [-1, 1]",
+                f"The weights expect images normalised by mean {mean} and deviation {std}; this was"
+                " folded into the patch embedding, which now takes [-1, 1]",
                 highlight=False,
             )
         console.print(f"{self.format}, {size}, loaded in {self.seconds:.1f} s", highlight=False)

@@ -1,4 +1,4 @@
-"""Files of named tensors, npz and safetensors, read one tensor at a time and never by pickle."""
+"""Files of named tensors, npz and safetensors; read one tensor at a time, never by pickle."""
 
 import dataclasses
 import json
@@ -10,15 +10,20 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import WeightsError
+from vit_jax.files import read_json
 
-# Bytes that an array's memory has to start at a multiple of for JAX to use it without a copy.
+# JAX on a CPU uses an array's memory without a copy if it starts at a multiple of this many bytes.
 _ALIGNMENT = 64
+# JSON files that may lie beside safetensors and describe how to use the weights.
+CONFIG_FILES = ("config.json", "preprocessor_config.json")
+# What NumPy, zipfile, safetensors and JSON raise for damaged files.
 _DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SyntaxError,
     MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error,
@@ -30,22 +35,24 @@ class TensorFile:
     """Named tensors on disk.
 
     Attributes:
-        path: file or folder that they come from.
-        shapes: name -> shape, known without reading the tensors.
-        size_bytes: of the file or files.
+        path: file or folder that contains them.
+        shapes: name -> shape; no tensors are read for it.
+        size_bytes: size of the file or files.
         load: name -> array as stored.
+        configs: content of the JSON files from CONFIG_FILES that lie beside the weights.
     """
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
     size_bytes: int
     load: Callable[[str], np.ndarray]
+    configs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor as float32.
 
         Raises:
-            WeightsError: the file is damaged there.
+            WeightsError: the tensor is damaged.
         """
         try:
             array = self.load(name)
@@ -56,13 +63,17 @@ class TensorFile:
         return np.asarray(array, np.float32)
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
-        """Returns the file with other names: {new: old}; tensors not named are left out."""
+        """Returns the file with tensors renamed by {new: old}; other tensors are dropped."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return dataclasses.replace(self, shapes=shapes, load=lambda name: self.load(names[name]))
 
+    def config(self, name: str = "config.json") -> Mapping[str, Any]:
+        """Returns the JSON object in a file beside the weights; empty if there is no such file."""
+        return self.configs.get(name, {})
+
 
 def empty_aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an uninitialised float32 array, which JAX on a CPU takes over without a copy."""
+    """Returns an uninitialised float32 array that JAX on a CPU uses without a copy."""
     size_bytes = math.prod(shape) * 4
     memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -70,8 +81,8 @@ def empty_aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def to_jax(array: np.ndarray) -> jax.Array:
-    """Returns a float32 array as JAX's; it may be the same memory, not to be written to again."""
-    # jnp.asarray would copy, and keep what it copied from until the next garbage collection.
+    """Returns a float32 array as a JAX array; it may share memory: do not write to it again."""
+    # jnp.asarray would copy, and keep the original alive until the next garbage collection.
     if array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
         copy = empty_aligned(array.shape)
         copy[...] = array
@@ -80,36 +91,44 @@ def to_jax(array: np.ndarray) -> jax.Array:
 
 
 def open_tensors(path: Path) -> TensorFile:
-    """Opens an npz file, a safetensors file, or the index of several.
+    """Opens an npz file, a safetensors file, or the index of several safetensors files.
+
+    The JSON files beside safetensors are read as well.
 
     Raises:
-        WeightsError: no such file, another format, a damaged file, or one that needs pickle.
+        WeightsError: no such file, another kind of file, a damaged file, or one that needs pickle.
     """
     if not path.is_file():
         raise WeightsError(f"no file {path}", "an npz or safetensors file", "check the path")
-    if path.name.endswith(".safetensors.index.json"):
-        return _open_shards(path)
     if path.suffix == ".npz":
         return _open_npz(path)
-    if path.suffix == ".safetensors":
-        return _open_safetensors(path)
+    if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
+        file = _open_safetensors(path) if path.suffix == ".safetensors" else _open_shards(path)
+        beside = {name: path.parent / name for name in CONFIG_FILES}
+        fix = "correct the file, or remove it"
+        configs = {
+            name: read_json(config, error=WeightsError, fix=fix)
+            for name, config in beside.items()
+            if config.is_file()
+        }
+        return dataclasses.replace(file, configs=configs)
     with path.open("rb") as file:
         start = file.read(2)
     if start == b"PK" or start[:1] == b"\x80" or path.suffix in (".bin", ".pt", ".pth"):
         raise WeightsError(
-            f"{path} is a PyTorch or pickle file, which runs code when read",
+            f"{path} is a PyTorch or pickle file, and reading one runs code",
             "safetensors or npz",
             "save it as safetensors first (transformers and timm publish them)",
         )
     raise WeightsError(
-        f"{path} is of an unknown kind", ".npz or .safetensors", "give a file of one of these"
+        f"{path} is not a known kind of file", ".npz or .safetensors", "give such a file"
     )
 
 
 def _open_npz(path: Path) -> TensorFile:
     shapes, pickled = {}, []
     try:
-        archive = zipfile.ZipFile(path)  # Closed when the last tensor has been read and it goes.
+        archive = zipfile.ZipFile(path)  # Closed when `load` below is garbage collected.
         members = {member.removesuffix(".npy"): member for member in archive.namelist()}
         for name, member in members.items():
             with archive.open(member) as file:
@@ -126,9 +145,10 @@ def _open_npz(path: Path) -> TensorFile:
         raise _damaged(path, error) from None
     if pickled:
         raise WeightsError(
-            f"{path} has Python objects in it ('{pickled[0]}'), which run code when read",
-            "arrays of numbers", "save the arrays alone",
-        )  # fmt: skip
+            f"{path} contains Python objects ('{pickled[0]}'), and reading them runs code",
+            "arrays of numbers",
+            "save only the arrays",
+        )
 
     def load(name: str) -> np.ndarray:
         with archive.open(members[name]) as file:
@@ -152,7 +172,7 @@ def _open_safetensors(path: Path) -> TensorFile:
 def _load_safetensors(path: Path, name: str) -> np.ndarray:
     from safetensors import SafetensorError, safe_open
 
-    # Opened for each tensor, so that the pages of those already read do not stay mapped.
+    # Opened anew for each tensor, so that pages of tensors already read do not stay mapped.
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor(name)
@@ -163,9 +183,8 @@ def _load_safetensors(path: Path, name: str) -> np.ndarray:
 def _open_shards(path: Path) -> TensorFile:
     try:
         files = json.loads(path.read_text())["weight_map"]
-        parts = {
-            name: _open_safetensors(path.parent / name) for name in sorted(set(files.values()))
-        }
+        names = sorted(set(files.values()))
+        parts = {name: _open_safetensors(path.parent / name) for name in names}
         shapes = {name: parts[file].shapes[name] for name, file in files.items()}
     except _DAMAGED as error:
         if isinstance(error, WeightsError):
@@ -179,6 +198,7 @@ def _damaged(path: Path, error: Exception, what: str = "") -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     where = f"{path}, {what}," if what else f"{path}"
     return WeightsError(
-        f"{where} cannot be read: {reason}", "a complete npz or safetensors file",
+        f"{where} cannot be read: {reason}",
+        "a complete npz or safetensors file",
         "download it again",
-    )  # fmt: skip
+    )

@@ -1,23 +1,46 @@
-"""safetensors of timm: ViT, DINOv2 with registers, DINOv3, SigLIP image towers."""
+"""safetensors files of timm: ViT, DINOv2 with registers, DINOv3, SigLIP image towers."""
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
+from vit_jax.interop.formats import EvalView, Format, Published, Tensors, depth_of
+from vit_jax.interop.name_table import (
+    Flat,
+    QueryValueBias,
+    Row,
+    Same,
+    Split,
+    TorchLinear,
+    row,
+    torch_linear_rows,
+    torch_norm_rows,
+    torch_patch_rows,
+    write_rows,
+)
 from vit_jax.interop.normalization import normalization_of
-from vit_jax.interop.published import EvalView, Published, depth_of, grid_of, heads_of, vit_options
-from vit_jax.interop.rows import Flat, QueryValueBias, Row, Same, Split, TorchLinear, row
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.interop.torch_rows import linear_rows, norm_rows, patch_rows
+from vit_jax.interop.vit_formats import (
+    TABLE,
+    checked_shape,
+    grid_of,
+    heads_of,
+    vit_options,
+    with_learned_table,
+)
+from vit_jax.models.vit import ViT
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
 
 _BLOCK = "blocks.{layer}"
-# timm's names of our poolings.
-POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
-# (width, rotary, mlp) -> heads, where they are not those of the other models of that width:
-# DINOv3-H+ and SigLIP-g. Source: timm.
+# timm's name of a pooling -> ours.
+_POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+# (width, rotary, mlp) -> heads, where they differ from other models of that width: DINOv3-H+ and
+# SigLIP-g. Source: timm.
 _OTHER_HEADS = {(1280, True, "swiglu"): 20, (1536, False, "gelu"): 16}
-# timm's architectures that have the tanh form of GELU without config.json saying so.
+# timm's architectures that use the tanh form of GELU although config.json does not say so.
 _TANH_GELU = (
     r"vit_(base_patch32_siglip_256|large_patch16_siglip_(gap_)?512"
     r"|(so400m|giantopt)_patch16_siglip_.*)"
@@ -25,32 +48,29 @@ _TANH_GELU = (
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is one of these, else None."""
+    """Returns the file under its plain names if it is a ViT of timm, else None."""
     plain = {name.removeprefix("model."): name for name in file.shapes}
     known = {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight"} <= plain.keys()
     return file.renamed(plain) if known else None
 
 
-def describe(file: TensorFile, given: Mapping[str, Any], config: Mapping[str, Any]) -> Published:
-    """Reads the architecture off the shapes, and off timm's config.json where there is one.
-
-    Args:
-        file: the tensors.
-        given: options of the caller.
-        config: timm's config.json; empty: there is none.
+def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+    """Reads the architecture from the shapes, and from timm's config.json if there is one.
 
     Raises:
-        WeightsError: a size that cannot be told and is not given.
+        WeightsError: a size that neither the file nor the caller gives.
     """
+    config = file.config()
     if "_rope_" in (named := config.get("architecture", "")) or "rope.freqs" in file.shapes:
         raise WeightsError(
-            f"{file.path}, {named or 'a model with learned rotations'}", "DINOv3's rotations",
+            f"{file.path}, {named or 'a model with learned rotations'}",
+            "the rotary embedding of DINOv3",
             "this kind of rotary embedding is not supported",
-        )  # fmt: skip
+        )
     shapes, arguments = file.shapes, config.get("model_args", {})
     given = _sizes(arguments) | dict(given)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
-    # DINOv3 is the one without a position table: it rotates queries and keys instead.
+    # Only DINOv3 has no position table: it rotates queries and keys instead.
     rotary = "pos_embed" not in shapes
     mlp, hidden = _mlp(file)
     heads = given.get("num_heads") or _OTHER_HEADS.get((width, rotary, mlp))
@@ -99,14 +119,14 @@ def describe(file: TensorFile, given: Mapping[str, Any], config: Mapping[str, An
 
 
 def _view(pretrained: Mapping[str, Any]) -> EvalView:
-    """Returns what timm's evaluation shows, but for its filter: ours is stated in `data.resize`."""
+    """Returns the crop of timm's evaluation; the filter is ours, see `data.resize`."""
     if pretrained.get("crop_mode") == "squash":
         return EvalView(crop="resize")
     return EvalView(central_fraction=float(pretrained.get("crop_pct") or 0.875))
 
 
 def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns heads and grid, which the shapes do not tell, where config.json does."""
+    """Returns heads and grid, which the shapes do not determine, if config.json has them."""
     sizes = {k: arguments[k] for k in ("num_heads",) if k in arguments}
     if "img_size" in arguments and "patch_size" in arguments:
         size, patch = arguments["img_size"], arguments["patch_size"]
@@ -116,39 +136,39 @@ def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_table(*, eva: bool = False) -> list[Row]:
-    """Returns the rows of a ViT; `eva`: DINOv3's, which timm builds from another class."""
+    """Returns the rows of a ViT; with `eva` those of DINOv3, another class in timm."""
     ours = "encoder/blocks"
     return [
-        *patch_rows("patch_embed.proj"),
+        *torch_patch_rows("patch_embed.proj"),
         row("class_token", "cls_token", Same()),
         row("registers", "reg_token", Same()),
         row("position_embedding/table", "pos_embed", Same()),
-        *norm_rows(f"{ours}/attention_norm", f"{_BLOCK}.norm1"),
-        *linear_rows(f"{ours}/attention/qkv", f"{_BLOCK}.attn.qkv"),
+        *torch_norm_rows(f"{ours}/attention_norm", f"{_BLOCK}.norm1"),
+        *torch_linear_rows(f"{ours}/attention/qkv", f"{_BLOCK}.attn.qkv"),
         row(
             f"{ours}/attention/qkv/bias",
             (f"{_BLOCK}.attn.q_bias", f"{_BLOCK}.attn.v_bias"),
             QueryValueBias(),
         ),
-        *linear_rows(f"{ours}/attention/out", f"{_BLOCK}.attn.proj", input_axes=2),
+        *torch_linear_rows(f"{ours}/attention/out", f"{_BLOCK}.attn.proj", input_axes=2),
         row(f"{ours}/attention_scale", f"{_BLOCK}.{'gamma_1' if eva else 'ls1.gamma'}", Same()),
-        *norm_rows(f"{ours}/mlp_norm", f"{_BLOCK}.norm2"),
-        *linear_rows(f"{ours}/mlp/expand", f"{_BLOCK}.mlp.fc1"),
+        *torch_norm_rows(f"{ours}/mlp_norm", f"{_BLOCK}.norm2"),
+        *torch_linear_rows(f"{ours}/mlp/expand", f"{_BLOCK}.mlp.fc1"),
         *_gated_rows(f"{ours}/mlp", f"{_BLOCK}.mlp"),
-        *linear_rows(f"{ours}/mlp/contract", f"{_BLOCK}.mlp.fc2"),
+        *torch_linear_rows(f"{ours}/mlp/contract", f"{_BLOCK}.mlp.fc2"),
         row(f"{ours}/mlp_scale", f"{_BLOCK}.{'gamma_2' if eva else 'ls2.gamma'}", Same()),
-        *norm_rows("norm", "norm"),
+        *torch_norm_rows("norm", "norm"),
         *_pooling_rows(),
-        *linear_rows("head/linear", "head"),
+        *torch_linear_rows("head/linear", "head"),
     ]
 
 
 def _gated_rows(ours: str, theirs: str) -> list[Row]:
-    """SwiGLU: gate and value in one layer (DINOv2), or in two (DINOv3)."""
+    """Returns the rows of SwiGLU: gate and value in one layer (DINOv2), or in two (DINOv3)."""
     both = tuple(f"{ours}/{name}" for name in ("gate", "value"))
     return [
-        *linear_rows(both[0], f"{theirs}.fc1_g"),
-        *linear_rows(both[1], f"{theirs}.fc1_x"),
+        *torch_linear_rows(both[0], f"{theirs}.fc1_g"),
+        *torch_linear_rows(both[1], f"{theirs}.fc1_x"),
         row([f"{n}/kernel" for n in both], f"{theirs}.fc1.weight", Split(TorchLinear())),
         row([f"{n}/bias" for n in both], f"{theirs}.fc1.bias", Split(Flat())),
     ]
@@ -158,39 +178,114 @@ def _pooling_rows() -> list[Row]:
     both = ("attention_pooling/key", "attention_pooling/value")
     return [
         row("attention_pooling/probe", "attn_pool.latent", Same()),
-        *linear_rows("attention_pooling/query", "attn_pool.q"),
+        *torch_linear_rows("attention_pooling/query", "attn_pool.q"),
         row([f"{n}/kernel" for n in both], "attn_pool.kv.weight", Split(TorchLinear())),
         row([f"{n}/bias" for n in both], "attn_pool.kv.bias", Split(Flat())),
-        *linear_rows("attention_pooling/out", "attn_pool.proj", input_axes=2),
-        *norm_rows("attention_pooling/norm", "attn_pool.norm"),
-        *linear_rows("attention_pooling/mlp/expand", "attn_pool.mlp.fc1"),
-        *linear_rows("attention_pooling/mlp/contract", "attn_pool.mlp.fc2"),
+        *torch_linear_rows("attention_pooling/out", "attn_pool.proj", input_axes=2),
+        *torch_norm_rows("attention_pooling/norm", "attn_pool.norm"),
+        *torch_linear_rows("attention_pooling/mlp/expand", "attn_pool.mlp.fc1"),
+        *torch_linear_rows("attention_pooling/mlp/contract", "attn_pool.mlp.fc2"),
     ]
 
 
 def _pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
-    """Returns our name of the pooling: timm's `global_pool` where config.json has it."""
+    """Returns our name of the pooling, from `global_pool` if config.json has it."""
     if named:
-        if named not in POOLINGS:
+        if named not in _POOLINGS:
             raise WeightsError(
-                f"{file.path} is pooled by {named!r}", f"one of {', '.join(POOLINGS)}",
+                f"{file.path} is pooled by {named!r}",
+                f"one of {', '.join(_POOLINGS)}",
                 "change global_pool in config.json",
-            )  # fmt: skip
-        return POOLINGS[named]
+            )
+        return _POOLINGS[named]
     if "attn_pool.latent" in file.shapes:
         return "map"
-    # DINOv3 has a class token, but timm pools it by the mean.
+    # DINOv3 has a class token, but timm pools the mean of the patches.
     return "token" if "cls_token" in file.shapes and not rotary else "gap"
 
 
 def _mlp(file: TensorFile) -> tuple[str, int]:
-    """Returns the kind of a block's MLP and its hidden features."""
+    """Returns the kind of a block's MLP and its number of hidden features."""
     shapes = file.shapes
     first, gate, second = (f"blocks.0.mlp.{n}.weight" for n in ("fc1", "fc1_g", "fc2"))
     if second not in shapes or not {first, gate} & shapes.keys():
         raise WeightsError(
-            f"{file.path} has blocks of unknown parts", "blocks with mlp.fc1 and mlp.fc2",
+            f"{file.path} has blocks with unknown parts",
+            "blocks with mlp.fc1 and mlp.fc2",
             "check where the file comes from",
-        )  # fmt: skip
+        )
     hidden = shapes[second][1]
     return ("gelu" if shapes.get(first, (0,))[0] == hidden else "swiglu"), hidden
+
+
+# Width -> size of the timm architecture to start from; config.json overrides all its sizes.
+_ARCHITECTURES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
+
+
+def to_tensors(loaded: "Loaded") -> Tensors:
+    """Returns a folder that `timm.create_model("local-dir:PATH", pretrained=True)` loads.
+
+    Raises:
+        WeightsError: a model that timm's ViT cannot represent.
+    """
+    options = loaded.options
+    shape = checked_shape(
+        loaded, "timm", norm_epsilon=(1e-6,), mlp=("gelu",), pooling=tuple(_POOLINGS.values())
+    )
+    params, model = with_learned_table(loaded), loaded.model
+    assert isinstance(model, ViT)
+    prefix = model.num_prefix
+    if options.num_registers and "class_token" in params:
+        # In timm either all tokens before the patches have a position or none of them.
+        params["class_token"] = params["class_token"] + params[TABLE][:, :1]
+        params[TABLE] = params[TABLE][:, 1:]
+    pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
+    arguments = {
+        "img_size": list(loaded.image_size),
+        "patch_size": shape.patch_size,
+        "embed_dim": shape.width,
+        "depth": shape.depth,
+        "num_heads": shape.num_heads,
+        # timm rounds width x mlp_ratio down; half a feature more makes it exact.
+        "mlp_ratio": (shape.mlp_dim + 0.5) / shape.width,
+        "qkv_bias": options.qkv_bias,
+        "init_values": options.layer_scale,
+        "class_token": "class_token" in params,
+        "reg_tokens": options.num_registers,
+        "no_embed_class": prefix > 0 and params[TABLE].shape[1] == model.tokens - prefix,
+        "global_pool": pooling,
+        "fc_norm": False,
+        "act_layer": "gelu_tanh" if options.gelu_approximate else "gelu",
+    }
+    config = {
+        "architecture": f"vit_{_ARCHITECTURES.get(shape.width, 'base')}_patch16_224",
+        "num_classes": loaded.num_classes,
+        "num_features": shape.width,
+        "global_pool": pooling,
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [3, *loaded.image_size],
+            "fixed_input_size": True,
+            "mean": [0.5] * 3,
+            "std": [0.5] * 3,
+            "crop_pct": loaded.view.central_fraction,
+            "crop_mode": "squash" if loaded.view.crop == "resize" else "center",
+            "num_classes": loaded.num_classes,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+    if loaded.class_names:
+        config["label_names"] = list(loaded.class_names)
+    return Tensors(write_rows(name_table(), params), {"config.json": config})
+
+
+FORMAT = Format(
+    name="timm",
+    reads=("timm",),
+    container="safetensors",
+    recognise=recognise,
+    describe=describe,
+    to_tensors=to_tensors,
+)

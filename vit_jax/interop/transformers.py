@@ -1,50 +1,65 @@
 """Folders of Hugging Face transformers: `ViTForImageClassification` and `ViTModel`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
+from vit_jax.interop.formats import EvalView, Format, Published, Tensors
+from vit_jax.interop.name_table import (
+    Flat,
+    Row,
+    Same,
+    Stacked,
+    TorchLinear,
+    row,
+    torch_linear_rows,
+    torch_norm_rows,
+    torch_patch_rows,
+    write_rows,
+)
 from vit_jax.interop.normalization import Normalization, normalization_of
-from vit_jax.interop.published import EvalView, Published, vit_options
-from vit_jax.interop.rows import Flat, Row, Same, Stacked, TorchLinear, row
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.interop.torch_rows import linear_rows, norm_rows, patch_rows
+from vit_jax.interop.vit_formats import (
+    checked_shape,
+    square_side,
+    vit_options,
+    with_learned_table,
+)
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
 
 _LAYER = "encoder.layer.{layer}"
 # hidden_act -> gelu_approximate.
 _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
 
 
-def recognise(file: TensorFile, config: Mapping[str, Any]) -> TensorFile | None:
-    """Returns the file under its plain names if its config.json is a ViT's, else None.
+def recognise(file: TensorFile) -> TensorFile | None:
+    """Returns the file under its plain names if its config.json describes a ViT, else None.
 
     Raises:
         WeightsError: another model of transformers.
     """
-    kind = config.get("model_type")
+    kind = file.config().get("model_type")
     if kind is None:
         return None
     if kind != "vit":
         raise WeightsError(
-            f"{file.path.parent} is a model of type {kind!r}", "model_type 'vit'",
+            f"{file.path.parent} is a model of type {kind!r}",
+            "model_type 'vit'",
             "use timm's safetensors of this model (DINOv2, DINOv3, SigLIP)",
-        )  # fmt: skip
+        )
     return file.renamed({name.removeprefix("vit."): name for name in file.shapes})
 
 
-def describe(
-    file: TensorFile, config: Mapping[str, Any], preprocessor: Mapping[str, Any]
-) -> Published:
-    """Reads the architecture off config.json, and how images are normalised.
-
-    Args:
-        file: the tensors.
-        config: config.json.
-        preprocessor: preprocessor_config.json; empty: there is none.
+def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+    """Reads the architecture from config.json, the normalisation from preprocessor_config.json.
 
     Raises:
-        WeightsError: a config that lacks a key, or an option that ours has not.
+        WeightsError: config.json lacks a key, or has an option that our models do not have.
     """
+    del given
+    config, preprocessor = file.config(), file.config("preprocessor_config.json")
     try:
         patch, size = config["patch_size"], config["image_size"]
         options = vit_options(
@@ -64,7 +79,7 @@ def describe(
     except KeyError as error:
         raise WeightsError(
             f"config.json of {file.path.parent} has no usable {error}",
-            f"a ViT's config; hidden_act one of {', '.join(_ACTIVATIONS)}",
+            f"the config of a ViT, with hidden_act one of {', '.join(_ACTIVATIONS)}",
             "check the file",
         ) from None
     if "pooler.dense.weight" in file.shapes:
@@ -86,36 +101,95 @@ def describe(
 
 
 def _view(preprocessor: Mapping[str, Any]) -> EvalView:
-    """Returns what its image processor shows: all, squashed, unless told to cut out the centre."""
+    """Returns the view of the image processor: the whole image, unless it crops the centre."""
     squashes = preprocessor and not preprocessor.get("do_center_crop")
     return EvalView("resize") if squashes else EvalView()
 
 
 def _normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
-    if preprocessor.get("do_normalize") is False:  # Images in [0, 1] are taken as they are.
+    if preprocessor.get("do_normalize") is False:  # The model takes images in [0, 1].
         return normalization_of((0.0,) * 3, (1.0,) * 3)
     return normalization_of(preprocessor.get("image_mean"), preprocessor.get("image_std"))
 
 
 def name_table() -> list[Row]:
-    """Returns the rows, without the prefix `vit.` that classifiers have."""
+    """Returns the rows, without the prefix `vit.` of classifiers."""
     ours, attention = "encoder/blocks", f"{_LAYER}.attention.attention"
 
     def qkv(leaf: str) -> tuple[str, ...]:
         return tuple(f"{attention}.{name}.{leaf}" for name in ("query", "key", "value"))
 
     return [
-        *patch_rows("embeddings.patch_embeddings.projection"),
+        *torch_patch_rows("embeddings.patch_embeddings.projection"),
         row("class_token", "embeddings.cls_token", Same()),
         row("position_embedding/table", "embeddings.position_embeddings", Same()),
-        *norm_rows(f"{ours}/attention_norm", f"{_LAYER}.layernorm_before"),
+        *torch_norm_rows(f"{ours}/attention_norm", f"{_LAYER}.layernorm_before"),
         row(f"{ours}/attention/qkv/kernel", qkv("weight"), Stacked(1, TorchLinear())),
         row(f"{ours}/attention/qkv/bias", qkv("bias"), Stacked(0, Flat())),
-        *linear_rows(f"{ours}/attention/out", f"{_LAYER}.attention.output.dense", input_axes=2),
-        *norm_rows(f"{ours}/mlp_norm", f"{_LAYER}.layernorm_after"),
-        *linear_rows(f"{ours}/mlp/expand", f"{_LAYER}.intermediate.dense"),
-        *linear_rows(f"{ours}/mlp/contract", f"{_LAYER}.output.dense"),
-        *norm_rows("norm", "layernorm"),
-        *linear_rows("head/pre_logits", "pooler.dense"),
-        *linear_rows("head/linear", "classifier"),
+        *torch_linear_rows(
+            f"{ours}/attention/out", f"{_LAYER}.attention.output.dense", input_axes=2
+        ),
+        *torch_norm_rows(f"{ours}/mlp_norm", f"{_LAYER}.layernorm_after"),
+        *torch_linear_rows(f"{ours}/mlp/expand", f"{_LAYER}.intermediate.dense"),
+        *torch_linear_rows(f"{ours}/mlp/contract", f"{_LAYER}.output.dense"),
+        *torch_norm_rows("norm", "layernorm"),
+        *torch_linear_rows("head/pre_logits", "pooler.dense"),
+        *torch_linear_rows("head/linear", "classifier"),
     ]
+
+
+def to_tensors(loaded: "Loaded") -> Tensors:
+    """Returns a folder that `ViTForImageClassification` loads; without classes, `ViTModel`.
+
+    Raises:
+        WeightsError: a model that these classes cannot represent.
+    """
+    options, side = loaded.options, square_side(loaded)
+    shape = checked_shape(loaded, "transformers", pooling=("token",), mlp=("gelu",))
+    classifies = loaded.num_classes > 0
+    if classifies and options.representation_size is not None:
+        raise WeightsError(
+            "a tanh layer before the head",
+            "a linear head, as in ViTForImageClassification",
+            "drop the head with --num_classes=0 (ViTModel) or use another format",
+        )
+    tensors = write_rows(name_table(), with_learned_table(loaded))
+    prefix = "vit." if classifies else ""
+    named = {n if n.startswith("classifier") else prefix + n: a for n, a in tensors.items()}
+    names = loaded.class_names or tuple(f"LABEL_{i}" for i in range(loaded.num_classes))
+    config = {
+        "architectures": ["ViTForImageClassification" if classifies else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.depth,
+        "intermediate_size": shape.mlp_dim,
+        "num_attention_heads": shape.num_heads,
+        "patch_size": shape.patch_size,
+        "image_size": side,
+        "hidden_act": "gelu_pytorch_tanh" if options.gelu_approximate else "gelu",
+        "layer_norm_eps": options.norm_epsilon,
+        "qkv_bias": options.qkv_bias,
+        "hidden_dropout_prob": options.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "pooler_output_size": options.representation_size or shape.width,
+        "pooler_act": "tanh",
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    preprocessor = {
+        "image_processor_type": "ViTImageProcessor",
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": {"height": side, "width": side},
+    }
+    return Tensors(named, {"config.json": config, "preprocessor_config.json": preprocessor})
+
+
+FORMAT = Format(
+    name="transformers",
+    reads=("transformers",),
+    container="safetensors",
+    recognise=recognise,
+    describe=describe,
+    to_tensors=to_tensors,
+)

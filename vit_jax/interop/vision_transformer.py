@@ -1,69 +1,83 @@
 """npz files of google-research/vision_transformer and big_vision: ViTs and hybrids.
 
-Both have the same tensors under slightly different names: modules are numbered over all kinds
-(files from before Flax Linen) or by kind, the position table is in one of three places, and
-big_vision may keep all layers in one tensor.
+Both have the same tensors under slightly different names: modules are numbered together (files from
+before Flax Linen) or separately by type, the position table has one of three names, and big_vision
+may stack all layers in one tensor.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.published import Published, depth_of, grid_of, vit_options
-from vit_jax.interop.rows import Row, Same, Stacked, row
+from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.name_table import Row, Same, Stacked, row, write_rows
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.interop.vit_formats import (
+    checked_shape,
+    grid_of,
+    square_side,
+    vit_options,
+    with_learned_table,
+)
 from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.models.vit import ViTShape
 
-BLOCK = "Transformer/encoderblock_{layer}"
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
+
+_BLOCK = "Transformer/encoderblock_{layer}"
 _SCANNED_BLOCK = "Transformer/encoderblock"
-# Names of a block's parts: first and second LayerNorm, attention, MLP.
-NUMBERED_OVER_ALL = ("LayerNorm_0", "LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
-NUMBERED_BY_KIND = ("LayerNorm_0", "LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
-TABLES = (
-    "Transformer/posembed_input/pos_embedding", "pos_embedding", "Transformer/pos_embedding"
-)  # fmt: skip
+# Names of a block's first and second LayerNorm, attention and MLP.
+_NUMBERED_TOGETHER = ("LayerNorm_0", "LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
+_NUMBERED_BY_TYPE = ("LayerNorm_0", "LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
+# The first name is that of vision_transformer.
+_TABLES = (
+    "Transformer/posembed_input/pos_embedding",
+    "pos_embedding",
+    "Transformer/pos_embedding",
+)
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is one of these, else None."""
+    """Returns the file under its plain names if it is a ViT or hybrid, else None."""
     names = {_plain(name): name for name in file.shapes if not name.startswith("opt/")}
     blocks = any(n.startswith(_SCANNED_BLOCK) for n in names)
     return file.renamed(names) if blocks and "embedding/kernel" in names else None
 
 
 def _plain(name: str) -> str:
-    """Returns a name without what some files put before it."""
+    """Returns a name without the prefixes that some files have, and with the one that some lack."""
     name = name.removeprefix("params/")
-    inlined = name == "probe" or name.split("/")[0] in NUMBERED_BY_KIND
+    inlined = name == "probe" or name.split("/")[0] in _NUMBERED_BY_TYPE
     return f"MAPHead_0/{name}" if inlined else name
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
-    """Reads the architecture off the shapes.
+    """Reads the architecture from the shapes.
 
     Raises:
         WeightsError: a hybrid that is not registered, or tensors that are missing.
     """
     shapes = file.shapes
-    block = BLOCK if BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
+    block = _BLOCK if _BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
     generation = next(
-        (g for g in (NUMBERED_OVER_ALL, NUMBERED_BY_KIND)
+        (g for g in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE)
          if f"{block.format(layer=0)}/{g[2]}/key/kernel" in shapes and
          f"{block.format(layer=0)}/{g[3]}/Dense_0/kernel" in shapes),
         None,
     )  # fmt: skip
     if generation is None:
         raise WeightsError(
-            f"{file.path} has encoder blocks of unknown parts",
-            "blocks as of vision_transformer or big_vision", "check where the file comes from",
-        )  # fmt: skip
+            f"{file.path} has encoder blocks with unknown parts",
+            "blocks of vision_transformer or big_vision",
+            "check where the file comes from",
+        )
     first = block.format(layer=0)
     scanned = block is _SCANNED_BLOCK
     key_shape = shapes[f"{first}/{generation[2]}/key/kernel"]
     mlp_shape = shapes[f"{first}/{generation[3]}/Dense_0/kernel"]
-    depth = key_shape[0] if scanned else depth_of(shapes, f"{BLOCK}/LayerNorm_0/scale")
+    depth = key_shape[0] if scanned else depth_of(shapes, f"{_BLOCK}/LayerNorm_0/scale")
     patch, _, channels, width = shapes["embedding/kernel"]
     stem = _stem(shapes)
     sizes = {"width": width, "depth": depth, "mlp_dim": mlp_shape[-1], "num_heads": key_shape[-2]}
@@ -74,7 +88,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         options, stride = _hybrid(ViTShape(**sizes, patch_size=patch, stem=stem), file)
     pooling = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
     options |= {"pooling": pooling}
-    table = next((t for t in TABLES if t in shapes), None)
+    table = next((t for t in _TABLES if t in shapes), None)
     image_size = None
     if table is None:
         options["position_embedding"] = "sincos_2d"
@@ -83,14 +97,43 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         image_size = (grid[0] * stride, grid[1] * stride)
     if "pre_logits/kernel" in shapes:
         options["representation_size"] = shapes["pre_logits/kernel"][1]
-    old = table == TABLES[0]
     return Published(
-        "vision_transformer npz" if old else "big_vision npz",
+        "vision_transformer npz" if table == _TABLES[0] else "big_vision npz",
         options,
         shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
         image_size,
-        tuple(name_table(block, generation, table or TABLES[0], stem)),
+        tuple(name_table(block, generation, table or _TABLES[0], stem)),
     )
+
+
+def to_tensors(loaded: "Loaded") -> Tensors:
+    """Returns the tensors as vision_transformer names them; without a class token, as big_vision.
+
+    Raises:
+        WeightsError: a model that neither can represent.
+    """
+    options = loaded.options
+    has_class_token = options.pooling == "token"
+    shape = checked_shape(
+        loaded,
+        "vision_transformer",
+        gelu_approximate=(True,),
+        norm_epsilon=(1e-6,),
+        qkv_bias=(True,),
+        pooling=("token", "gap", "map"),
+        class_token=(None, has_class_token),
+    )
+    if shape.stem is not None and shape.stem.small:
+        raise WeightsError(
+            f"{options.name}, whose stem is for small images",
+            "a stem with a 7x7 root",
+            "use --format=orbax, which holds every model",
+        )
+    square_side(loaded)  # The files do not say how many rows and columns a table has.
+    parts = _NUMBERED_TOGETHER if has_class_token else _NUMBERED_BY_TYPE
+    table = _TABLES[0] if has_class_token else _TABLES[1]
+    rows = name_table(_BLOCK, parts, table, shape.stem)
+    return Tensors(write_rows(rows, with_learned_table(loaded, sincos=has_class_token)))
 
 
 def name_table(
@@ -99,19 +142,19 @@ def name_table(
     """Returns the rows of a ViT or hybrid.
 
     Args:
-        block: name of an encoder block, with `{layer}` unless all layers are in one tensor.
+        block: name of an encoder block; contains `{layer}` unless all layers are in one tensor.
         parts: names of a block's LayerNorms, attention and MLP.
         table: name of the position table.
         stem: sizes of a hybrid's ResNet.
     """
-    one = 0 if "{layer}" in block else 1
+    layer_axes = 0 if "{layer}" in block else 1
     return [
-        *(stem_rows(stem) if stem else ()),
+        *(_stem_rows(stem) if stem else ()),
         row("patch_embedding/kernel", "embedding/kernel", Same()),
         row("patch_embedding/bias", "embedding/bias", Same()),
         row("class_token", "cls", Same()),
         row("position_embedding/table", table, Same()),
-        *_block_rows("encoder/blocks", block, parts, one),
+        *_block_rows("encoder/blocks", block, parts, layer_axes),
         row("norm/scale", "Transformer/encoder_norm/scale", Same()),
         row("norm/bias", "Transformer/encoder_norm/bias", Same()),
         *_pooling_rows(),
@@ -122,7 +165,7 @@ def name_table(
     ]
 
 
-def _block_rows(ours: str, theirs: str, parts: tuple[str, ...], stack_axis: int) -> list[Row]:
+def _block_rows(ours: str, theirs: str, parts: tuple[str, ...], layer_axes: int) -> list[Row]:
     norm_1, norm_2, attention, mlp = (f"{theirs}/{part}" for part in parts)
 
     def qkv(leaf: str) -> tuple[str, ...]:
@@ -131,8 +174,8 @@ def _block_rows(ours: str, theirs: str, parts: tuple[str, ...], stack_axis: int)
     return [
         row(f"{ours}/attention_norm/scale", f"{norm_1}/scale", Same()),
         row(f"{ours}/attention_norm/bias", f"{norm_1}/bias", Same()),
-        row(f"{ours}/attention/qkv/kernel", qkv("kernel"), Stacked(1 + stack_axis, Same())),
-        row(f"{ours}/attention/qkv/bias", qkv("bias"), Stacked(stack_axis, Same())),
+        row(f"{ours}/attention/qkv/kernel", qkv("kernel"), Stacked(1 + layer_axes, Same())),
+        row(f"{ours}/attention/qkv/bias", qkv("bias"), Stacked(layer_axes, Same())),
         row(f"{ours}/attention/out/kernel", f"{attention}/out/kernel", Same()),
         row(f"{ours}/attention/out/bias", f"{attention}/out/bias", Same()),
         row(f"{ours}/mlp_norm/scale", f"{norm_2}/scale", Same()),
@@ -164,7 +207,7 @@ def _pooling_rows() -> list[Row]:
     ]
 
 
-def stem_rows(stem: ResNetShape) -> list[Row]:
+def _stem_rows(stem: ResNetShape) -> list[Row]:
     """Returns the rows of a hybrid's ResNet."""
     rows = [row("stem/conv_root/kernel", "conv_root/kernel", Same())]
     rows += [row(f"stem/norm_root/{leaf}", f"gn_root/{leaf}", Same()) for leaf in ("scale", "bias")]
@@ -202,6 +245,17 @@ def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
             return {"name": name}, shape.stride
     hybrids = [name for name in list_models() if "+" in name]
     raise WeightsError(
-        f"{file.path} is a hybrid of {shape}", f"one of {', '.join(hybrids)}",
-        "register its sizes in vit_jax/models/registry.py",
-    )  # fmt: skip
+        f"{file.path} is a hybrid of {shape}",
+        f"one of {', '.join(hybrids)}",
+        "add its sizes to the ViT family in vit_jax/models",
+    )
+
+
+FORMAT = Format(
+    name="vision_transformer",
+    reads=("vision_transformer", "big_vision"),
+    container="npz",
+    recognise=recognise,
+    describe=describe,
+    to_tensors=to_tensors,
+)

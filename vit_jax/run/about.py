@@ -4,9 +4,11 @@ It is JSON beside the arrays, so that any machine can read it without loading th
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
 from vit_jax.files import read_json
 from vit_jax.named_tree import named_leaves
@@ -49,6 +51,16 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
     return {"environment": environment, "arrays": arrays}
 
 
+def evaluated_item(config: Mapping[str, Any]) -> str:
+    """Returns the checkpoint item that holds the parameters to evaluate: "params" or "ema".
+
+    Args:
+        config: the run's config, as in the checkpoint.
+    """
+    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
+    return "ema" if averages else "params"
+
+
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:
     return {
         name: {"shape": list(a.shape), "dtype": str(a.dtype)}
@@ -68,9 +80,10 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
         CheckpointError: no such checkpoint.
     """
     path = Path(path).expanduser()
-    if path.name.isdigit() and step is None and path.is_dir():
+    is_run = (path / "checkpoints").is_dir()  # A run folder may be named by a number.
+    if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         return path
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"

@@ -22,7 +22,7 @@ from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import barrier, late_processes_named, on_first_host
-from vit_jax.run.about import choose_checkpoint, describe
+from vit_jax.run.about import choose_checkpoint, describe, evaluated_item
 from vit_jax.run.folder import environment
 
 # Time limits: for all processes to reach a save or restore; for all to write their files.
@@ -302,7 +302,7 @@ def result_params(
     at = choose_checkpoint(path, step)
     with CheckpointFolder(at.parent, CheckpointConfig(), read_only=True) as checkpoints:
         config = checkpoints.read_config(int(at.name))
-        item = "params" if config.get("ema_decay") is None else "ema"
+        item = evaluated_item(config)
         restored = checkpoints.restore({item: abstract_params}, int(at.name))
     return restored.arrays[item], restored.config
 

@@ -1,28 +1,32 @@
-"""Name tables: which tensors of a published file make which parameters of ours, and back.
+"""Name tables: which tensors of a file correspond to which parameters of ours, in both directions.
 
-A format is a list of rows. A row of the encoder stands for every layer: its names on their side
-hold `{layer}`, its parameters on ours are stacked along a leading axis.
+A name table is a list of rows. A row of the encoder stands for all layers: the tensor names contain
+`{layer}`, and our parameters are stacked along a leading layer axis.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from flax import nnx
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.tensors import TensorFile, empty_aligned
+from vit_jax.named_tree import named_leaves
 
 Shape = tuple[int, ...]
-_ROWS_AT_ONCE = 32  # Of a matrix that is transposed.
+_TRANSPOSED_ROWS = 32  # Copied at a time when a matrix is transposed.
 
 
 @runtime_checkable
 class Layout(Protocol):
-    """How the tensors of a row lie in memory, on both sides.
+    """How the tensors of a row are laid out in the file and in our model.
 
-    `read` takes theirs and the shapes of ours and returns ours; `write` is its inverse.
+    `read` takes the tensors of the file and the shapes of our parameters and returns our
+    parameters. `write` is its inverse.
     """
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]: ...
@@ -32,7 +36,7 @@ class Layout(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """One tensor, the same but for axes of size 1."""
+    """One tensor, equal on both sides except for axes of size 1."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         return [reshape(theirs[0], shapes[0])]
@@ -43,7 +47,7 @@ class Same:
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A bias: ours has the axes (heads, head dimension), theirs is one vector."""
+    """A bias: one vector in the file, the axes (heads, head dimension) in our model."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         return [reshape(theirs[0], shapes[0], flat=True)]
@@ -54,10 +58,10 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True)
 class TorchLinear:
-    """[outputs, inputs] there, inputs before outputs here, each possibly as several axes.
+    """[outputs, inputs] in the file; inputs, then outputs, each possibly several axes, in ours.
 
     Attributes:
-        input_axes: axes of ours that are inputs.
+        input_axes: number of input axes of our parameter.
     """
 
     input_axes: int = 1
@@ -74,7 +78,7 @@ class TorchLinear:
 
 @dataclasses.dataclass(frozen=True)
 class TorchConv:
-    """[outputs, inputs, height, width] there, [height, width, inputs, outputs] here."""
+    """[outputs, inputs, height, width] in the file, [height, width, inputs, outputs] in ours."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         height, width, inputs, outputs = shapes[0]
@@ -86,11 +90,11 @@ class TorchConv:
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """Several tensors there, stacked along an axis here.
+    """Several tensors in the file, stacked along an axis of our parameter.
 
     Attributes:
-        axis: of ours.
-        each: layout of one of them.
+        axis: axis of our parameter.
+        each: layout of one of the tensors.
     """
 
     axis: int
@@ -108,7 +112,7 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One tensor there, cut into equal parts along its first axis here.
+    """One tensor in the file, split into equal parts along its first axis for our parameters.
 
     Attributes:
         each: layout of a part.
@@ -118,7 +122,7 @@ class Split:
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         if theirs[0].shape[0] % len(shapes):
-            raise ValueError(f"{theirs[0].shape} there, {shapes} here")
+            raise ValueError(f"shape {theirs[0].shape} in the file, {shapes} in the model")
         parts = np.split(theirs[0], len(shapes))
         pairs = zip(parts, shapes, strict=True)
         return [self.each.read([part], [shape])[0] for part, shape in pairs]
@@ -129,7 +133,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class QueryValueBias:
-    """Biases of queries and values there, of queries, keys (zero) and values here."""
+    """Biases of queries and values in the file; of queries, keys (zero) and values in ours."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         query, value = (reshape(part, shapes[0][1:], flat=True) for part in theirs)
@@ -143,34 +147,34 @@ def reshape(array: np.ndarray, shape: Shape, *, flat: bool = False) -> np.ndarra
     """Returns the array with axes of size 1 added or removed (with `flat`: any axes split).
 
     Raises:
-        ValueError: it is of another shape.
+        ValueError: the shapes do not match.
     """
     kept = [n for n in array.shape if n != 1]
     wanted = [n for n in shape if n != 1]
     fits = array.size == math.prod(shape) and array.ndim == 1 if flat else kept == wanted
     if not fits:
-        raise ValueError(f"{tuple(array.shape)} there, {tuple(shape)} here")
+        raise ValueError(f"shape {tuple(array.shape)} in the file, {tuple(shape)} in the model")
     return array.reshape(shape)
 
 
 def transpose(matrix: np.ndarray) -> np.ndarray:
-    """Returns the transpose, contiguous: some rows at a time, which fit the cache, is faster."""
+    """Returns a contiguous transpose; it copies a few rows at a time, which fit into the cache."""
     transposed = np.empty(matrix.shape[::-1], matrix.dtype)
-    for start in range(0, len(matrix), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
+    for start in range(0, len(matrix), _TRANSPOSED_ROWS):
+        rows = slice(start, start + _TRANSPOSED_ROWS)
         transposed[:, rows] = matrix[rows].T
     return transposed
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Tensors that belong together.
+    """Tensors of a file and the parameters of ours that they correspond to.
 
     Attributes:
-        ours: parameter names; stacked over layers where `theirs` holds `{layer}`.
+        ours: parameter names; stacked over layers if `theirs` contains `{layer}`.
         theirs: tensor names.
-        layout: how they lie.
-        first_layer: number of the first layer on their side.
+        layout: how the tensors are laid out on both sides.
+        first_layer: number of the first layer in the file.
     """
 
     ours: tuple[str, ...]
@@ -182,15 +186,20 @@ class Row:
     def layered(self) -> bool:
         return "{layer" in self.theirs[0]
 
+    @property
+    def label(self) -> str:
+        """Names of the tensors, for messages; `*` stands for the number of the layer."""
+        return ", ".join(re.sub(r"\{layer[^}]*\}", "*", name) for name in self.theirs)
+
     def names(self, layer: int = 0) -> list[str]:
-        """Returns their names in a layer, counted from 0."""
+        """Returns the tensor names of a layer, counted from 0."""
         return [name.format(layer=layer + self.first_layer) for name in self.theirs]
 
 
 def row(
     ours: str | Sequence[str], theirs: str | Sequence[str], layout: Layout, first_layer: int = 0
 ) -> Row:
-    """Returns a row; single names need no tuple."""
+    """Returns a row; a single name needs no tuple."""
     return Row(_names(ours), _names(theirs), layout, first_layer)
 
 
@@ -198,13 +207,37 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+def torch_linear_rows(ours: str, theirs: str, input_axes: int = 1) -> list[Row]:
+    """Returns kernel and bias of a linear layer of PyTorch."""
+    return [
+        row(f"{ours}/kernel", f"{theirs}.weight", TorchLinear(input_axes)),
+        row(f"{ours}/bias", f"{theirs}.bias", Flat()),
+    ]
+
+
+def torch_norm_rows(ours: str, theirs: str) -> list[Row]:
+    """Returns scale and bias of a LayerNorm of PyTorch."""
+    return [
+        row(f"{ours}/scale", f"{theirs}.weight", Same()),
+        row(f"{ours}/bias", f"{theirs}.bias", Same()),
+    ]
+
+
+def torch_patch_rows(theirs: str) -> list[Row]:
+    """Returns kernel and bias of the patch embedding, a convolution in PyTorch."""
+    return [
+        row("patch_embedding/kernel", f"{theirs}.weight", TorchConv()),
+        row("patch_embedding/bias", f"{theirs}.bias", Same()),
+    ]
+
+
 def read_row(row: Row, file: TensorFile, shapes: list[Shape]) -> list[np.ndarray]:
-    """Returns the parameters of a row, float32.
+    """Returns our parameters of a row, float32.
 
     Args:
         row: the row.
-        file: holds all its tensors.
-        shapes: of our parameters as the file has them, layer axis included.
+        file: contains all its tensors.
+        shapes: shapes of our parameters as the file has them, layer axis included.
 
     Raises:
         WeightsError: a tensor has another shape, or cannot be read.
@@ -219,47 +252,48 @@ def read_row(row: Row, file: TensorFile, shapes: list[Shape]) -> list[np.ndarray
     return found
 
 
-def _read(
-    row: Row, names: list[str], file: TensorFile, shapes: list[Shape]
-) -> list[np.ndarray]:  # fmt: skip
+def _read(row: Row, names: list[str], file: TensorFile, shapes: list[Shape]) -> list[np.ndarray]:
     theirs = [file.read(name) for name in names]
     try:
         return row.layout.read(theirs, shapes)
     except ValueError as error:
         raise WeightsError(
-            f"{' and '.join(names)} of {file.path} do not fit {' and '.join(row.ours)}: {error}",
-            "shapes that go together", "give the model's options by name, or another file",
-        ) from None  # fmt: skip
+            f"{' and '.join(names)} in {file.path} do not fit {' and '.join(row.ours)}: {error}",
+            "matching shapes",
+            "give the model's options by name, or another file",
+        ) from None
 
 
-def write_rows(
-    rows: Sequence[Row], read: Callable[[str], np.ndarray], names: set[str]
-) -> dict[str, np.ndarray]:
-    """Returns their tensors, float32, of all rows that our parameters can fill.
+def parameters(model: nnx.Module) -> dict[str, Any]:
+    """Returns the parameters of a model by name."""
+    return named_leaves(nnx.to_pure_dict(nnx.state(model)))
+
+
+def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the tensors, float32, of all rows whose parameters the model has.
 
     Args:
-        rows: the table.
-        read: name -> parameter of ours.
-        names: of all our parameters.
+        rows: name table.
+        params: all our parameters by name.
 
     Raises:
-        WeightsError: a parameter of ours that the table has no place for.
+        WeightsError: a parameter that no row contains.
     """
     tensors: dict[str, np.ndarray] = {}
-    left = set(names)
+    left = set(params)
     for row in rows:
         if not set(row.ours) <= left:
             continue
         left -= set(row.ours)
-        ours = [np.asarray(read(name), np.float32) for name in row.ours]
+        ours = [np.asarray(params[name], np.float32) for name in row.ours]
         for layer in range(ours[0].shape[0] if row.layered else 1):
             parts = row.layout.write([a[layer] for a in ours] if row.layered else ours)
             for name, part in zip(row.names(layer), parts, strict=True):
                 tensors[name] = np.ascontiguousarray(part)
     if left:
         raise WeightsError(
-            f"parameter '{sorted(left)[0]}' has no place in that format",
-            "a model that the format can hold",
+            f"parameter '{min(left)}', which that format has no name for",
+            "a model that the format can represent",
             "use --format=orbax, which holds every model",
         )
     return tensors

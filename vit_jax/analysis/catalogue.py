@@ -1,0 +1,108 @@
+"""The analyses of the `analyze` command.
+
+To add one, write a module with a function of a model and a function that makes an `Output` of its
+result, and add a row to ANALYSES. Tasks add pictures of their own, see `vit_jax.tasks`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from vit_jax.analysis.batches import ImageModel, check_attention
+from vit_jax.analysis.distance import attention_distance, distance_output
+from vit_jax.analysis.filters import embedding_filters, filters_output
+from vit_jax.analysis.images import Images
+from vit_jax.analysis.output import Output
+from vit_jax.analysis.position import position_similarity, positions_output
+from vit_jax.analysis.receptive_field import receptive_field, receptive_field_output
+from vit_jax.analysis.rollout import attention_rollout, rollout_output
+
+# Which number of images an analysis uses; None: it needs no images.
+Count = Literal["num_images", "num_pictures", "num_gradients"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The input of an analysis.
+
+    Attributes:
+        model: the model.
+        name: its name.
+        images: its images; None for an analysis that needs none.
+        batch_size: number of images at a time.
+        seed: seed of random choices.
+    """
+
+    model: ImageModel
+    name: str
+    images: Images | None
+    batch_size: int
+    seed: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns images and batch size as the analyses take them."""
+        assert self.images is not None
+        return {"images": self.images.normalized, "batch_size": self.batch_size}
+
+
+def _any_model(model: ImageModel) -> None:
+    del model
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """One analysis.
+
+    Attributes:
+        name: value of `--what`.
+        run: makes its output.
+        check: model -> None; raises ModelError for a model that it does not apply to.
+        count: which number of images it uses.
+    """
+
+    name: str
+    run: Callable[[Request], Output]
+    check: Callable[[ImageModel], Any] = _any_model
+    count: Count | None = None
+
+
+def _filters(request: Request) -> Output:
+    return filters_output(embedding_filters(request.model))
+
+
+def _positions(request: Request) -> Output:
+    return positions_output(position_similarity(request.model))
+
+
+def _distance(request: Request) -> Output:
+    return distance_output(attention_distance(request.model, **request.arguments()))
+
+
+def _rollout(request: Request) -> Output:
+    assert request.images is not None
+    found = attention_rollout(request.model, **request.arguments())
+    return rollout_output(found, request.images.pixels)
+
+
+def _receptive_field(request: Request) -> Output:
+    found = receptive_field(request.model, **request.arguments(), seed=request.seed)
+    return receptive_field_output(found, request.name)
+
+
+ANALYSES = (
+    Analysis("filters", _filters),
+    Analysis("positions", _positions, check=position_similarity),
+    Analysis(
+        "distance",
+        _distance,
+        check=lambda model: check_attention(model, "distance"),
+        count="num_images",
+    ),
+    Analysis(
+        "rollout",
+        _rollout,
+        check=lambda model: check_attention(model, "rollout"),
+        count="num_pictures",
+    ),
+    Analysis("receptive_field", _receptive_field, count="num_gradients"),
+)

@@ -1,0 +1,167 @@
+"""Parameters for other image and patch sizes: position tables and patch kernels are resampled."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.ndimage
+from jaxtyping import Float
+
+from vit_jax.errors import WeightsError
+
+Grid = tuple[int, int]
+Method = Literal["zoom", "bilinear", "bicubic"]
+
+# In every model family, parameters whose names end like this can be resampled: tables with a vector
+# per position, tables with a vector per row or column, and the kernel that embeds patches.
+_TABLE = "position_embedding/table"
+_AXES = ("position_embedding/by_row", "position_embedding/by_column")
+_PATCH_KERNEL = "patch_embedding/kernel"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The sizes that parameters are resampled to.
+
+    Attributes:
+        shapes: parameter name -> shape.
+        old_grid: rows and columns of patches that the parameters were made for.
+        new_grid: rows and columns of patches of the model; both None: it has no patches.
+        method: how position tables are resampled.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    old_grid: Grid | None
+    new_grid: Grid | None
+    method: Method
+
+
+def is_table(name: str) -> bool:
+    """Returns whether a parameter is a position table with one vector per patch."""
+    return name.endswith(_TABLE)
+
+
+def fit(name: str, array: np.ndarray, target: Target, label: str | None = None) -> np.ndarray:
+    """Returns a parameter in the shape that the model needs; the same array if it fits already.
+
+    Args:
+        name: parameter name.
+        array: its value for the old sizes.
+        target: the new sizes.
+        label: name for messages; None: `name` in quotes.
+
+    Raises:
+        WeightsError: the shapes differ and the parameter cannot be resampled.
+    """
+    shape = target.shapes[name]
+    fitted = array
+    if is_table(name):
+        fitted = _fit_table(array, shape, target)
+    elif name.endswith(_AXES) and array.shape != shape:
+        fitted = _each_layer(array, 2, lambda a: resample_axis(a, shape[-2]))
+    elif name == _PATCH_KERNEL and array.shape != shape and array.shape[2:] == shape[2:]:
+        fitted = resample_kernel(array, shape[0])
+    if fitted.shape != shape:
+        raise WeightsError(
+            f"{label or repr(name)} of shape {array.shape}",
+            f"{shape}",
+            "load with the options and the image size that the weights were made for",
+        )
+    return fitted
+
+
+def _fit_table(array: np.ndarray, shape: tuple[int, ...], target: Target) -> np.ndarray:
+    if target.old_grid is None or target.new_grid is None:
+        return array
+    old, new = target.old_grid, target.new_grid
+    if array.shape[-2] - old[0] * old[1] not in (0, 1):  # With or without a class token.
+        raise WeightsError(
+            f"a position table of {array.shape[-2]} vectors for a grid of {old[0]}x{old[1]}",
+            "one vector per patch",
+            "correct the image size in config.json, or give grid=",
+        )
+    table = _each_layer(array, 3, lambda a: resample_table(a, old, new, target.method))
+    extra = shape[-2] - table.shape[-2]
+    if extra < 0:  # The model has no class token, the file has a vector for it.
+        return table[..., -extra:, :]
+    # Tokens before the patches without a vector in the file get zeros: adding zeros is the same.
+    zeros = np.zeros((*table.shape[:-2], extra, table.shape[-1]), np.float32)
+    return np.concatenate([zeros, table], axis=-2) if extra else table
+
+
+def _each_layer(
+    array: np.ndarray, rank: int, function: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Applies a function to an array of this rank, or to each layer of a stacked array."""
+    if array.ndim == rank:
+        return function(array)
+    return np.stack([function(layer) for layer in array])
+
+
+def resample_table(
+    table: Float[np.ndarray, "1 R D"], old: Grid, new: Grid, method: Method = "zoom"
+) -> Float[np.ndarray, "1 S D"]:
+    """Returns a position table for another grid; vectors before the patches stay the same.
+
+    Args:
+        table: vectors of the tokens before the patches, then of the patches in raster order.
+        old: rows and columns of patches that the table is for.
+        new: rows and columns of patches wanted.
+        method: "zoom": linear interpolation that keeps the corner vectors at the corners, as in the
+            ViT paper's code (`scipy.ndimage.zoom` of order 1); "bilinear" and "bicubic": between
+            patch centres, antialiased where the grid shrinks.
+
+    Source: arXiv:2010.11929, section 3.2.
+    """
+    if old == new:
+        return table
+    patches = old[0] * old[1]
+    prefix, grid = table[:, :-patches], table[0, -patches:].reshape(*old, -1)
+    if method == "zoom":
+        factors = (new[0] / old[0], new[1] / old[1], 1)
+        resized = np.asarray(scipy.ndimage.zoom(grid, factors, order=1))
+    else:
+        shape = (*new, grid.shape[2])
+        kind = "linear" if method == "bilinear" else "cubic"
+        resized = np.asarray(jax.image.resize(jnp.asarray(grid), shape, kind, antialias=True))
+    return np.concatenate([prefix, resized.reshape(1, new[0] * new[1], -1)], axis=1)
+
+
+def resample_axis(vectors: Float[np.ndarray, "n D"], size: int) -> Float[np.ndarray, "m D"]:
+    """Returns the row or column vectors of a 2-D position embedding for another number of them."""
+    if len(vectors) == size:
+        return vectors
+    return np.asarray(scipy.ndimage.zoom(vectors, (size / len(vectors), 1), order=1))
+
+
+def resample_kernel(
+    kernel: Float[np.ndarray, "P P C D"], size: int
+) -> Float[np.ndarray, "Q Q C D"]:
+    """Returns a patch-embedding kernel for another patch size by pseudo-inverse resize.
+
+    Patches that are resized bilinearly to `size` and embedded with the new kernel give the same
+    embedding as the original patches with the old kernel: exactly if `size` is larger, in the
+    least-squares sense if it is smaller.
+
+    Source: arXiv:2212.08013 (FlexiViT), section 3.4.
+    """
+    old = kernel.shape[0]
+    if old == size:
+        return kernel
+    resize = resize_matrix(old, size)
+    # <resize x, w'> = <x, w> for all x: w' solves resize^T w' = w, in least squares.
+    flat = kernel.reshape(old * old, -1).astype(np.float64)
+    new = np.linalg.pinv(resize.T) @ flat
+    return new.reshape(size, size, *kernel.shape[2:]).astype(np.float32)
+
+
+def resize_matrix(old: int, new: int) -> Float[np.ndarray, "n o"]:
+    """Returns the matrix, f64[new**2, old**2], of bilinear resizing without antialiasing."""
+    with jax.enable_x64(True):
+        basis = jnp.eye(old * old, dtype=jnp.float64).reshape(old * old, old, old)
+        shape = (old * old, new, new)
+        resized = jax.image.resize(basis, shape, "linear", antialias=False)
+        return np.asarray(resized).reshape(old * old, new * new).T

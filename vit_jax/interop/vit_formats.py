@@ -1,0 +1,156 @@
+"""What the formats of ViTs share: reading sizes from shapes, and checks before writing."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vit_jax.errors import WeightsError
+from vit_jax.interop.name_table import parameters
+from vit_jax.models.registry import list_models, model_options, resolve
+from vit_jax.models.vit import ViT, ViTShape
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
+
+# Width -> number of heads, where all published models of that width agree. Source: the papers'
+# tables.
+_HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24,
+          1664: 16, 4096: 32}  # fmt: skip
+
+# Option values that every format can represent. Other values would change the function that the
+# same weights compute. Options that add parameters are caught by the name tables instead.
+_REPRESENTABLE: dict[str, tuple[Any, ...]] = {
+    "norm_placement": ("pre",),
+    "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
+    "position_placement": ("stem",),
+}
+TABLE = "position_embedding/table"
+
+
+def vit_options(
+    *, width: int, depth: int, mlp_dim: int, num_heads: int, patch_size: int
+) -> dict[str, Any]:
+    """Returns the model options of these sizes: a named model, or the nearest one with overrides.
+
+    >>> vit_options(width=768, depth=12, mlp_dim=3072, num_heads=12, patch_size=16)
+    {'name': 'ViT-B/16'}
+    """
+    sizes = {"width": width, "depth": depth, "mlp_dim": mlp_dim, "num_heads": num_heads}
+    wanted = ViTShape(width, depth, mlp_dim, num_heads, patch_size)
+    names = [n for n in list_models() if n.startswith("ViT-") and n.endswith("/16")]
+
+    def shape(name: str) -> Any:
+        return resolve(model_options(name))
+
+    for name in names:
+        if dataclasses.replace(shape(name), patch_size=patch_size) == wanted:
+            return {"name": f"{name.removesuffix('16')}{patch_size}"}
+    closest = min(names, key=lambda name: abs(math.log(shape(name).width / width)))
+    return {"name": f"{closest.removesuffix('16')}{patch_size}", **sizes}
+
+
+def heads_of(width: int, given: Mapping[str, Any]) -> int:
+    """Returns the number of attention heads of a model of this width, if the file lacks it.
+
+    Raises:
+        WeightsError: no published model has this width, and num_heads is not given.
+    """
+    heads = given.get("num_heads") or _HEADS.get(width)
+    if heads is None:
+        raise WeightsError(
+            f"a model of width {width}, and the file does not contain its number of heads",
+            "the number of attention heads",
+            "give num_heads=",
+        )
+    return heads
+
+
+def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the (rows, columns) of patches of a position table: as given, else square.
+
+    Args:
+        rows: vectors in the table.
+        prefix_tokens: tokens before the patches; the table may have vectors for them or not.
+        given: options that the caller gave; "grid" may be one of them.
+
+    Raises:
+        WeightsError: no grid is given and the number of patches is not a square, or the given
+            grid has another number of patches.
+    """
+    grid = given.get("grid")
+    sizes = (rows, rows - prefix_tokens)
+    if grid is None:
+        squares = [math.isqrt(n) for n in sizes if math.isqrt(n) ** 2 == n]
+        grid = (squares[0], squares[0]) if squares else None
+    if grid is None or grid[0] * grid[1] not in sizes:
+        raise WeightsError(
+            f"a position table of {rows} vectors and grid {grid}",
+            "rows x columns of the patches of the pretraining images",
+            "give grid=(rows, columns)",
+        )
+    return grid[0], grid[1]
+
+
+def checked_shape(loaded: "Loaded", format: str, **allowed: tuple[Any, ...]) -> ViTShape:
+    """Returns the sizes of a model, after checking that a format can represent its options.
+
+    Args:
+        loaded: a ViT or hybrid.
+        format: name of the format, for the message.
+        **allowed: option -> values that the format can represent.
+
+    Raises:
+        WeightsError: an option has another value.
+    """
+    for name, values in {**_REPRESENTABLE, **allowed}.items():
+        value = getattr(loaded.options, name)
+        if value not in values:
+            raise WeightsError(
+                f"model.{name} = {value!r} in format {format}",
+                " or ".join(map(repr, values)),
+                f"use --format=orbax, which holds every model, or convert with"
+                f" --model.{name}={values[0]}, which changes what the weights compute",
+            )
+    shape = resolve(loaded.options)
+    assert isinstance(shape, ViTShape)
+    return shape
+
+
+def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np.ndarray]:
+    """Returns the parameters by name; other position tables become an equal learned 1-D table.
+
+    Args:
+        loaded: a ViT or hybrid.
+        sincos: whether the fixed table is written as a learned one, too; False: it is left out.
+    """
+    params = {name: np.asarray(array) for name, array in parameters(loaded.model).items()}
+    kind = loaded.options.position_embedding
+    if kind == "learned_1d" or (kind == "sincos_2d" and not sincos):
+        return params
+    model = loaded.model
+    assert isinstance(model, ViT)
+    assert model.position_embedding is not None
+    params = {n: a for n, a in params.items() if not n.startswith("position_embedding/")}
+    rows = np.asarray(model.position_embedding(model.tokens))
+    patches = model.grid[0] * model.grid[1]
+    params[TABLE] = np.concatenate([rows[:, : "class_token" in params], rows[:, -patches:]], 1)
+    return params
+
+
+def square_side(loaded: "Loaded") -> int:
+    """Returns the side of the image in pixels.
+
+    Raises:
+        WeightsError: the image is not square.
+    """
+    height, width = loaded.image_size
+    if height != width:
+        raise WeightsError(
+            f"image size {height}x{width}",
+            "a square image for that format",
+            "use --format=timm or orbax",
+        )
+    return height
