@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from vit_jax.errors import UserError, WeightsError
+from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.files import read_json
 from vit_jax.interop.formats import EvalView, Published
 from vit_jax.interop.name_table import Same, row
@@ -55,7 +55,7 @@ def open_native(path: Path) -> tuple[TensorFile, Published]:
         about, arrays = _read_about(path)
         params = _restore(arrays)
         published = _describe(about, params)
-    except UserError:
+    except WeightsError:
         raise
     except Exception as error:  # Orbax raises many classes of errors for a damaged file.
         raise _unreadable(path, error) from None
@@ -81,7 +81,7 @@ def read_options(path: Path) -> dict[str, Any]:
     path = path.absolute()
     try:
         return dict(_read_about(path)[0]["model"])
-    except UserError:
+    except WeightsError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
@@ -116,7 +116,10 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns the description of the model, and the folder of its arrays."""
     if (path / DESCRIPTION).is_file():
         return read_json(path / DESCRIPTION, error=WeightsError), path / ARRAYS
-    step = choose_checkpoint(path)
+    try:
+        step = choose_checkpoint(path)
+    except CheckpointError as error:
+        raise WeightsError(error.got, error.expected, error.fix) from None
     config = read_json(step / "config" / "metadata", error=WeightsError)
     task, side = config.get("task", "classification"), config["data"]["image_size"]
     about = {

@@ -91,7 +91,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(
-            f"no checkpoint in {folder}", "a run folder or its checkpoints", "check the path"
+            f"no checkpoint in {folder}", "a run that has saved one", "train it first"
         )
     result = folder.parent / "result.json"
     if step is None and result.is_file():
@@ -100,8 +100,8 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     step = steps[-1] if step is None else step
     if step not in steps:
         raise CheckpointError(
-            f"no checkpoint of step {step} in {folder}",
-            f"one of {', '.join(map(str, steps))}",
+            f"no complete checkpoint of step {step} in {folder}",
+            f"one of the steps {', '.join(map(str, steps))}",
             "choose one of these steps",
         )
     return folder / str(step)
