@@ -1,29 +1,25 @@
-"""Programs on eight CPU devices: a test file runs itself as one, which prints JSON."""
+"""Runs a test file as a program on eight CPU devices; it prints JSON."""
 
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from processes import ROOT, run_command
+
 TIMEOUT_S = 900
 
 
 def run_on_eight(program: str, *arguments: str) -> Any:
-    """Runs a file as a program on eight devices and returns what it prints."""
-    done = subprocess.run(
-        [sys.executable, program, *arguments],
-        capture_output=True,
-        text=True,
+    """Runs a file as a program on eight devices and returns the JSON in its last line."""
+    done = run_command(
+        program,
+        *arguments,
         timeout=TIMEOUT_S,
         env={
-            **os.environ,
             "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
             "JAX_PLATFORMS": "cpu",
-            # A program taken from the cache is not dumped, and may not know its memory.
+            # A cached program has no HLO dump and may not know its memory.
             "JAX_ENABLE_COMPILATION_CACHE": "false",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         },
@@ -39,7 +35,7 @@ _COLLECTIVE = re.compile(
 
 
 def collectives(hlo: str) -> list[dict[str, Any]]:
-    """Returns of every collective in a compiled program its kind and the values it makes."""
+    """Returns the kind and the results of each collective in a compiled program."""
     return [
         {
             "kind": kind,
@@ -53,5 +49,5 @@ def collectives(hlo: str) -> list[dict[str, Any]]:
 
 
 def shapes(found: list[dict[str, Any]], *kinds: str) -> list[list[int]]:
-    """Returns the shapes that the collectives of some kinds make."""
+    """Returns the shapes of the results of collectives of these kinds."""
     return [value["shape"] for row in found if row["kind"] in kinds for value in row["values"]]

@@ -11,6 +11,7 @@ the last connection is closed.
 """
 
 import array
+import contextlib
 import gc
 import importlib
 import json
@@ -22,6 +23,8 @@ import signal
 import socket
 import sys
 import warnings
+from pathlib import Path
+from typing import Any
 
 PRELOADED = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain", "tensorflow_datasets",
              "matplotlib.pyplot", "tensorboard.summary.writer.record_writer")  # fmt: skip
@@ -42,7 +45,7 @@ def preload():
 
 
 def check_safe_to_fork():
-    threads = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+    threads = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     # jemalloc, which pyarrow brings, stops its thread for a fork.
     threads = [name for name in threads if "jemalloc" not in name]
     if len(threads) != 1:
@@ -58,7 +61,7 @@ def serve(path):
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.new")
     listener.listen(100)
-    os.rename(f"{path}.new", path)  # A client that sees the path can connect.
+    Path(f"{path}.new").rename(path)  # A client that sees the path can connect.
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     clients, children = set(), {}
@@ -77,7 +80,7 @@ def serve(path):
                 _, status = os.waitpid(key.data, 0)
                 answer(client, {"returncode": os.waitstatus_to_exitcode(status)})
             else:
-                client = key.fileobj
+                client: Any = key.fileobj
                 message, descriptors, _, _ = receive(client)
                 if not message:
                     selector.unregister(client)
@@ -101,7 +104,7 @@ def serve(path):
                 children[pidfd] = client
                 selector.register(pidfd, selectors.EVENT_READ, pid)
                 answer(client, {"pid": pid})
-    os.unlink(path)
+    Path(path).unlink()
     os._exit(0)
 
 
@@ -115,10 +118,8 @@ def receive(client):
 
 
 def answer(client, content):
-    try:
+    with contextlib.suppress(OSError):  # The test did not wait for the end.
         client.send(json.dumps(content).encode())
-    except OSError:
-        pass  # The test has gone on without waiting.
 
 
 def become(request):
@@ -143,7 +144,7 @@ def become(request):
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path.insert(0, os.path.dirname(arguments[0]))
+        sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

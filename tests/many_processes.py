@@ -1,17 +1,15 @@
-"""Training runs of several processes on this machine's loopback, and what they leave behind."""
+"""Training runs of several processes on this machine's loopback, and the files they leave."""
 
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from processes import ROOT, start_command
+
 RECORDED = ROOT / "tests" / "multihost" / "recorded.py"
 FLAGS = os.environ["XLA_FLAGS"]
-# Of a whole run, start to end, on the slowest of machines.
+# Of a whole run, from start to end, on the slowest machines.
 TIMEOUT_S = 600
 
 
@@ -21,17 +19,18 @@ def free_port():
 
 
 class Run:
-    """Several processes of one run, each with a number of CPU devices.
+    """Several processes of one run.
 
     Args:
-        folder: `run` is its run folder; what the processes print and record lies beside it.
+        folder: its subfolder `run` is the run folder; it also gets what the processes print and
+            record.
         config: a recipe.
         digits_dir: folder of the digits dataset.
-        overrides: more arguments for all.
-        count: number of processes; 1: alone.
-        devices: of each process.
-        own: process -> arguments for it alone.
-        expected: number of processes that are said to come.
+        overrides: arguments for all processes.
+        count: number of processes.
+        devices: number of CPU devices of each process.
+        own: process -> arguments for this process only.
+        expected: number of processes to announce; None: `count`.
         extra: environment variables, see `recorded.py`.
     """
 
@@ -44,13 +43,13 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
+            "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
             "TF_CPP_MIN_LOG_LEVEL": "3", **(extra or {}),
         }  # fmt: skip
         for process in range(count):
             command = [
-                sys.executable, str(RECORDED), str(folder / f"rows{process}.jsonl"), "train",
+                RECORDED, str(folder / f"rows{process}.jsonl"), "train",
                 f"--config={config}", f"--workdir={self.workdir}",
                 f"--config.data.data_dir={digits_dir}", *overrides,
             ]  # fmt: skip
@@ -62,7 +61,7 @@ class Run:
                 self.path(process, "out").open("w") as out,
                 self.path(process, "err").open("w") as err,
             ):
-                started = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
+                started = start_command(*command, env=environment, stdout=out, stderr=err)
             self.processes.append(started)
 
     def path(self, process, kind):

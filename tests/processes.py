@@ -20,6 +20,7 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -49,8 +50,9 @@ class Process:
     """
 
     def __init__(self, arguments, env, cwd, stdout=None, stderr=None):
-        self._files = [f or tempfile.TemporaryFile("w+") for f in (stdout, stderr)]
-        self.args, self.returncode = arguments, None
+        self._files = [f or tempfile.TemporaryFile("w+") for f in (stdout, stderr)]  # noqa: SIM115
+        self.args = arguments
+        self.returncode: Any = None
         self._connection = _connect()
         weakref.finalize(self, _close, self._connection, *self._files)
         request = {"arguments": arguments, "env": env, "cwd": str(cwd)}
@@ -59,7 +61,7 @@ class Process:
         )
         self.pid = json.loads(self._connection.recv(1 << 12))["pid"]
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: Any = None):
         if self.returncode is None:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._connection, selectors.EVENT_READ)
@@ -168,7 +170,7 @@ def _keep_server():
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        server.returncode = 0  # Nobody waits for it: it ends after the last of us.
+        server.returncode = 0  # It ends after the last test process; none waits for it.
         return _connected()
 
 

@@ -1,7 +1,7 @@
-"""A SLURM cluster of emulated nodes on this machine, started and stopped by a test.
+"""Starts and stops a SLURM cluster with emulated nodes on this machine, for a test.
 
-Its daemons run as root, on loopback, on free ports, out of one folder; nothing of the machine's own
-configuration is touched.
+Its daemons run as root, on loopback and free ports, and keep all their files in one folder. The
+machine's own SLURM configuration is not changed.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not():
-    """Returns why there can be no cluster here, or None."""
+    """Returns why a cluster cannot run here; None: it can."""
     missing = [name for name in NEEDED if shutil.which(name, path=_PATH) is None]
     if missing:
         return f"SLURM is not installed: no {', '.join(missing)}"
@@ -63,16 +63,16 @@ def why_not():
     except OSError:
         address = "nothing"
     if address != "127.0.0.1":
-        return f"the host's name means {address}, not 127.0.0.1"
+        return f"the host's name resolves to {address}, not to 127.0.0.1"
     return None
 
 
 class SlurmCluster:
-    """A controller and its nodes 127.0.0.1, 127.0.0.2, ...; use as a context manager.
+    """A controller with nodes 127.0.0.1, 127.0.0.2, ...; a context manager.
 
     Args:
-        folder: empty; its path must be short, it holds a socket.
-        nodes: how many.
+        folder: an empty folder; its path must be short, because it holds a socket.
+        nodes: number of nodes.
     """
 
     def __init__(self, folder, nodes):
@@ -113,7 +113,7 @@ class SlurmCluster:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
-        with contextlib.ExitStack() as held:  # Free, and different.
+        with contextlib.ExitStack() as held:  # Open together, so that all ports differ.
             servers = [
                 held.enter_context(socket.create_server(("127.0.0.1", 0)))
                 for _ in range(self.nodes + 1)
@@ -187,11 +187,11 @@ def _host():
 
 @contextlib.contextmanager
 def running_cluster(nodes):
-    """A cluster for a test, which is skipped with a reason where there can be none."""
+    """Runs a cluster for a test, or skips the test with the reason why there is none."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    # Not below pytest's folder: a socket's path has at most 107 characters.
+    # pytest's folders are too long: a socket's path has at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder,
         SlurmCluster(folder, nodes=nodes) as running,

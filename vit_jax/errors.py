@@ -22,6 +22,10 @@ EXIT_STOPPED = 75
 # state. Schedulers requeue on this exit code.
 EXIT_STOPPED = 75
 
+# sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
+# state. Schedulers requeue on this exit code.
+EXIT_STOPPED = 75
+
 
 class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.

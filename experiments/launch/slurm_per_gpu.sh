@@ -23,7 +23,7 @@ WORKDIR=${WORKDIR:-runs/b16} # on a disk that all nodes share
 ARGUMENTS=${ARGUMENTS:---config.data.data_dir=DATA}
 
 read -ra arguments <<<"$ARGUMENTS"
-# 0: tasks end by themselves, with the right exit code, when one of them is lost.
+# 0: when a task is lost, the others end by themselves with the right exit code.
 command=(srun --kill-on-bad-exit=0 "$PYTHON" -m vit_jax train
   "--config=$CONFIG" "--workdir=$WORKDIR" "${arguments[@]}")
 if [[ ${1:-} == --dry_run ]]; then
@@ -35,8 +35,8 @@ fi
 
 code=0
 "${command[@]}" || code=$?
-# 75: stopped and saved. 76, 137: a process was lost. Both go on from the last checkpoint.
-if [[ $code == 75 || ($code == 76 || $code == 137) && ${SLURM_RESTART_COUNT:-0} -lt 10 ]]; then
+# 75: stopped and saved. 76, 134, 137: a process was lost. The next start resumes from a checkpoint.
+if [[ $code == 75 || $code =~ ^(76|134|137)$ && ${SLURM_RESTART_COUNT:-0} -lt 10 ]]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -40,7 +40,7 @@ case ${1:-} in
     ;;
   train)
     do_ xpk workload create "--workload=$WORKLOAD" "${where[@]}" "--tpu-type=$TYPE" \
-      "--num-slices=$SLICES" "--max-restarts=$RESTARTS" --restart-on-exit-codes=75,76 \
+      "--num-slices=$SLICES" "--max-restarts=$RESTARTS" --restart-on-exit-codes=75,76,134 \
       "--base-docker-image=$IMAGE" --script-dir=. "--command=$command"
     ;;
   delete) do_ xpk workload delete "--workload=$WORKLOAD" "${where[@]}" ;;

@@ -1,12 +1,10 @@
 import json
 import shutil
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import optax
 import pytest
-from processes import ROOT
+from processes import run_command
 
 from vit_jax.__main__ import main
 from vit_jax.config.run import CheckpointConfig
@@ -77,18 +75,17 @@ def test_a_path_is_a_run_its_checkpoints_or_one_step(workdir, below, step, capsy
     assert found["environment"]["packages"].keys() >= {"jax", "flax", "orbax-checkpoint"}
 
 
-def test_no_device_is_opened(workdir):
-    """Not even a CPU: a device that another process holds is never asked for."""
-    code = (
+def test_no_device_is_opened(workdir, tmp_path):
+    """JAX's backend, even that of the CPU, is not started: another process may hold the devices."""
+    program = tmp_path / "inspect_only.py"
+    program.write_text(
         "import os, sys; from vit_jax.__main__ import main\n"
         f"code = main(['checkpoint', 'inspect', {str(workdir)!r}])\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, xla_bridge._backends\n"
         "sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = run_command(program)
     assert done.returncode == 0, done.stderr
     assert "step            20" in done.stdout
 
@@ -100,14 +97,16 @@ def test_no_device_is_opened(workdir):
         ("one/checkpoints/40", "no folder {here}/one/checkpoints/40"),
         (".", "no checkpoint in {here}"),
         ("other", "{here}/other/7 has no about/metadata"),
-        ("cut", "{here}/cut/7/about/metadata: Expecting value"),
+        ("cut", "{here}/cut/7/about/metadata is damaged: Expecting value"),
     ],
 )
-def test_a_path_that_is_no_checkpoint_is_one_line(workdir, path, got, capsys):
+def test_a_path_without_a_checkpoint_is_one_line(workdir, path, got, capsys):
     here = workdir.parent
     (here / "other" / "7").mkdir(parents=True, exist_ok=True)
     (here / "cut" / "7" / "about").mkdir(parents=True, exist_ok=True)
     (here / "cut" / "7" / "about" / "metadata").write_text("")
+    for name in ("other", "cut"):
+        (here / name / "7" / "_CHECKPOINT_METADATA").write_text("{}")
     assert main(["checkpoint", "inspect", str(here / path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""

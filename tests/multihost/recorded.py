@@ -1,8 +1,8 @@
-"""`python recorded.py FILE COMMAND ...`: the command line, noting each training batch's rows.
+"""`python recorded.py FILE COMMAND ...` runs a command and records the rows of its batches.
 
-Where RECORD_STATES is set, FILE.states gets a digest of the whole training state, gathered from all
-processes' devices, whenever one is restored or is about to be saved. STUCK_AT_SAVE names a process
-that comes to no save, for which the others then wait a few seconds.
+With RECORD_STATES set, FILE.states gets a hash of the whole training state, gathered from all
+processes, whenever a state is restored or saved. The process with the number STUCK_AT_SAVE never
+saves; the others wait for it for 3 s. Each step takes SECONDS_PER_STEP at least.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 
@@ -29,6 +30,7 @@ def main() -> int:
             hashes = [hashlib.sha256(i.tobytes() + n.tobytes()).hexdigest()[:8] for i, n in rows]
             file.write(json.dumps(hashes) + "\n")
             file.flush()
+            time.sleep(float(os.environ.get("SECONDS_PER_STEP", "0")))
             return put(batch, mesh)
 
         loop.to_devices = noting
@@ -58,10 +60,10 @@ def _note_states(loop, path):
 
 
 def _get_stuck(here):
-    from vit_jax.run import checkpoint_hosts
+    from vit_jax.run import checkpoints
     from vit_jax.run.checkpoints import CheckpointFolder
 
-    checkpoint_hosts.MEETING_TIMEOUT_S = 3.0
+    checkpoints.BARRIER_TIMEOUT_S = 3.0
 
     def never(self, step, state, **others):
         threading.Event().wait()

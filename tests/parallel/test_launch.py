@@ -1,4 +1,4 @@
-"""What each launcher sets in the environment, and what follows from it."""
+"""How a process detects from its environment what started it."""
 
 import os
 from unittest import mock
@@ -29,13 +29,13 @@ def detect(*arguments, environ, **keywords):
         return launch.detect(*arguments, **keywords)
 
 
-def test_alone_where_nothing_says_otherwise():
+def test_without_a_cluster_a_process_is_alone():
     assert detect(environ={}) is None
     assert detect(num_processes=1, environ={}) is None
     assert detect("none", environ=SLURM) is None
 
 
-def test_flags_and_variables_say_the_same():
+def test_flags_replace_environment_variables():
     expected = Launch("flags", "10.0.0.1:8476", 4, 3)
     assert detect("auto", "10.0.0.1:8476", 4, 3, environ={}) == expected
     said = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:8476", "JAX_NUM_PROCESSES": "4"}
@@ -43,24 +43,24 @@ def test_flags_and_variables_say_the_same():
     assert detect(process_id=3, environ=said | {"JAX_PROCESS_ID": "1"}) == expected
 
 
-def test_slurm_one_process_a_node_has_all_of_its_gpus():
+def test_slurm_with_one_process_per_node_uses_all_gpus_of_the_node():
     """JAX by itself would give it the GPU of its number on the node: the first one of eight."""
     assert detect(environ=SLURM) == Launch("slurm", f"node03:{PORT}", 2, 1, None, 8)
 
 
-def test_slurm_one_process_a_gpu_has_its_own():
+def test_slurm_with_one_process_per_gpu_divides_the_gpus():
     assert detect(environ=SLURM | PER_GPU) == Launch("slurm", f"node03:{PORT}", 8, 5, (1,), 4)
     two_each = PER_GPU | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)", "SLURM_NODEID": "2"}
     assert detect(environ=SLURM | two_each) == Launch("slurm", f"node03:{PORT}", 8, 5, (2, 3), 4)
 
 
-def test_slurm_that_shows_each_process_only_its_gpu():
+def test_slurm_may_show_each_process_only_its_own_gpu():
     """Then that one has number 0 in every process."""
     bound = PER_GPU | {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}
     assert detect(environ=SLURM | bound) == Launch("slurm", f"node03:{PORT}", 8, 5, None, 4)
 
 
-def test_slurm_nodes_with_unequal_numbers_of_tasks():
+def test_slurm_nodes_may_have_different_numbers_of_tasks():
     uneven = {
         "SLURM_STEP_TASKS_PER_NODE": "4(x1),1", "SLURM_NTASKS": "5", "SLURM_STEP_NUM_TASKS": "5",
         "SLURM_PROCID": "4",
@@ -77,20 +77,20 @@ def test_slurm_nodes_with_unequal_numbers_of_tasks():
         SLURM | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"},  # A shell of salloc.
     ],
 )
-def test_slurm_tasks_that_nobody_started_are_an_error(environ):
-    with pytest.raises(ConfigError, match="SLURM allotted 4 tasks, and this is one process") as e:
+def test_slurm_tasks_without_srun_are_an_error(environ):
+    with pytest.raises(ConfigError, match="SLURM allotted 4 tasks, but srun did not start") as e:
         detect(environ=environ)
     assert "put srun before the command" in str(e.value)
     assert detect("none", environ=environ) is None
 
 
-def test_slurm_with_one_task_is_alone():
+def test_slurm_with_one_task_is_a_single_process():
     assert detect(environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}) is None
     one = {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     assert detect(environ=SLURM | one | {"SLURM_STEP_TASKS_PER_NODE": "1"}) is None
 
 
-def test_open_mpi_4_says_where_its_launcher_is_and_5_on_one_host_needs_not():
+def test_open_mpi_4_has_the_coordinator_and_open_mpi_5_works_on_one_host():
     ranks = {
         "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1",
@@ -107,7 +107,7 @@ def test_open_mpi_4_says_where_its_launcher_is_and_5_on_one_host_needs_not():
     assert 61440 <= int(port) <= 65535
 
 
-def test_a_jobset_pod_is_numbered_by_its_index():
+def test_the_number_of_a_jobset_pod_is_its_index():
     pod = {
         "KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3",
         "JAX_COORDINATOR_ADDRESS": "run-workers-0-0.run", "JAX_COORDINATOR_PORT": "6002",
@@ -123,18 +123,18 @@ def test_a_jobset_pod_is_numbered_by_its_index():
         ({"coordinator": "a:1"}, {}, "--coordinator without --num_processes, --process_id"),
         ({"coordinator": "a", "num_processes": 2, "process_id": 0}, {}, "HOST:PORT"),
         ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, {}, "process_id 2 of 2"),
-        ({"cluster": "slurm"}, {}, "--cluster=slurm and no sign of it"),
-        ({"cluster": "openmpi"}, {}, "--cluster=openmpi and no sign of it"),
+        ({"cluster": "slurm"}, {}, "--cluster=slurm, but the environment shows no such"),
+        ({"cluster": "openmpi"}, {}, "--cluster=openmpi, but the environment shows no such"),
         ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'"),
     ],
 )
-def test_what_cannot_be(arguments, environ, told):
+def test_impossible_settings_are_errors(arguments, environ, told):
     with pytest.raises(ConfigError) as caught:
         detect(**arguments, environ=environ)
     assert told in str(caught.value)
 
 
-def test_gpus_are_shared_out_evenly_or_not_at_all():
+def test_gpus_that_cannot_be_divided_evenly_are_an_error():
     shares = [share_of_devices(8, 4, i, bound=False) for i in range(4)]
     assert shares == [(0, 1), (2, 3), (4, 5), (6, 7)]
     with pytest.raises(ConfigError, match="8 GPUs for 3 processes on this host"):

@@ -35,7 +35,7 @@ def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
         (6, {"tensor": 3}, (2, 1, 3)),
     ],
 )
-def test_minus_one_takes_what_is_left(devices, sizes, expected):
+def test_an_axis_of_minus_one_gets_the_remaining_devices(devices, sizes, expected):
     mesh = mesh_of(devices, **sizes)
     assert mesh.axis_names == ("data", "fsdp", "tensor")
     assert mesh.devices.shape == expected
@@ -51,18 +51,18 @@ def test_minus_one_takes_what_is_left(devices, sizes, expected):
         (4, {"data": 1, "fsdp": -1, "tensor": 8}, "data=1, fsdp=-1, tensor=8"),
     ],
 )
-def test_sizes_that_do_not_multiply_to_the_devices_are_named(devices, sizes, shown):
+def test_sizes_that_do_not_match_the_number_of_devices_are_an_error(devices, sizes, shown):
     with pytest.raises(ConfigError) as caught:
         mesh_of(devices, **sizes)
     assert caught.value.got == f"mesh {shown} on {devices} devices"
     assert caught.value.expected == f"sizes whose product is {devices}"
 
 
-def test_without_a_list_all_devices_are_taken():
+def test_all_devices_are_used_by_default():
     assert make_mesh(MeshConfig()).size == jax.device_count()
 
 
-def test_batches_are_cut_over_data_and_fsdp_but_not_tensor():
+def test_batches_are_sharded_over_data_and_fsdp_but_not_tensor():
     assert batch_sharding(mesh_of(8)).spec == PartitionSpec(("data", "fsdp"))
     sharding = batch_sharding(make_mesh(MeshConfig()))
     assert sharding.shard_shape((16, 3)) == (16, 3)
@@ -72,7 +72,7 @@ def test_batches_are_cut_over_data_and_fsdp_but_not_tensor():
     ("sizes", "batch", "parts"),
     [({}, 8, 1), ({}, 24, 3), ({"tensor": 8}, 1, 1), ({"fsdp": 2, "tensor": 2}, 12, 3)],
 )
-def test_a_batch_that_divides_over_devices_and_microbatches_is_accepted(sizes, batch, parts):
+def test_a_batch_that_divides_evenly_is_accepted(sizes, batch, parts):
     check_batch_size(mesh_of(8, **sizes), batch, "data.global_batch_size", parts)
 
 
@@ -88,9 +88,7 @@ def test_a_batch_that_divides_over_devices_and_microbatches_is_accepted(sizes, b
         ),
     ],
 )  # fmt: skip
-def test_a_batch_that_does_not_divide_is_named_with_its_neighbours_that_do(
-    sizes, batch, parts, message
-):
+def test_a_batch_that_does_not_divide_is_an_error_with_sizes_that_do(sizes, batch, parts, message):
     with pytest.raises(ConfigError) as caught:
         check_batch_size(mesh_of(8, **sizes), batch, "evaluation.batch_size", parts)
     assert str(caught.value) == f"evaluation.batch_size {message}"
@@ -110,12 +108,12 @@ def test_one_host_holds_all_rows():
         ([(None, None)], range(32)),
     ],
 )
-def test_the_rows_of_a_host_are_those_of_its_devices(monkeypatch, slices, expected):
+def test_a_host_loads_the_rows_of_its_devices(monkeypatch, slices, expected):
     fake_devices(monkeypatch, slices)
     assert host_rows(make_mesh(MeshConfig()), 32) == expected
 
 
-def test_scattered_rows_are_refused(monkeypatch):
+def test_a_host_with_scattered_rows_is_an_error(monkeypatch):
     fake_devices(monkeypatch, [(0, 4), (8, 12)])
     with pytest.raises(ConfigError, match="holds scattered rows of a batch"):
         host_rows(make_mesh(MeshConfig()), 32)
@@ -128,7 +126,7 @@ def fake_devices(monkeypatch, slices):
     monkeypatch.setattr(mesh_module, "batch_sharding", lambda mesh: sharding)
 
 
-def test_a_batch_on_devices_is_the_batch():
+def test_a_batch_is_not_changed_by_sharding():
     batch = {
         "image": np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3),
         "label": np.array([3, 4], np.int32),

@@ -53,7 +53,7 @@ def test_lines_are_on_disk_as_soon_as_they_are_written(tmp_path):
             assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")][-1] == step
 
 
-def test_nothing_is_read_where_no_file_is(tmp_path):
+def test_a_missing_file_has_no_lines(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
@@ -61,7 +61,7 @@ def test_nothing_is_read_where_no_file_is(tmp_path):
     ("start_step", "kept"),
     [(0, []), (1, [1]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])],
 )
-def test_resuming_drops_the_lines_of_later_steps(tmp_path, start_step, kept):
+def test_resuming_deletes_the_lines_of_later_steps(tmp_path, start_step, kept):
     write(tmp_path, [1, 2, 3, 4])
     write(tmp_path, [10], start_step=start_step)
     steps = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")]
@@ -77,7 +77,7 @@ def test_resuming_keeps_the_lines_before_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("end", ['{"step": 3, "ti', '{"step": 3, "time": 1.0}'])
-def test_a_last_line_cut_off_by_a_crash_is_dropped(tmp_path, end):
+def test_a_last_line_that_a_crash_cut_off_is_deleted(tmp_path, end):
     write(tmp_path, [1, 2])
     path = tmp_path / "metrics.jsonl"
     with path.open("a") as file:
@@ -107,7 +107,7 @@ def test_tensorboard_holds_the_same_scalars(tmp_path):
 
 
 @pytest.mark.parametrize(("start_step", "kept"), [(2, [1, 2]), (0, [])])
-def test_tensorboard_forgets_the_steps_that_are_taken_again(tmp_path, start_step, kept):
+def test_tensorboard_hides_steps_that_are_trained_again(tmp_path, start_step, kept):
     write(tmp_path, [1, 2, 3, 4], LoggingConfig())
     (events,) = (tmp_path / "tensorboard").iterdir()
     events.rename(events.with_name("events.out.tfevents.1.host"))  # Files are read in name order.
@@ -117,12 +117,12 @@ def test_tensorboard_forgets_the_steps_that_are_taken_again(tmp_path, start_step
     assert tensorboard_scalars(tmp_path)["train/loss"] == expected
 
 
-def test_without_tensorboard_there_is_no_folder_of_it(tmp_path):
+def test_tensorboard_can_be_switched_off(tmp_path):
     write(tmp_path, [1])
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_weights_and_biases_asked_for_but_missing_is_a_config_error(tmp_path, monkeypatch):
+def test_a_missing_wandb_package_is_a_config_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError) as caught:
         writer(tmp_path, LoggingConfig(wandb_project="vits"))
@@ -131,7 +131,7 @@ def test_weights_and_biases_asked_for_but_missing_is_a_config_error(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_and_biases_gets_every_value_in_one_run_a_folder(tmp_path, monkeypatch):
+def test_wandb_gets_all_values_of_a_folder_in_one_run(tmp_path, monkeypatch):
     calls = []
 
     class Run:
@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_run_folder_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
-def test_something_in_the_way_is_a_run_folder_error(tmp_path, name):
+def test_a_folder_in_place_of_a_file_is_a_run_folder_error(tmp_path, name):
     if name == "tensorboard":
         (tmp_path / name).write_text("")
     else:
@@ -181,7 +181,7 @@ def test_a_missing_folder_is_a_run_folder_error(tmp_path):
         writer(tmp_path / "gone")
 
 
-def test_the_hash_of_examples_adds_up_over_hosts_and_tells_their_order():
+def test_example_hashes_add_up_over_hosts_and_depend_on_the_order():
     indices = np.array([5, 2**33, 0, 5])
     whole = example_hash(range(4), indices)
     for hosts in (2, 4):
@@ -193,7 +193,7 @@ def test_the_hash_of_examples_adds_up_over_hosts_and_tells_their_order():
     assert example_hash(range(1), np.array([0])) == 0xE220A8397B1DCDAF
 
 
-def test_examples_are_logged_a_file_a_host_and_lines_after_the_start_go(tmp_path):
+def test_each_host_logs_its_examples_to_its_own_file(tmp_path):
     for host, rows in enumerate((range(0, 2), range(2, 4))):
         with ExampleLog(tmp_path, host, rows, start_step=0, kind="all") as made:
             for step in (1, 2, 3):

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
-    from vit_jax.parallel.hosts import is_first_host
     from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.run.checkpoints import result_params
     from vit_jax.train.program import build_program

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSignals) -> int:
-    from vit_jax.parallel.hosts import StopAgreement, first_does, is_first_host
+    from vit_jax.parallel.processes import StopAgreement, is_first_host, on_first_host
     from vit_jax.run.folder import RunFolder
 
     agreement = StopAgreement(lambda: stop.requested)
@@ -106,7 +106,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
             _show(args, config, found[0])
         return 0
     with RunFolder(args.workdir, config) as folder:
-        result = first_does("look for a result", lambda: folder.result)
+        result = on_first_host("look for a result", lambda: folder.result)
         if result is not None:
             log.info("the run in %s has already finished; nothing to do", folder.path)
         else:
@@ -147,8 +147,8 @@ def _measure(
     from vit_jax.evaluation.features import place_params, weights_hash
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
-    from vit_jax.parallel.hosts import is_first_host
     from vit_jax.parallel.mesh import batch_parts, make_mesh
+    from vit_jax.parallel.processes import is_first_host
 
     begin = time.perf_counter()
     mesh = make_mesh(config.mesh)

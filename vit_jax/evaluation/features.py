@@ -21,8 +21,8 @@ from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import to_devices
+from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]

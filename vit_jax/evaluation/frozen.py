@@ -31,8 +31,8 @@ from vit_jax.evaluation.features import (
 )
 from vit_jax.evaluation.methods import Splits, measure
 from vit_jax.models.options import ModelConfig
-from vit_jax.parallel.hosts import first_does
 from vit_jax.parallel.mesh import check_batch_size, host_rows
+from vit_jax.parallel.processes import on_first_host
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class FrozenEvaluator:
             if splits is None:
                 return None
             seconds = time.perf_counter() - begin
-            figures |= first_does(
+            figures |= on_first_host(
                 "few-shot evaluation",
                 lambda d=dataset, s=splits, t=seconds: self._measure(d, s, t),
                 _SOLVING_TIMEOUT_S,
@@ -208,7 +208,7 @@ class FrozenEvaluator:
                 held[0] = self._cache.load(key)
             return held[0] is not None
 
-        if first_does("cached features", look):
+        if on_first_host("cached features", look):
             nothing = Features(np.zeros((0, 0), np.float32), np.zeros(0, np.int32))
             return held[0] or nothing
         config, size = dataset.config, dataset.image_size
@@ -223,7 +223,7 @@ class FrozenEvaluator:
         with eval_batches(kept, preprocessing, spec) as feed:
             features = extract(model, params, feed, len(source), self._mesh, stop)
         if features is not None and self._weights is not None:
-            first_does("keep features", lambda: self._cache.store(key, features))
+            on_first_host("keep features", lambda: self._cache.store(key, features))
         return features
 
     def _key(self, dataset: _Dataset, source: Source) -> dict[str, Any]:

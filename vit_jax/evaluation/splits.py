@@ -13,8 +13,8 @@ from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
 from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
-from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import check_batch_size, host_rows
+from vit_jax.parallel.processes import is_first_host
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from flax import nnx
 
 from vit_jax.config.task import task_config
 from vit_jax.config.upgrade import upgrade_model
-from vit_jax.errors import WeightsError
+from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.files import read_json
 from vit_jax.interop.formats import EvalView, Published
 from vit_jax.interop.name_table import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import evaluated_item, find_steps
+from vit_jax.run.about import choose_checkpoint, evaluated_item
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -117,7 +117,10 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     if (path / DESCRIPTION).is_file():
         about = read_json(path / DESCRIPTION, error=WeightsError)
         return {**about, "model": upgrade_model(about["model"])}, path / ARRAYS
-    step = _chosen_step(path)
+    try:
+        step = choose_checkpoint(path)
+    except CheckpointError as error:
+        raise WeightsError(error.got, error.expected, error.fix) from None
     config = read_json(step / "config" / "metadata", error=WeightsError)
     task, side = task_config(config.get("task", "classification")), config["data"]["image_size"]
     about = {
@@ -139,28 +142,6 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
         "a run folder or a converted model",
         "check the path, or use another step of the run",
     )
-
-
-def _chosen_step(path: Path) -> Path:
-    """Returns the folder of the checkpoint that a path stands for, see `open_native`."""
-    folder, chosen = find_steps(path)
-    steps = {
-        int(p.name): p
-        for p in folder.iterdir()
-        if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
-    }
-    if not steps:
-        raise WeightsError(
-            f"no checkpoint in {folder}", "a run that has saved one", "train it first"
-        )
-    step = max(steps) if chosen is None else chosen
-    if step not in steps:
-        raise WeightsError(
-            f"no complete checkpoint of step {step} in {folder}",
-            f"one of the steps {', '.join(map(str, sorted(steps)))}",
-            "give the folder of one of these steps",
-        )
-    return steps[step]
 
 
 def _restore(path: Path) -> dict[str, np.ndarray]:

@@ -1,8 +1,8 @@
-"""How this process was started: alone, or as one of several by SLURM, a TPU pod, Kubernetes, ...
+"""Detects how this process was started: alone, or as one of several.
 
-JAX knows these launchers, too, and is asked where it knows best (who is the coordinator). What it
-takes for granted on SLURM and Open MPI, one process a GPU, is not: the devices of a process follow
-from how many processes share the host.
+Several processes come from SLURM, a TPU pod, Kubernetes, Open MPI, or flags. JAX detects them, too,
+and finds the coordinator's address for this module. But on SLURM and Open MPI, JAX assumes one
+process for each GPU. Here the GPUs of a host are divided by the number of processes on it.
 """
 
 import dataclasses
@@ -10,28 +10,28 @@ import os
 import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import ConfigError
+from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
-# Ports of jobs on one host should differ; ephemeral ones are rarely in use.
+# Jobs on one host should have different ports. Ports of this range are rarely in use.
 _FIRST_PORT, _PORTS = 61440, 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One of several processes.
+    """How one of several processes was started.
 
     Attributes:
-        cluster: who started it: "flags", or one of CLUSTERS.
-        coordinator: HOST:PORT on which process 0 can be reached.
-        num_processes: of the run.
-        process_id: of this one.
-        local_device_ids: devices of this host that are this process's; None: all that it sees.
-        allotted: GPUs of this host that the scheduler gave to the run; None: not known.
+        cluster: what started it: "flags", or one of CLUSTERS.
+        coordinator: HOST:PORT where process 0 listens.
+        num_processes: number of processes of the run.
+        process_id: number of this process, from 0.
+        local_device_ids: which of the visible GPUs this process uses; None: all.
+        allotted: number of GPUs of this host that the scheduler gave to the run; None: unknown.
     """
 
     cluster: str
@@ -48,19 +48,19 @@ def detect(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> Launch | None:
-    """Returns how this process was started; None: alone.
+    """Returns how this process was started; None: it is alone.
 
-    Flags go first, then the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID,
-    then what the launcher says.
+    Flags have priority over the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID, and these over what the cluster says.
 
     Args:
         cluster: one of CLUSTERS.
-        coordinator: HOST:PORT.
-        num_processes: of the run.
-        process_id: of this one.
+        coordinator: HOST:PORT where process 0 listens.
+        num_processes: number of processes of the run.
+        process_id: number of this process, from 0.
 
     Raises:
-        ConfigError: half of what must be known is missing, or impossible.
+        ConfigError: a value is missing or impossible.
     """
     environ, found = os.environ, None
     if cluster in ("auto", "slurm") and (
@@ -75,9 +75,10 @@ def detect(
         found = _tpu()
     if found is None and cluster not in ("auto", "none"):
         raise ConfigError(
-            f"--cluster={cluster} and no sign of it here", "a process that it started",
+            f"--cluster={cluster}, but the environment shows no such cluster",
+            "a process that it started",
             "start the command through it, or leave --cluster out",
-        )  # fmt: skip
+        )
     return _complete(found, coordinator, num_processes, process_id, environ)
 
 
@@ -88,31 +89,32 @@ def _complete(
     process_id: int | None,
     environ: Mapping[str, str],
 ) -> Launch | None:
-    """Puts what was said over what was found."""
+    """Replaces what was detected by what flags and environment variables say."""
     coordinator = coordinator or environ.get("JAX_COORDINATOR_ADDRESS")
     port = environ.get("JAX_COORDINATOR_PORT")
     if coordinator and port and ":" not in coordinator:
         coordinator = f"{coordinator}:{port}"
     num_processes = _whole(num_processes, "JAX_NUM_PROCESSES", environ)
     process_id = _whole(process_id, "JAX_PROCESS_ID", environ)
-    said = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    said = {name: value for name, value in said.items() if value is not None}
+    given: dict[str, Any] = {
+        "coordinator": coordinator, "num_processes": num_processes, "process_id": process_id
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
     if found is None:
         missing = [
-            f"--{n}" for n in ("coordinator", "num_processes", "process_id") if n not in said
+            f"--{n}" for n in ("coordinator", "num_processes", "process_id") if n not in given
         ]
-        if not said or (num_processes == 1 and not coordinator):
+        if not given or (num_processes == 1 and not coordinator):
             return None
         if missing:
             raise ConfigError(
-                f"{', '.join(f'--{n}' for n in said)} without {', '.join(missing)}",
+                f"{', '.join(f'--{n}' for n in given)} without {', '.join(missing)}",
                 "--coordinator=HOST:PORT --num_processes=N --process_id=K together",
-                "add what is missing",
+                "add the missing flags",
             )
         launch = Launch("flags", coordinator or "", num_processes or 0, process_id or 0)
     else:
-        values: dict[str, Any] = said
-        launch = dataclasses.replace(found, **values)
+        launch = dataclasses.replace(found, **given)
     if launch.num_processes == 1 and coordinator is None:
         return None
     _check(launch)
@@ -122,14 +124,16 @@ def _complete(
 def _check(launch: Launch) -> None:
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", launch.coordinator):
         raise ConfigError(
-            f"coordinator {launch.coordinator!r}", "HOST:PORT of the host of process 0",
+            f"coordinator {launch.coordinator!r}",
+            "HOST:PORT where process 0 listens",
             "set --coordinator, e.g. --coordinator=10.0.0.1:8476",
-        )  # fmt: skip
+        )
     if not 0 <= launch.process_id < launch.num_processes:
         raise ConfigError(
             f"process_id {launch.process_id} of {launch.num_processes} processes",
-            f"0 to {launch.num_processes - 1}", "number the processes from 0",
-        )  # fmt: skip
+            f"0 to {launch.num_processes - 1}",
+            "number the processes from 0",
+        )
 
 
 def _whole(value: int | None, name: str, environ: Mapping[str, str]) -> int | None:
@@ -147,20 +151,18 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
     started = int(environ.get("SLURM_STEP_NUM_TASKS", tasks))
     if "SLURM_STEP_NODELIST" not in environ or started < tasks:
         if tasks > 1 and not explicit:
-            # The batch script itself, or a shell of salloc.
+            # This is the batch script itself, or a shell of salloc.
             raise ConfigError(
-                f"SLURM allotted {tasks} tasks, and this is one process that srun did not start",
+                f"SLURM allotted {tasks} tasks, but srun did not start this process",
                 "srun python -m vit_jax train ...",
                 "put srun before the command, or add --cluster=none to use this process alone",
             )
         return None
     if tasks == 1:
         return None
-    from jax._src.clusters import SlurmCluster
-
     node = int(environ.get("SLURM_NODEID", "0"))
     on_node = _tasks_per_node(environ, tasks)[node]
-    coordinator = SlurmCluster.get_coordinator_address(300, environ.get("JAX_COORDINATOR_PORT"))
+    coordinator = jax_internals.slurm_coordinator(environ.get("JAX_COORDINATOR_PORT"))
     allotted = environ.get("SLURM_GPUS_ON_NODE")
     return Launch(
         "slurm",
@@ -177,7 +179,7 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
 
 
 def _tasks_per_node(environ: Mapping[str, str], tasks: int) -> list[int]:
-    """Reads "2(x3),1": three nodes of two tasks, one of one."""
+    """Parses SLURM's "2(x3),1": three nodes with two tasks each, then one node with one task."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or str(tasks)
     counts = []
     for part in text.split(","):
@@ -190,16 +192,16 @@ def _tasks_per_node(environ: Mapping[str, str], tasks: int) -> list[int]:
 def share_of_devices(
     visible: int, processes: int, index: int, *, bound: bool
 ) -> tuple[int, ...] | None:
-    """Returns the GPUs of one of several processes on a host; None: all that it sees.
+    """Returns which of its visible GPUs a process uses; None: all.
 
     Args:
-        visible: GPUs that the process sees.
-        processes: of the run on this host.
-        index: of this one among them.
-        bound: whether the scheduler shows each process only its own.
+        visible: number of GPUs that the process sees.
+        processes: number of processes on this host.
+        index: number of this process on this host, from 0.
+        bound: whether the scheduler shows each process only its own GPUs.
 
     Raises:
-        ConfigError: they cannot be shared out evenly.
+        ConfigError: the GPUs cannot be divided evenly.
 
     >>> share_of_devices(8, 1, 0, bound=False)
     >>> share_of_devices(8, 4, 1, bound=False)
@@ -211,14 +213,15 @@ def share_of_devices(
     if visible % processes:
         raise ConfigError(
             f"{visible} GPUs for {processes} processes on this host",
-            "as many for each", "start one process a host or one a GPU",
-        )  # fmt: skip
+            "the same number for each process",
+            "start one process for each host or one for each GPU",
+        )
     each = visible // processes
     return tuple(range(index * each, (index + 1) * each))
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int:
-    """Returns how many NVIDIA GPUs this process may use, without touching them."""
+    """Returns the number of NVIDIA GPUs that this process sees, without opening them."""
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return len([d for d in named.split(",") if d.strip() not in ("", "-1")])
@@ -236,9 +239,7 @@ def _openmpi(environ: Mapping[str, str]) -> Launch:
     port = environ.get("JAX_COORDINATOR_PORT")
     coordinator = ""
     if "OMPI_MCA_orte_hnp_uri" in environ:  # Up to Open MPI 4.
-        from jax._src.clusters import OmpiCluster
-
-        coordinator = OmpiCluster.get_coordinator_address(300, port)
+        coordinator = jax_internals.openmpi_coordinator(port)
     elif here == count:
         coordinator = f"127.0.0.1:{port or _port_of(environ.get('PMIX_NAMESPACE', ''))}"
     local = int(environ["OMPI_COMM_WORLD_LOCAL_RANK"])
@@ -251,7 +252,7 @@ def _port_of(job: str) -> int:
 
 
 def _jobset(environ: Mapping[str, str]) -> Launch | None:
-    """A pod of an indexed Job or JobSet: by its variables, else by JAX's look at the cluster."""
+    """Returns how a pod of an indexed Job or JobSet was started."""
     tpu = _tpu()
     if tpu is not None:
         return tpu
@@ -268,19 +269,5 @@ def _tpu() -> Launch | None:
 
 
 def _from_jax(cluster: str, names: tuple[str, ...]) -> Launch | None:
-    from jax._src import clusters
-
-    for name in names:
-        known: Any = getattr(clusters, name)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # That the package kubernetes is not there.
-            present = known.is_env_present()
-        if present:
-            port = os.environ.get("JAX_COORDINATOR_PORT")
-            return Launch(
-                cluster,
-                known.get_coordinator_address(300, port),
-                known.get_process_count(),
-                known.get_process_id(),
-            )
-    return None
+    found = jax_internals.cluster_facts(names, os.environ.get("JAX_COORDINATOR_PORT"))
+    return None if found is None else Launch(cluster, *found)

@@ -1,4 +1,4 @@
-"""The device mesh and the way of batches onto it; one device is the smallest case."""
+"""The device mesh, and how batches are sharded over it. One device is a mesh of size 1."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ BATCH_SPEC = PartitionSpec(BATCH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh with axes data, fsdp, tensor over the devices.
+    """Returns a mesh with the axes data, fsdp and tensor.
 
     Args:
-        config: sizes; -1 takes what is left.
+        config: sizes of the axes; an axis of size -1 gets the remaining devices.
         devices: None: all devices of all hosts.
 
     Raises:
-        ConfigError: the sizes do not multiply to the number of devices.
+        ConfigError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor]
@@ -36,7 +36,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise ConfigError(
             f"mesh {shown} on {len(devices)} devices",
             f"sizes whose product is {len(devices)}",
-            "change mesh.data, mesh.fsdp or mesh.tensor; -1 takes the rest",
+            "change mesh.data, mesh.fsdp or mesh.tensor; -1 gets the remaining devices",
         )
     return jax.make_mesh(
         tuple(sizes), AXES, devices=devices, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES)
@@ -44,23 +44,26 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of everything with a leading batch axis."""
+    """Returns the sharding of arrays with a leading batch axis."""
     return NamedSharding(mesh, BATCH_SPEC)
 
 
 def batch_parts(mesh: Mesh) -> int:
-    """Returns into how many parts a batch is divided."""
+    """Returns the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def check_batch_size(mesh: Mesh, batch_size: int, key: str, parts: int = 1) -> None:
-    """Raises ConfigError unless `batch_size` divides evenly over the devices, `parts` times over.
+    """Checks that a batch divides evenly into microbatches and over the devices.
 
     Args:
         mesh: the mesh.
         batch_size: global number of examples.
-        key: config key to name in the message.
-        parts: microbatches the batch is cut into.
+        key: config key that the error names.
+        parts: number of microbatches.
+
+    Raises:
+        ConfigError: it does not divide evenly.
     """
     shards = batch_parts(mesh)
     if batch_size % (shards * parts):
@@ -78,7 +81,7 @@ def host_rows(mesh: Mesh, batch_size: int) -> range:
     """Returns the rows of a global batch that this host's devices hold.
 
     Raises:
-        ConfigError: the rows do not follow each other, so that this host cannot load them as one.
+        ConfigError: the rows are not contiguous, but a host loads one block of rows.
     """
     index_map = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     spans = {s[0].indices(batch_size)[:2] for s in index_map.values() if s is not None}
@@ -86,14 +89,14 @@ def host_rows(mesh: Mesh, batch_size: int) -> range:
     if sum(b - a for a, b in spans) != stop - start:
         raise ConfigError(
             f"host {jax.process_index()} holds scattered rows of a batch",
-            "one block of rows a host",
-            "let mesh.data x mesh.fsdp be a multiple of the number of hosts",
+            "one block of rows for each host",
+            "make mesh.data x mesh.fsdp a multiple of the number of hosts",
         )
     return range(start, stop)
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this host's rows onto its devices and returns the global batch."""
+    """Transfers this host's rows to its devices and returns the global batch."""
     sharding = batch_sharding(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()

@@ -1,21 +1,19 @@
-"""What a checkpoint says of itself: every array by name, the code and the machine that wrote it.
+"""The description in a checkpoint: names and shapes of its arrays, code and devices that wrote it.
 
-It lies beside the arrays as JSON, so that it can be read on any machine without them.
+It is JSON beside the arrays, so that any machine can read it without loading them.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
-from vit_jax.named_tree import leaf_names
+from vit_jax.files import read_json
+from vit_jax.named_tree import named_leaves
 
-# The file that Orbax keeps a JSON item in.
+# Orbax stores a JSON item in this file.
 _FILE = "metadata"
 
 
@@ -26,9 +24,9 @@ class About:
     Attributes:
         path: folder of the step.
         step: number of updates made.
-        other_steps: of the other checkpoints beside it.
+        other_steps: steps of the run's other checkpoints.
         arrays: item ("params", "optimizer", "ema") -> name -> {"shape": ..., "dtype": ...}.
-        environment: git revision, versions, devices and hosts that wrote it.
+        environment: git revision, package versions, devices and hosts that wrote it.
         data: position in the example order.
         config: the run's config, as nested dicts.
     """
@@ -43,11 +41,11 @@ class About:
 
 
 def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `read_about` finds, for JSON.
+    """Returns the description that `read_about` reads, as JSON.
 
     Args:
         items: item name -> tree of arrays.
-        environment: of `run_folder.environment`.
+        environment: see `run.folder.environment`.
     """
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
     return {"environment": environment, "arrays": arrays}
@@ -64,83 +62,88 @@ def evaluated_item(config: Mapping[str, Any]) -> str:
 
 
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:
-    named = zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
-    return {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in named}
+    return {
+        name: {"shape": list(a.shape), "dtype": str(a.dtype)}
+        for name, a in named_leaves(tree).items()
+    }
 
 
-def find_steps(path: Path, step: int | None = None) -> tuple[Path, int | None]:
-    """Returns the folder of checkpoints that a path stands for, and the step that it names.
+def choose_checkpoint(path: Path, step: int | None = None) -> Path:
+    """Returns the folder of one checkpoint.
 
     Args:
-        path: run folder, its `checkpoints` folder, or one step below it.
-        step: None: as the path says, or the best one of a run that early stopping has ended.
-
-    Returns:
-        folder, and step; None: the latest.
+        path: run folder, its `checkpoints` folder, or the folder of one step.
+        step: None: the step that the path names, else the best step if early stopping has ended
+            the run, else the latest step.
 
     Raises:
-        CheckpointError: no folder there.
+        CheckpointError: no such checkpoint.
     """
     path = Path(path).expanduser()
-    is_run = (path / "checkpoints").is_dir()
+    is_run = (path / "checkpoints").is_dir()  # A run folder may be named by a number.
     if path.name.isdigit() and step is None and path.is_dir() and not is_run:
-        path, step = path.parent, int(path.name)
+        return path
     folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}", "a run folder or its checkpoints", "check the path"
         )
-    return folder, best_step(folder.parent) if step is None else step
-
-
-def best_step(run: Path) -> int | None:
-    """Returns the step whose weights a finished run with early stopping took; None: the last."""
-    try:
-        return json.loads((run / "result.json").read_text()).get("best_step")
-    except (OSError, ValueError, AttributeError):  # Not finished, or no run folder.
-        return None
-
-
-def read_about(path: Path) -> About:
-    """Reads what a checkpoint says of itself; opens no arrays and no devices.
-
-    Args:
-        path: run folder, its `checkpoints` folder (both: see `find_steps`), or one step below.
-
-    Raises:
-        CheckpointError: no checkpoint there, or one that does not say it.
-    """
-    folder, step = find_steps(path)
-    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+    steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(
-            f"no checkpoint in {folder}", "a folder named by a step", "check the path"
+            f"no checkpoint in {folder}", "a run that has saved one", "train it first"
         )
+    result = folder.parent / "result.json"
+    if step is None and result.is_file():
+        # Written by runs with early stopping only.
+        step = read_json(result, error=CheckpointError).get("best_step")
     step = steps[-1] if step is None else step
-    at = folder / str(step)
-    about = _read_json(at, "about")
-    return About(
-        path=at,
-        step=step,
-        other_steps=tuple(s for s in steps if s != step),
-        arrays=about["arrays"],
-        environment=about["environment"],
-        data=_read_json(at, "data"),
-        config=_read_json(at, "config"),
+    if step not in steps:
+        raise CheckpointError(
+            f"no complete checkpoint of step {step} in {folder}",
+            f"one of the steps {', '.join(map(str, steps))}",
+            "choose one of these steps",
+        )
+    return folder / str(step)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a folder, in ascending order."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        int(p.name) for p in found if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
     )
 
 
-def _read_json(at: Path, item: str) -> dict[str, Any]:
+def read_about(path: Path) -> About:
+    """Reads the description of a checkpoint; opens neither arrays nor devices.
+
+    Args:
+        path: see `choose_checkpoint`.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it has no description.
+    """
+    at = choose_checkpoint(path)
+    step = int(at.name)
+    about = _read_item(at, "about")
+    return About(
+        path=at,
+        step=step,
+        other_steps=tuple(s for s in saved_steps(at.parent) if s != step),
+        arrays=about["arrays"],
+        environment=about["environment"],
+        data=_read_item(at, "data"),
+        config=_read_item(at, "config"),
+    )
+
+
+def _read_item(at: Path, item: str) -> dict[str, Any]:
     file = at / item / _FILE
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError:
+    if at.is_dir() and not file.exists():
         raise CheckpointError(
             f"{at} has no {item}/{_FILE}",
-            "a checkpoint of this project, written by a version that keeps it",
-            "check the path, or go on with the run to save a new one",
-        ) from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{file}: {error}", "JSON, as this project writes it", "use another step"
-        ) from None
+            "a checkpoint that this project wrote",
+            "check the path, or resume the run to save a new checkpoint",
+        )
+    return read_json(file, error=CheckpointError, fix="use another step")

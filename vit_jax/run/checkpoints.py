@@ -1,10 +1,10 @@
-"""Checkpoints: one thin layer over Orbax.
+"""Saves and restores checkpoints with Orbax.
 
-A checkpoint is one Orbax composite: `params`, `optimizer`, `ema` (where kept) as arrays, `data`
-(position in the example order), `config` and `about` (names of the arrays, origin) as JSON. It
-appears under its final name only when complete, so that a run killed at any moment finds the last
-complete one. Arrays are saved whole, whatever devices held their parts, and restored onto whatever
-devices are asked for; layers of a stack lie along a leading axis whether `model.scan` is on or off.
+A checkpoint is one Orbax composite. `params`, `optimizer` and `ema` (if the run has one) are
+arrays; `data` (position in the example order), `config` and `about` (description) are JSON. The
+folder gets its final name when it is complete, so a run that was killed finds the last complete
+checkpoint. Arrays are saved whole, however they were sharded, and can be restored with any sharding
+on any number of devices and hosts. Stacked layers have a leading axis even without `model.scan`.
 """
 
 import contextlib
@@ -16,18 +16,23 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint import options as orbax_options
 
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
-from vit_jax.named_tree import leaf_names
-from vit_jax.run.about import describe, evaluated_item, find_steps
-from vit_jax.run.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
+from vit_jax.named_tree import named_leaves
+from vit_jax.parallel.processes import barrier, late_processes_named, on_first_host
+from vit_jax.run.about import choose_checkpoint, describe, evaluated_item
 from vit_jax.run.folder import environment
+
+# Time limits: for all processes to reach a save or restore; for all to write their files.
+BARRIER_TIMEOUT_S = 900.0
+WRITE_TIMEOUT_S = 1800
 
 # Orbax item name -> attribute of the training state.
 _ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
 
-# What Orbax and TensorStore say of a disk that cannot be written.
+# Texts in the errors of Orbax and TensorStore when a disk cannot be written.
 _DISK_PROBLEMS = (
     "No space left on device",
     "Disk quota exceeded",
@@ -39,11 +44,11 @@ _DISK_PROBLEMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
         step: number of updates made.
-        arrays: "params", and where asked for and kept "optimizer" and "ema".
+        arrays: item name ("params", "optimizer", "ema") -> tree; only the items asked for.
         data: position in the example order, as saved.
         config: the run's config, as nested dicts.
     """
@@ -55,15 +60,15 @@ class Restored:
 
 
 class CheckpointFolder:
-    """The `checkpoints` folder of a run; closing it waits for the last save.
+    """The `checkpoints` folder of a run. Closing it waits for the last save.
 
     Args:
-        folder: made when missing, unless read only.
-        config: what to keep.
-        read_only: never writes or deletes.
+        folder: created if missing, unless `read_only`.
+        config: which checkpoints to keep.
+        read_only: whether to never write or delete.
 
     Attributes:
-        pinned: step of a checkpoint to keep beside those that the config says; None: no other.
+        pinned: step of a checkpoint to keep in addition; None: no additional checkpoint.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -89,11 +94,14 @@ class CheckpointFolder:
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=True,
-            **host_options(),
+            **multi_process_options(),
         )
         with _as_user_error(self.folder):
             if not read_only:
-                make_folder(self.folder)
+                make = self.folder.mkdir
+                on_first_host(
+                    "make the checkpoint folder", lambda: make(parents=True, exist_ok=True)
+                )
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=options,
@@ -121,14 +129,14 @@ class CheckpointFolder:
         config: dict[str, Any],
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Starts a save; returns when the state has been copied off the devices.
+        """Starts a save in the background; returns when the state is copied off the devices.
 
         Args:
             step: number of updates made.
             state: the training state.
             data: position in the example order, JSON.
             config: the run's config, JSON.
-            metrics: to choose the best by.
+            metrics: figures by which the best checkpoints are chosen.
 
         Raises:
             RunFolderError: this or the previous save could not be written.
@@ -139,15 +147,15 @@ class CheckpointFolder:
         items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
-        meet(f"save checkpoint {step}")
+        barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
         with _as_user_error(self.folder):
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def check(self) -> None:
-        """Looks, without waiting, whether a save in the background has failed.
+        """Raises the error of a save in the background, if there is one; does not wait.
 
         Raises:
-            RunFolderError: it could not be written.
+            RunFolderError: the checkpoint could not be written.
         """
         with _as_user_error(self.folder):
             self._manager.check_for_errors()
@@ -156,7 +164,7 @@ class CheckpointFolder:
         """Waits until the last save is complete.
 
         Raises:
-            RunFolderError: it could not be written.
+            RunFolderError: the checkpoint could not be written.
         """
         with _as_user_error(self.folder):
             self._manager.wait_until_finished()
@@ -168,14 +176,15 @@ class CheckpointFolder:
             self._manager.close()
 
     def restore(self, abstract: dict[str, Any], step: int | None = None) -> Restored:
-        """Reads a checkpoint onto any devices.
+        """Restores a checkpoint with the shardings of `abstract`.
 
         Args:
-            abstract: item name -> tree of `jax.ShapeDtypeStruct` with the shardings wanted.
+            abstract: item name -> tree of `jax.ShapeDtypeStruct` with shardings.
             step: None: the latest.
 
         Raises:
-            CheckpointError: no such checkpoint, or one of another architecture.
+            CheckpointError: there is no such checkpoint, or its parameters have other names or
+                shapes.
         """
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
@@ -186,7 +195,7 @@ class CheckpointFolder:
                 "check the path",
             )
         step = steps[-1] if step is None else step
-        meet(f"restore checkpoint {step}")
+        barrier(f"restore checkpoint {step}", BARRIER_TIMEOUT_S)
         try:
             self._check_architecture(abstract, step)
             items = {
@@ -196,7 +205,7 @@ class CheckpointFolder:
                 )
                 for name, tree in abstract.items()
             }
-            with told_who_is_missing():
+            with late_processes_named():
                 found = self._manager.restore(
                     step,
                     args=ocp.args.Composite(
@@ -205,9 +214,7 @@ class CheckpointFolder:
                 )
         except UserError:
             raise
-        except (
-            Exception
-        ) as error:  # Orbax raises many kinds for a damaged file, Exception itself too.
+        except Exception as error:  # Orbax raises many classes for damaged files.
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise CheckpointError(
                 f"checkpoint {self.folder / str(step)} cannot be read: {reason}",
@@ -219,7 +226,7 @@ class CheckpointFolder:
         )
 
     def read_config(self, step: int | None = None) -> dict[str, Any]:
-        """Returns the config in a checkpoint, reading no arrays."""
+        """Returns the config of a checkpoint without reading arrays."""
         return self.restore({}, step).config
 
     def _check_architecture(self, abstract: dict[str, Any], step: int) -> None:
@@ -228,9 +235,10 @@ class CheckpointFolder:
             there = saved.get(item)
             if there is None:
                 raise CheckpointError(
-                    f"checkpoint {self.folder / str(step)} has no '{item}'", "one saved with it",
-                    "use the config that the run was made with",
-                )  # fmt: skip
+                    f"checkpoint {self.folder / str(step)} has no '{item}'",
+                    "a checkpoint that was saved with it",
+                    "use the config of the run that saved it",
+                )
             wanted = _shapes(tree)
             found = _shapes(getattr(there, "tree", there))
             rows = [
@@ -248,7 +256,7 @@ class CheckpointFolder:
 
 
 class _Pinned:
-    """Orbax preservation policy: the checkpoint that a folder has pinned stays."""
+    """Orbax preservation policy that keeps the pinned checkpoint of a folder."""
 
     def __init__(self, folder: CheckpointFolder):
         self._folder = folder
@@ -257,42 +265,57 @@ class _Pinned:
         return [checkpoint.step == self._folder.pinned for checkpoint in checkpoints]
 
 
+def multi_process_options() -> dict[str, Any]:
+    """Returns options of Orbax's manager for this number of processes.
+
+    By default, Orbax synchronizes processes by collectives on the devices: they wait for ever, and
+    behind the training steps that are still queued. With these options it uses barriers of JAX's
+    coordination service, which have names and time limits.
+    """
+    if jax.process_count() == 1:
+        return {}
+    return {
+        "multiprocessing_options": orbax_options.MultiprocessingOptions(
+            primary_host=0,
+            active_processes=set(range(jax.process_count())),
+            barrier_sync_key_prefix="checkpoint",
+        ),
+        "async_options": orbax_options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S),
+    }
+
+
 def result_params(
     path: Path, abstract_params: Any, step: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the parameters to use of a run folder, and that run's config.
+    """Returns the parameters that are the result of a run, and the run's config.
 
-    These are the moving average where the run kept one.
+    If the run keeps a moving average, the result is that average.
 
     Args:
-        path: run folder, its `checkpoints` folder, or one step below it.
-        abstract_params: shapes, types and shardings wanted.
-        step: None: the run's result, see `checkpoint_about.find_steps`.
+        path: see `run.about.choose_checkpoint`.
+        abstract_params: tree of `jax.ShapeDtypeStruct` with shardings.
+        step: see `run.about.choose_checkpoint`.
 
     Raises:
-        CheckpointError: nothing there, or another architecture.
+        CheckpointError: there is no such checkpoint, or its parameters have other names or shapes.
     """
-    folder, step = find_steps(path, step)
-    with CheckpointFolder(folder, CheckpointConfig(), read_only=True) as checkpoints:
-        config = checkpoints.read_config(step)
+    at = choose_checkpoint(path, step)
+    with CheckpointFolder(at.parent, CheckpointConfig(), read_only=True) as checkpoints:
+        config = checkpoints.read_config(int(at.name))
         item = evaluated_item(config)
-        restored = checkpoints.restore({item: abstract_params}, step)
+        restored = checkpoints.restore({item: abstract_params}, int(at.name))
     return restored.arrays[item], restored.config
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves(tree)
-    return {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(tree), leaves, strict=True)}
+    return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
 
 
 @contextlib.contextmanager
 def _as_user_error(folder: Path) -> Iterator[None]:
-    """Turns what a full or unwritable disk raises, here or in the saving thread, into one line.
-
-    So it does with a process that does not come.
-    """
+    """Turns errors of a full or unwritable disk, and of late processes, into one line."""
     try:
-        with told_who_is_missing():
+        with late_processes_named():
             yield
     except UserError:
         raise

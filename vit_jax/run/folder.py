@@ -1,10 +1,8 @@
-"""The run folder: config.json, env.json, result.json, and who may write there."""
+"""The run folder: config.json, env.json, result.json, and the lock on it."""
 
-import fcntl
+import contextlib
 import hashlib
 import importlib.metadata
-import json
-import logging
 import os
 import platform
 import subprocess
@@ -12,18 +10,16 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
 from vit_jax.config.file import load_config, read_mapping
 from vit_jax.config.run import Config
-from vit_jax.errors import RunFolderError, first_few
-from vit_jax.files import write_atomically
-from vit_jax.parallel import hosts
+from vit_jax.errors import LockedError, RunFolderError, first_few
+from vit_jax.files import locked, read_json, write_json
+from vit_jax.parallel import processes
 from vit_jax.schema import Section, differences
-
-log = logging.getLogger(__name__)
 
 _PACKAGES = (
     "jax",
@@ -35,30 +31,32 @@ _PACKAGES = (
     "tensorflow-datasets",
     "numpy",
 )
-# A network disk may show what another host has written only after so long.
-_SECONDS_TO_SEE = 60.0
+# Time after which a file that one host has written is seen by the others.
+_NETWORK_DISK_DELAY_S = 60.0
 
 
 class RunFolder:
-    """One run's folder, held for writing by one run at a time.
+    """The folder of one run, locked for writing while entered.
 
-    Of several hosts only the first writes; the others look.
+    Only process 0 writes; the other processes check that they see the same folder.
 
     Args:
-        path: made when missing.
-        config: of the run that is to go there; what its `command` is, if it has one, tells kinds of
-            runs apart.
+        path: the folder; it is created if missing.
+        config: config of the run that will write there. Its `command`, if it has one, tells kinds
+            of runs apart.
 
     Raises:
-        RunFolderError: unwritable, in use by another process, or holding a run of another config.
+        RunFolderError: the folder is not writable, in use by another process, or holds a run of
+            another config.
     """
 
     def __init__(self, path: Path, config: Section):
         self.path = Path(path).expanduser().absolute()
         self.config = config
-        self.is_writer = jax.process_index() == 0
-        self._lock: TextIO | None = None
-        mark = hosts.first_does("run folder", self._open)
+        self.is_writer = processes.is_first_host()
+        self._lock_file = self.path / ".lock"
+        self._held = contextlib.ExitStack()
+        mark = processes.on_first_host("lock the run folder", self._open)
         if not self.is_writer:
             self._check_shared(mark)
 
@@ -66,37 +64,34 @@ class RunFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._held.close()
 
     def _open(self) -> str:
-        """Takes the folder for this run and returns what is written in its lock."""
+        """Locks the folder and returns the mark that the lock file then holds."""
         mark = uuid.uuid4().hex
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a")
-        except OSError as error:
-            raise self._unwritable(error) from None
-        try:
-            self._take_lock(self._lock)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self._lock_file))
+            except LockedError:
+                raise RunFolderError(
+                    f"run folder {self.path} is in use by another process",
+                    "one process a folder",
+                    "wait for it, or choose another --workdir",
+                ) from None
+            except OSError as error:
+                raise self._unwritable(error) from None
             self._check_config()
-            self._lock.truncate(0)
-            if jax.process_count() > 1:  # For the others to find.
-                self._lock.write(mark)
-                self._lock.flush()
-        except OSError as error:
-            self._lock.close()
-            raise self._unwritable(error) from None
-        except BaseException:
-            self._lock.close()
-            raise
+            try:
+                self._lock_file.write_text(mark)
+            except OSError as error:
+                raise self._unwritable(error) from None
+            self._held = held.pop_all()
         return mark
 
     def _check_shared(self, mark: str) -> None:
-        """Raises RunFolderError unless this host sees what the first has written."""
-        deadline = time.monotonic() + _SECONDS_TO_SEE
-        lock = self.path / ".lock"
-        while not (lock.is_file() and lock.read_text() == mark):
+        """Raises RunFolderError unless this host sees the file that process 0 has written."""
+        deadline = time.monotonic() + _NETWORK_DISK_DELAY_S
+        while not (self._lock_file.is_file() and self._lock_file.read_text() == mark):
             if time.monotonic() > deadline:
                 raise RunFolderError(
                     f"run folder {self.path} of {platform.node()} is not that of process 0",
@@ -107,16 +102,11 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The final figures of a finished run, else None."""
+        """The final figures of a finished run; None while it is not finished."""
         path = self.path / "result.json"
         if not path.exists():
             return None
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise RunFolderError(
-                f"{path}: {error}", "JSON, as this project writes it", "remove it to finish again"
-            ) from None
+        return read_json(path, error=RunFolderError, fix="remove it to finish the run again")
 
     def write_config(self) -> None:
         """Writes config.json and env.json."""
@@ -124,28 +114,16 @@ class RunFolder:
         self.write_json("env.json", environment())
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a file atomically: a reader sees the old one or the whole new one."""
+        """Writes a JSON file atomically, on process 0."""
         if not self.is_writer:
             return
         try:
-            write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
+            write_json(self.path / name, content)
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def _take_lock(self, lock: TextIO) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"run folder {self.path} is in use by another process",
-                "one process a folder",
-                "wait for it, or choose another --workdir",
-            ) from None
-        except OSError as error:  # Some network file systems have no locks.
-            log.warning("no lock on run folder %s: %s", self.path, error.strerror)
-
     def _check_config(self) -> None:
-        """Raises RunFolderError where a run of another config has left something to lose."""
+        """Raises RunFolderError if the folder has results of a run of another config."""
         traces = [
             n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()
         ]
@@ -188,7 +166,7 @@ def read_config(workdir: Path) -> Config:
 
     Raises:
         RunFolderError: no run there.
-        ConfigError: its config.json cannot be read, or is of another version.
+        ConfigError: its config.json cannot be read, or was written by another version.
     """
     path = Path(workdir).expanduser() / "config.json"
     if not path.is_file():
@@ -199,7 +177,7 @@ def read_config(workdir: Path) -> Config:
 
 
 def environment() -> dict[str, Any]:
-    """Returns what a run ran on: git revision, versions, devices, hosts."""
+    """Returns git revision, package versions, devices and hosts, for env.json."""
     devices = jax.devices()
     return {
         "git_revision": git_revision(),
@@ -217,9 +195,9 @@ def environment() -> dict[str, Any]:
 
 
 def code_versions() -> dict[str, str | None]:
-    """Returns what decides how a config is understood: revision, sources, packages."""
+    """Returns the versions that must be equal on all hosts: git revision, sources, packages."""
     sources = hashlib.sha256()
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1]
     for path in sorted(folder.rglob("*.py")):
         sources.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     versions: dict[str, str | None] = {"git revision": git_revision()}
@@ -232,7 +210,7 @@ def _packages() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Returns the source tree's revision, with "-dirty" where it has changes; None outside git."""
+    """Returns the git revision, with "-dirty" if files have changed; None outside git."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where numbers go: metrics.jsonl, examples-HOST.jsonl, TensorBoard, Weights & Biases."""
+"""Writes metrics.jsonl, examples-HOST.jsonl, TensorBoard files and Weights & Biases runs."""
 
 import json
 import os
@@ -11,34 +11,30 @@ import numpy as np
 
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.files import write_atomically
+from vit_jax.files import read_json_lines, write_atomically
 from vit_jax.rng import splitmix64
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl; a last line cut off by a crash is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    """Returns the lines of a metrics.jsonl, without a last line that a crash cut off."""
+    return read_json_lines(path)
 
 
 class MetricsWriter:
-    """Writes scalars of a run. Lines of steps after `start_step`, from a run that was cut off, go.
+    """Writes the scalars of a run.
+
+    When a run resumes, lines of steps after `start_step` are deleted: they will be written again.
 
     Args:
         workdir: run folder.
-        config: what to write.
+        config: where to write.
         start_step: step that training continues from.
-        run_config: shown by Weights & Biases.
-        enabled: False on all hosts but the first, where nothing is written.
+        run_config: config to show in Weights & Biases.
+        enabled: False on hosts that write nothing, which are all but the first.
 
     Raises:
         RunFolderError: the folder cannot be written.
-        ConfigError: Weights & Biases is asked for and not installed.
+        ConfigError: Weights & Biases is not installed, but the config uses it.
     """
 
     def __init__(
@@ -67,7 +63,7 @@ class MetricsWriter:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if wandb is not None:
-            # One W&B run a folder: a resumed run goes on in the same one.
+            # The id depends on the folder, so that a resumed run continues the same W&B run.
             run_id = f"{workdir.name}-{workdir.stat().st_ino:x}"
             self._wandb = wandb.init(
                 project=config.wandb_project,
@@ -86,14 +82,14 @@ class MetricsWriter:
                 self._file.close()
             if self._tensorboard is not None:
                 self._tensorboard.close()
-        except OSError as error:  # What a failed write left in the buffer fails again here.
+        except OSError as error:  # The rest of a failed write is still in the buffer.
             raise _unwritable(self._path, error) from None
         finally:
             if self._wandb is not None:
                 self._wandb.finish()
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
-        """Returns the figures of an evaluation that an earlier session wrote at a step, if any."""
+        """Returns the metrics with these prefixes that the file already has at a step."""
         rows = [row for row in read_metrics(self._path) if row["step"] == step]
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
@@ -116,25 +112,25 @@ class MetricsWriter:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if self._wandb is not None:
-            # It takes no figures of an earlier step, as those of the best weights may be.
+            # W&B refuses earlier steps; the evaluation of the best weights may be of one.
             self._newest = max(step, self._newest)
             self._wandb.log(values, step=self._newest)
 
 
 class ExampleLog:
-    """Writes which examples each step was made of, one file a host: examples-HOST.jsonl.
+    """Logs the examples of each training step, in one file for each host: examples-HOST.jsonl.
 
-    A line holds the step, the host's rows of the global batch, and either their example indices or
-    a hash of them: the sum over rows of a mix of row and index, modulo 2^64. Sums over hosts add up
-    to that of the global batch, so that runs on any number of hosts can be compared. An example's
-    index is its place in the training split (in the subset, where one is asked for).
+    A line holds the step, the host's rows of the global batch, and either the example indices or
+    their hash. The hash is a sum over rows, modulo 2^64: adding the hashes of all hosts gives the
+    hash of the global batch, so runs on different numbers of hosts can be compared. An example's
+    index is its position in the training split, or in its subset if `data.subset` is set.
 
     Args:
         workdir: run folder.
         host: process index.
         rows: this host's rows of a global batch.
         start_step: step that training continues from.
-        kind: "hash" or "all"; "none": nothing is written.
+        kind: "hash" or "all"; "none" writes nothing.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -160,7 +156,12 @@ class ExampleLog:
             self._file.close()
 
     def write(self, step: int, indices: np.ndarray) -> None:
-        """Writes one line: i64[b], the examples of this host's rows that end in state `step`."""
+        """Writes one line.
+
+        Args:
+            step: number of updates made after this batch.
+            indices: i64[b], example indices of this host's rows.
+        """
         if self._file is None:
             return
         row = {"step": step, "rows": [self._rows.start, self._rows.stop]}
@@ -186,8 +187,8 @@ class _EventFile:
     """A TensorBoard event file, written in the calling thread and without TensorFlow.
 
     Args:
-        folder: made when missing.
-        start_step: scalars of later steps, from a run that was cut off, are not shown.
+        folder: created if missing.
+        start_step: TensorBoard hides scalars of later steps in older files: they are obsolete.
     """
 
     def __init__(self, folder: Path, start_step: int):
@@ -223,7 +224,7 @@ class _EventFile:
 
 
 def _truncate(path: Path, start_step: int) -> None:
-    """Drops the lines of steps after `start_step`, atomically."""
+    """Deletes the lines of steps after `start_step`, atomically."""
     rows = [row for row in read_metrics(path) if row["step"] <= start_step]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if text != path.read_text():

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.evaluation.frozen import FrozenEvaluator
-from vit_jax.parallel.hosts import first_does
+from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.metrics import MetricsWriter
 
 _PREFIXES = ("fewshot/", "knn/", "linear_probe/")

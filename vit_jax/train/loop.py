@@ -21,8 +21,8 @@ from vit_jax.data.sources import (
     with_subset_hash,
 )
 from vit_jax.errors import DivergenceError
-from vit_jax.parallel.hosts import StopAgreement, barrier, check_same, first_does
 from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
+from vit_jax.parallel.processes import StopAgreement, barrier, check_same, on_first_host
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
@@ -104,7 +104,7 @@ def _train_once(
     )  # fmt: skip
     evaluators = Evaluators(config, program, source, workdir.expanduser() / "report")
     with RunFolder(workdir, config) as folder:
-        finished = first_does("look for a result", lambda: folder.result)
+        finished = on_first_host("look for a result", lambda: folder.result)
         if finished is not None:
             log.info("run in %s is already finished; nothing to do", folder.path)
             return finished

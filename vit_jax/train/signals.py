@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM and SIGINT set a flag that the loop reads after each step."""
+"""Stops a command on SIGTERM or SIGINT, at a point where its state can be saved."""
 
 import os
 import signal
@@ -6,14 +6,18 @@ import sys
 from types import FrameType
 from typing import Any
 
+from vit_jax.errors import EXIT_STOPPED
+
+__all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
+
 _EXIT_INTERRUPTED = 130
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved its state.
+    """The run was stopped by a signal and has saved its state.
 
     Attributes:
-        step: step of the checkpoint; 0 if no step was made.
+        step: step of the checkpoint; 0 if nothing was trained yet.
     """
 
     def __init__(self, step: int):
@@ -24,14 +28,17 @@ class Stopped(Exception):
 class StopSignals:
     """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
+    In a run of several processes, JAX handles SIGTERM after they have connected, see
+    `vit_jax.parallel.processes.StopAgreement`.
+
     Args:
         first: message at the first signal.
-        again: message at the second SIGINT.
+        again: message at a second SIGINT.
     """
 
     def __init__(
         self,
-        first: str = "stopping: finishing this step and saving (Ctrl-C again: exit without saving)",
+        first: str = "stopping: finishing this step and saving (Ctrl-C again to end without)",
         again: str = "interrupted without saving",
     ) -> None:
         self.requested = False
@@ -50,7 +57,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.requested and number == signal.SIGINT:
-            # An exception would be raised wherever the main thread happens to be.
+            # An exception would surface wherever the main thread happens to be.
             os.write(sys.stderr.fileno(), f"{self._again}\n".encode())
             os._exit(_EXIT_INTERRUPTED)
         if not self.requested:

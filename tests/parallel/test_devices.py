@@ -1,0 +1,63 @@
+"""Which devices are in use, and which lie idle."""
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from vit_jax.errors import ConfigError
+from vit_jax.parallel.devices import check_devices, local_devices, print_devices
+
+
+def row(host="a", platform="gpu", count=4, allotted=None, node=None):
+    return {
+        "host": host, "node": node, "pid": 7, "platform": platform, "kind": f"{platform} kind",
+        "ids": list(range(count)), "allotted": allotted,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row("a", allotted=4), row("b", allotted=4)],
+        [row("a", count=1, allotted=4)] * 4,  # One process for each GPU.
+    ],
+)
+def test_a_run_that_uses_all_accelerators_starts(rows):
+    check_devices(rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("a", count=1, allotted=4)], "1 of 4 accelerators of a in use"),
+        ([row("a", count=1, allotted=4)] * 3, "3 of 4 accelerators of a in use"),
+        ([row("a", "cpu", 1, allotted=4)],
+         "none of 4 accelerators of a in use: JAX found only cpu kind"),
+        # Two emulated nodes share a host name and are counted separately.
+        ([row("a", count=2, allotted=2, node="0"), row("a", count=1, allotted=2, node="1")],
+         "1 of 2 accelerators of a in use"),
+        ([row("a"), row("b", "cpu", 1)], "processes on different platforms"),
+    ],
+)  # fmt: skip
+def test_idle_accelerators_are_an_error(rows, message):
+    with pytest.raises(ConfigError) as caught:
+        check_devices(rows)
+    assert str(caught.value).startswith(message)
+
+
+def test_gpus_may_be_idle_when_the_cpu_is_asked_for(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+    assert local_devices(None)["allotted"] is None
+
+
+def test_the_table_has_hosts_and_devices():
+    console = Console(file=io.StringIO(), width=100)
+    print_devices([row("left", count=2), row("right", count=12)], "slurm", console)
+    shown = console.file.getvalue()
+    assert "2 processes, 14 devices (started by slurm)" in shown
+    assert "0 1 2 3 4 5 6 7 and 4 more" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["│", "1", "│", "right", "│", "7", "│", "12", "│"] in [line[:9] for line in lines]

@@ -1,0 +1,100 @@
+"""Which devices the processes of a run compute on, and whether accelerators are left idle."""
+
+import os
+import platform
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from vit_jax.errors import ConfigError, first_few
+from vit_jax.parallel.jax_internals import tpu_chips
+from vit_jax.parallel.launch import Launch, visible_gpus
+
+
+def local_devices(launch: Launch | None) -> dict[str, Any]:
+    """Returns this process's devices and the number of accelerators its host has for the run."""
+    devices, allotted = jax.local_devices(), None if launch is None else launch.allotted
+    platform_name = devices[0].platform
+    wanted = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+    if wanted == "cpu":
+        allotted = None
+    elif allotted is None and (launch is None or launch.local_device_ids is None):
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if named and platform_name == "cpu":
+            allotted = visible_gpus(os.environ)
+        elif platform_name == "cpu":
+            allotted = tpu_chips() or None
+    return {
+        "host": platform.node(),
+        "node": os.environ.get("SLURM_NODEID"),
+        "pid": os.getpid(),
+        "platform": platform_name,
+        "kind": devices[0].device_kind,
+        "ids": [d.id for d in devices],
+        "allotted": allotted,
+    }
+
+
+def check_devices(found: list[dict[str, Any]]) -> None:
+    """Checks that the run uses all accelerators that it was given, and one platform.
+
+    Args:
+        found: what `local_devices` returned on each process.
+
+    Raises:
+        ConfigError: accelerators are idle, or processes are on different platforms.
+    """
+    # Nodes are told apart by number, too: emulated SLURM nodes share a host name.
+    nodes: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in found:
+        nodes.setdefault((row["host"], row["node"]), []).append(row)
+    for (host, _), rows in nodes.items():
+        allotted = max(row["allotted"] or 0 for row in rows)
+        used = sum(len(row["ids"]) for row in rows if row["platform"] != "cpu")
+        if used and used < allotted:
+            raise ConfigError(
+                f"{used} of {allotted} accelerators of {host} in use",
+                "all that the scheduler gave",
+                "start one process a host that sees all of them, or one process for each",
+            )
+        if used < allotted:
+            raise ConfigError(
+                f"none of {allotted} accelerators of {host} in use: "
+                f"JAX found only {rows[0]['kind']}",
+                "all that the scheduler gave",
+                'install jax for them, e.g. pip install "jax[cuda13]" or "jax[tpu]"; '
+                "set JAX_PLATFORMS=cpu to use the CPU on purpose",
+            )
+    if len({row["platform"] for row in found}) > 1:
+        rows = [f"process {i} ({row['host']}): {row['platform']}" for i, row in enumerate(found)]
+        raise ConfigError(
+            f"processes on different platforms ({first_few(rows, 8)})",
+            "one platform",
+            "install the same jax on every host",
+        )
+
+
+def print_devices(found: list[dict[str, Any]], cluster: str, console: Console) -> None:
+    """Prints a table of processes, hosts and devices.
+
+    Args:
+        found: what `local_devices` returned on each process.
+        cluster: what started the processes.
+        console: where to print.
+    """
+    count = sum(len(row["ids"]) for row in found)
+    table = Table(
+        title=f"{len(found)} processes, {count} devices (started by {cluster})",
+        title_justify="left",
+    )
+    for name in ("process", "host", "pid", "devices", "kind", "ids"):
+        table.add_column(name, justify="right" if name in ("process", "pid", "devices") else "left")
+    for process, row in enumerate(found):
+        ids = [str(i) for i in row["ids"]]
+        table.add_row(
+            str(process), row["host"], str(row["pid"]), str(len(ids)), row["kind"],
+            first_few(ids, 8, " "),
+        )  # fmt: skip
+    console.print(table)
