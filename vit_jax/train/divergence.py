@@ -15,8 +15,8 @@ from vit_jax.data.device import Batch
 from vit_jax.data.loader import on_device
 from vit_jax.errors import DivergenceError
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import to_devices
+from vit_jax.parallel.processes import is_first_host
 from vit_jax.train.program import Program
 from vit_jax.train.start import restore_or_init
 from vit_jax.train.state import TrainState

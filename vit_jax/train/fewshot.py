@@ -47,7 +47,7 @@ class FewshotEvaluator:
 
     def read(self, step: int, metrics: MetricsWriter) -> None:
         """Reads the figures that an earlier session wrote at a step, if it did."""
-        found = first_does("read few-shot", lambda: metrics.evaluation_at(step, _PREFIXES))
+        found = on_first_host("read few-shot", lambda: metrics.evaluation_at(step, _PREFIXES))
         if found:
             self.step, self.figures = step, found
 

@@ -8,7 +8,7 @@ from vit_jax.config.durations import duration_in_steps, is_due
 from vit_jax.config.run import Config
 from vit_jax.data.sources import Source
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.parallel.hosts import first_does
+from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.about import evaluated_item
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.fewshot import FewshotEvaluator
@@ -166,7 +166,7 @@ class EvaluateHook:
     def _written(self, step: int, evaluator: SplitEvaluator) -> dict[str, float]:
         prefixes = tuple(f"eval/{name}/" for name in evaluator.splits)
         metrics = self._context.metrics
-        return first_does("read the evaluation", lambda: metrics.evaluation_at(step, prefixes))
+        return on_first_host("read the evaluation", lambda: metrics.evaluation_at(step, prefixes))
 
     def _new_figures(
         self, evaluator: SplitEvaluator, step: int, params: Any
