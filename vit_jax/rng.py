@@ -4,6 +4,7 @@ import zlib
 
 import jax
 import numpy as np
+from jaxtyping import UInt, UInt64
 
 
 def name_id(name: str) -> int:
@@ -33,3 +34,27 @@ def shuffle_seed(seed: int) -> int:
     Otherwise epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
     """
     return int(np.random.SeedSequence([seed, name_id("order")]).generate_state(1)[0])
+
+
+def splitmix64(states: UInt64[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
+    """Returns the output of SplitMix64 for each state; different states give different outputs.
+
+    Source: Steele, Lea and Flood, OOPSLA 2014, doi:10.1145/2660193.2660195.
+    """
+    return _mix_bits(states + np.uint64(0x9E3779B97F4A7C15))
+
+
+def seeded_hash(seed: int, numbers: UInt[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
+    """Returns a random-looking number for each number; different numbers never collide.
+
+    Args:
+        seed: below 2**32; another seed gives other results.
+        numbers: to hash.
+    """
+    return _mix_bits(numbers.astype(np.uint64) ^ splitmix64(np.array([seed], np.uint64)))
+
+
+def _mix_bits(x: UInt64[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from vit_jax.config.file import load_config
-from vit_jax.data.known import known_size
+from vit_jax.data.dataset_sizes import known_size
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.report.words import family
 from vit_jax.report.write import grid, write_csv

@@ -85,7 +85,7 @@ def test_figures_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, cap
     # Again: finished. Elsewhere: from the cache, the same.
     caplog.clear()
     assert run_json(arguments, capsys) == first
-    assert "is finished already" in caplog.text
+    assert "has already finished" in caplog.text
     again = run_json([*arguments[:-1], f"--workdir={tmp_path / 'other'}"], capsys)
     assert figures(again) == figures(first)
     # Other arguments, or another command, do not go into the same folder.
@@ -105,10 +105,10 @@ def test_a_cache_that_is_damaged_changes_nothing(base, tmp_path, capsys, caplog)
         content[-100:] = bytes(100)
         path.write_bytes(content)
     assert figures(run_json(arguments, capsys)) == first
-    assert caplog.text.count("made again") == 2
+    assert caplog.text.count("extracting again") == 2
     caplog.clear()
     assert figures(run_json(arguments, capsys)) == first
-    assert "made again" not in caplog.text
+    assert "extracting again" not in caplog.text
     run_json([*arguments, "--crop=central"], capsys)
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -136,7 +136,7 @@ def test_a_fixed_strength_and_one_chosen_on_another_split(base, capsys):
 def test_the_table(base, capsys):
     assert main([*base, "--l2=4"]) == 0
     shown = capsys.readouterr().out
-    assert "top-1 on the test split" in shown
+    assert "test accuracy (top-1)" in shown
     for word in ("digits", "1-shot", "5-shot", "l2 4"):
         assert word in shown
 
@@ -170,12 +170,18 @@ def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
         (["--method=foo"], "'fewshot.methods' is 'foo'"),
         (["--dataset=digit"], "no dataset 'digit'"),
         (["--test_split=validation"], "split 'validation' of digits"),
-        (["--test_split=tset"], "; check train_split, test_split and held_out_split"),
-        (["--test_split=train"], "and so is test_split"),
-        (["--held_out_split=test"], "and so is test_split"),
-        (["--train_split=train+test"], "'train+test' has examples of test_split 'test'"),
-        (["--held_out_split=test[:50%]"], "'test[:50%]' has examples of test_split 'test'"),
-        (["--held_out_split=train[90%:]"], "'train[90%:]' has examples of train_split 'train'"),
+        (["--test_split=tset"], "; check the name of the split"),
+        (["--test_split=train"], "shares examples with test_split 'train'"),
+        (["--held_out_split=test"], "shares examples with test_split 'test'"),
+        (["--train_split=train+test"], "'train+test' and shares examples with test_split 'test'"),
+        (
+            ["--held_out_split=test[:50%]"],
+            "'test[:50%]' and shares examples with test_split 'test'",
+        ),
+        (
+            ["--held_out_split=train[90%:]"],
+            "'train[90%:]' and shares examples with train_split 'train'",
+        ),
         (["--shots=0"], "'fewshot.shots' is (0,)"),
         (["--shots=a"], "not a list of whole numbers"),
         (["--shots=200"], "class '9' of digits/1.0.0 train has 133"),
@@ -183,7 +189,7 @@ def test_a_folder_of_images_with_too_few_of_a_class(weights, tmp_path, capsys):
         (["--config.fewshot.whitening=False"], "did you mean 'fewshot.whiten'"),
         (["--nonsense=1"], "unknown argument '--nonsense=1'"),
         (["--config.seed=1"], "unknown config key 'seed'"),
-        (["--dataset=digits"], "two datasets 'digits'"),
+        (["--dataset=digits"], "two datasets are named 'digits'"),
     ],
 )
 def test_wrong_arguments_get_one_line(base, arguments, words, capsys):

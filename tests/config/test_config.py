@@ -394,7 +394,7 @@ def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():
     assert found == (("head/.*/kernel", (None, "tensor")),)
     for rules, got in (
         ((("head/(", ()),), "'rules' has 'head/(', which is not a regular expression"),
-        ((("a", ("fsdp", None, "fsdp")),), "rule ('fsdp', None, 'fsdp') for 'a' in 'rules'"),
+        ((("a", ("fsdp", None, "fsdp")),), "'rules' has the rule ('fsdp', None, 'fsdp') for 'a'"),
     ):
         with pytest.raises(ConfigError) as caught:
             MeshConfig(rules=rules)

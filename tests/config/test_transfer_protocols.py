@@ -4,7 +4,7 @@ import pytest
 
 from vit_jax.config import transfer_protocols as protocols
 from vit_jax.config.transfer_protocols import RECIPES, TASKS, VTAB, Schedule
-from vit_jax.data.sources.derived import RULES
+from vit_jax.data.sources.label_rules import RULES
 from vit_jax.data.sources.splits import expand_presets
 
 # Source: arXiv:2010.11929, Table 4: steps, learning rates, share of "train" to choose by.

@@ -1,57 +1,75 @@
-import subprocess
+import importlib
 import sys
 import threading
 
 import numpy as np
+import pytest
 
+from vit_jax.data import batch_memory
+from vit_jax.data.arrays import ArraySpec
 from vit_jax.data.batch_memory import BatchMemory
 
 SHAPE = (2, 2, 3)
+ARRAYS = {"image": ArraySpec(SHAPE, np.uint8), "tokens": ArraySpec((3,), np.int32)}
+
+
+@pytest.fixture(autouse=True)
+def keep_small_arrays(monkeypatch):
+    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 1)
 
 
 def fill(memory: BatchMemory, step: int, rows: range, parts: int) -> np.ndarray:
-    """Fills a step's batch with the numbers of its rows, part by part, and returns it."""
+    """Fills a step's images with the numbers of their rows, part by part, and returns them."""
     size = len(rows) // parts
     for start in range(rows.start, rows.stop, size):
-        part = memory.part(step, range(start, start + size), SHAPE)
-        part[:] = np.arange(start, start + size, dtype=np.uint8)[:, None, None, None]
-    return memory.whole(part)
-
-
-def test_parts_of_a_step_make_up_its_batch_without_a_copy():
-    rows = range(8, 16)  # The second of several hosts.
-    batch = fill(BatchMemory(rows), 5, rows, 4)
-    assert batch.shape == (8, *SHAPE)
-    np.testing.assert_array_equal(batch[:, 0, 0, 0], np.arange(8, 16))
-
-
-def test_steps_filled_at_the_same_time_do_not_mix():
-    memory, rows = BatchMemory(range(4)), range(4)
-    first, second = (memory.part(step, rows, SHAPE) for step in (1, 2))
-    first[:], second[:] = 1, 2
-    assert (memory.whole(first) == 1).all()
-    assert (memory.whole(second) == 2).all()
+        part = memory.part(step, range(start, start + size))
+        part["image"][:] = np.arange(start, start + size, dtype=np.uint8)[:, None, None, None]
+        part["tokens"][:] = step
+    batch = memory.whole(step)
+    assert (batch["tokens"] == step).all()
+    return batch["image"]
 
 
 def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def test_memory_is_used_again_once_nobody_holds_it_or_a_part_of_it():
-    memory, rows = BatchMemory(range(8)), range(8)
+def test_parts_of_a_step_make_up_its_batch_without_a_copy():
+    rows = range(8, 16)  # The second of several hosts.
+    batch = fill(BatchMemory(ARRAYS, rows), 5, rows, 4)
+    assert batch.shape == (8, *SHAPE)
+    np.testing.assert_array_equal(batch[:, 0, 0, 0], np.arange(8, 16))
+
+
+def test_steps_filled_at_the_same_time_do_not_mix():
+    memory, rows = BatchMemory(ARRAYS, range(4)), range(4)
+    first, second = (memory.part(step, rows)["image"] for step in (1, 2))
+    first[:], second[:] = 1, 2
+    assert (memory.whole(1)["image"] == 1).all()
+    assert (memory.whole(2)["image"] == 2).all()
+
+
+def test_small_arrays_are_left_to_the_loader(monkeypatch):
+    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 8 * 12)
+    assert BatchMemory(ARRAYS, range(8)).part(0, range(8)).keys() == {"image", "tokens"}
+    assert BatchMemory(ARRAYS, range(7)).part(0, range(7)).keys() == set()
+
+
+def test_memory_is_reused_only_when_nothing_refers_to_it_or_to_a_part():
+    memory, rows = BatchMemory(ARRAYS, range(8)), range(8)
     batch = fill(memory, 0, rows, 2)
     first = address(batch)
     row = batch[3]
     del batch
-    other = fill(memory, 1, rows, 2)  # One row of the first is still held.
+    other = fill(memory, 1, rows, 2)  # One row of the first is still referred to.
     assert address(other) != first
     assert (row == 3).all()
     del row
     assert address(fill(memory, 2, rows, 2)) == first
 
 
-def test_held_batches_stay_as_they_are_with_many_threads():
-    memory, rows, held = BatchMemory(range(16)), range(16), []
+def test_batches_in_use_do_not_change_with_many_threads():
+    memory, rows, held = BatchMemory(ARRAYS, range(16)), range(16), []
 
     def work(thread: int) -> None:
         for i in range(50):
@@ -70,21 +88,20 @@ def test_held_batches_stay_as_they_are_with_many_threads():
         assert batch[:, 0, 0, 0].tolist() == list(rows)
 
 
-def test_a_python_that_counts_fewer_references_does_not_overwrite_what_is_held():
+def test_batches_in_use_do_not_change_where_python_counts_fewer_references(monkeypatch):
     # Python 3.14 does not count the reference of getrefcount's own argument.
-    script = """
-import sys
-count = sys.getrefcount
-sys.getrefcount = lambda held: count(held) - 2  # This function's argument, and getrefcount's.
-import numpy as np
-from vit_jax.data.batch_memory import BatchMemory
-memory = BatchMemory(range(2))
-first = memory.whole(memory.part(0, range(2), (1,)))
-first[:] = 7
-memory.part(1, range(2), (1,))[:] = 9
-assert (first == 7).all()
-place = first.__array_interface__["data"][0]
-del first
-assert memory.part(2, range(2), (1,)).__array_interface__["data"][0] == place
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+    count = sys.getrefcount
+    with monkeypatch.context() as patch:
+        # Subtracts the references of this function's argument and of getrefcount's.
+        patch.setattr(sys, "getrefcount", lambda held: count(held) - 2)
+        other = importlib.reload(batch_memory)
+        patch.setattr(other, "_MIN_BYTES", 1)
+        memory = other.BatchMemory(ARRAYS, range(2))
+        first = fill(memory, 0, range(2), 1)
+        second = fill(memory, 1, range(2), 1)
+        second[:] = 9
+        assert first[:, 0, 0, 0].tolist() == [0, 1]
+        place = address(first)
+        del first
+        assert address(fill(memory, 2, range(2), 1)) == place
+    importlib.reload(batch_memory)

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import itertools
 
@@ -7,7 +8,9 @@ import pytest
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
+from vit_jax.data import batch_memory
 from vit_jax.data import order as order_module
+from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import (
     BatchSpec,
@@ -55,17 +58,29 @@ def noisy(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
     return np.stack([plain(encoded, rng)[0, 0], rng.integers(256, size=3, dtype=np.uint8)])
 
 
+def with_image(transform, *shape: int) -> Preprocessing:
+    """Labelled images of a shape, ten classes."""
+    preprocessing = labelled_image(transform, 0, num_classes=10)
+    arrays = {**preprocessing.arrays, "image": ArraySpec(shape, np.uint8)}
+    return dataclasses.replace(preprocessing, arrays=arrays)
+
+
+PLAIN, NOISY = with_image(plain, 4, 4, 3), with_image(noisy, 2, 3)
+
+
 def spec(batch_size: int, rows: range | None = None, threads: int = 0, **changes) -> BatchSpec:
     return BatchSpec(
         global_batch_size=batch_size,
         rows=range(batch_size) if rows is None else rows,
         num_threads=threads,
-        **{"num_classes": 10, **changes},
+        **changes,
     )
 
 
-def train(source, spec, start=0, end=10, seed=0, transform=noisy):
-    return list(train_batches(source, transform, spec, seed=seed, start_step=start, end_step=end))
+def train(source, spec, start=0, end=10, seed=0, preprocessing=NOISY):
+    return list(
+        train_batches(source, preprocessing, spec, seed=seed, start_step=start, end_step=end)
+    )
 
 
 def numbers(batches) -> np.ndarray:
@@ -118,7 +133,7 @@ def test_the_index_names_the_example(batches):
 @pytest.mark.parametrize("size", [1, 1000, 4**8, 4**8 + 1, 4**8 + 2])
 @pytest.mark.parametrize("largest_drawn", [0, 10**6])
 def test_the_order_of_an_epoch_is_a_permutation(size, largest_drawn, monkeypatch):
-    monkeypatch.setattr(order_module, "_DRAWN_WHOLE", largest_drawn)
+    monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", largest_drawn)
     order = ExampleOrder(size, seed=3)
     first, second = order(range(size)), order(range(size, 2 * size))
     assert sorted(first) == sorted(second) == list(range(size))
@@ -139,10 +154,13 @@ def test_batches_are_the_same_with_any_number_of_threads(source, batches, thread
 
 
 @pytest.mark.parametrize("threads", [0, 4])
-def test_memory_of_batches_is_used_again_and_what_is_made_of_them_stays(source, batches, threads):
+def test_batch_memory_is_reused_and_device_arrays_keep_their_content(
+    source, batches, threads, monkeypatch
+):
+    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 1)
     places, on_device = set(), []
     feed = train_batches(
-        source, noisy, spec(8, threads=threads, prefetch=1), seed=0, start_step=0, end_step=10
+        source, NOISY, spec(8, threads=threads, prefetch=1), seed=0, start_step=0, end_step=10
     )
     for batch in feed:
         places.add(batch["image"].__array_interface__["data"][0])
@@ -223,7 +241,7 @@ def test_order_of_the_first_batch_is_golden(source):
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 8, 23, 50, 64])
 def test_evaluation_holds_every_example_once_in_order(source, batch_size, threads):
-    found = list(eval_batches(source, plain, spec(batch_size, threads=threads)))
+    found = list(eval_batches(source, PLAIN, spec(batch_size, threads=threads)))
     assert len(found) == -(-50 // batch_size)
     assert all(len(b["mask"]) == len(b["image"]) == len(b["label"]) == batch_size for b in found)
     masks = np.concatenate([b["mask"] for b in found])
@@ -238,7 +256,7 @@ def test_evaluation_over_hosts_is_that_of_one_with_equally_many_batches(hosts, b
     # 50 examples in batches of 64: the last host has none of its own.
     source, size = Memory(50), batch_size // hosts
     parts = [
-        list(eval_batches(source, plain, spec(batch_size, rows=range(h * size, (h + 1) * size))))
+        list(eval_batches(source, PLAIN, spec(batch_size, rows=range(h * size, (h + 1) * size))))
         for h in range(hosts)
     ]
     assert {len(p) for p in parts} == {-(-50 // batch_size)}
@@ -251,7 +269,7 @@ def test_evaluation_over_hosts_is_that_of_one_with_equally_many_batches(hosts, b
 
 
 def test_a_host_without_an_example_has_a_batch_of_masked_rows():
-    (batch,) = eval_batches(Memory(3), plain, spec(8, rows=range(4, 8)))
+    (batch,) = eval_batches(Memory(3), PLAIN, spec(8, rows=range(4, 8)))
     assert batch["image"].shape == (4, 4, 4, 3)
     assert not batch["mask"].any()
 
@@ -262,12 +280,12 @@ def test_a_label_out_of_range_is_named(label, threads):
     good = Memory(1)[0]
     source = Memory(20, {7: Example(good.image, label, "7 (the bad one)")})
     for run in (
-        lambda: list(eval_batches(source, plain, spec(8, threads=threads))),
+        lambda: list(eval_batches(source, PLAIN, spec(8, threads=threads))),
         lambda: train(source, spec(8, threads=threads)),
     ):
         with pytest.raises(DataError) as caught:
             run()
-        assert caught.value.got == f"label {label} of example 7 (the bad one) of memory"
+        assert caught.value.got == f"example 7 (the bad one) of memory: label {label}"
         assert caught.value.expected == "0 to 9"
 
 
@@ -275,7 +293,7 @@ def test_a_label_out_of_range_is_named(label, threads):
 def test_an_unreadable_image_is_named(threads):
     source = Memory(20, {7: Example(b"not a picture", 7, "7 (the bad one)")})
     for run in (
-        lambda: list(eval_batches(source, plain, spec(8, threads=threads))),
+        lambda: list(eval_batches(source, PLAIN, spec(8, threads=threads))),
         lambda: train(source, spec(8, threads=threads)),
     ):
         with pytest.raises(DataError) as caught:
@@ -285,7 +303,7 @@ def test_an_unreadable_image_is_named(threads):
 
 def test_batches_before_a_bad_example_are_still_there():
     source = Memory(20, {19: Example(b"", 7, "19")})
-    feed = eval_batches(source, plain, spec(4, threads=2))
+    feed = eval_batches(source, PLAIN, spec(4, threads=2))
     assert numbers([next(feed) for _ in range(4)]).tolist() == list(range(16))
     with pytest.raises(DataError):
         next(feed)
@@ -298,8 +316,10 @@ def test_the_real_transform_is_reproducible_over_threads(digits_dir):
     transform = make_train_transform(
         8, AugmentConfig(crop="pad", pad_pixels=2, randaugment_layers=2)
     )
+    preprocessing = labelled_image(transform, 8, 10)
     one, other = (
-        train(source, spec(64, threads=t), start=20, end=26, transform=transform) for t in (0, 4)
+        train(source, spec(64, threads=t), start=20, end=26, preprocessing=preprocessing)
+        for t in (0, 4)
     )
     assert_equal(one, other)
     assert one[0]["image"].shape == (64, 8, 8, 3)
@@ -339,7 +359,7 @@ def test_a_label_out_of_range_is_skipped_too():
 
 
 def test_evaluation_does_not_count_a_skipped_example():
-    batches = list(eval_batches(Memory(50, BAD), plain, spec(16, on_bad_example="skip")))
+    batches = list(eval_batches(Memory(50, BAD), PLAIN, spec(16, on_bad_example="skip")))
     counted = np.concatenate([b["image"][b["mask"]][:, 0, 0, 0] for b in batches])
     np.testing.assert_array_equal(counted, [i for i in range(50) if i not in BAD])
 
@@ -361,7 +381,7 @@ def test_a_file_that_cannot_be_read_is_skipped_too_and_without_that_named():
     replaced = np.where(numbers(want) == 7, 8, numbers(want))
     np.testing.assert_array_equal(numbers(got), replaced)
     assert sum(int(batch["skipped"].sum()) for batch in got) == 1
-    batches = list(eval_batches(Torn(50), plain, spec(16, on_bad_example="skip")))
+    batches = list(eval_batches(Torn(50), PLAIN, spec(16, on_bad_example="skip")))
     counted = np.concatenate([b["image"][b["mask"]][:, 0, 0, 0] for b in batches])
     np.testing.assert_array_equal(counted, [i for i in range(50) if i != 7])
     with pytest.raises(DataError, match=r"7\.png: Permission denied"):

@@ -16,6 +16,7 @@ _FEED = """
 import sys, time
 import numpy as np
 from vit_jax.config.data import AugmentConfig
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.loader import BatchSpec, train_batches
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.transforms import make_train_transform
@@ -23,9 +24,10 @@ from vit_jax.data.transforms import make_train_transform
 if __name__ == "__main__":
     folder, workers, out, then = sys.argv[1:]
     source = TfdsSource("digits", "train", folder)
-    spec = BatchSpec(64, range(64), 10, num_threads=1, num_workers=int(workers))
+    spec = BatchSpec(64, range(64), num_threads=1, num_workers=int(workers))
     transform = make_train_transform(8, AugmentConfig())
-    feed = train_batches(source, transform, spec, seed=3, start_step=5, end_step=1000)
+    preprocessing = labelled_image(transform, 8, 10)
+    feed = train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
     batches = [next(feed) for _ in range(6)]
     np.savez(out, *[b["image"] for b in batches], *[b["label"] for b in batches])
     print("ready", flush=True)

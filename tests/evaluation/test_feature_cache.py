@@ -51,7 +51,7 @@ def test_a_damaged_entry_is_not_used_and_replaced(cache, tmp_path, caplog, name,
         path.write_bytes({"flip": content, "cut": content[:-4], "empty": b""}[damage])
     with caplog.at_level(logging.WARNING, "vit_jax"):
         assert cache.load(KEY) is None
-    assert "made again" in caplog.text
+    assert "extracting again" in caplog.text
     cache.store(KEY, features(1))
     np.testing.assert_array_equal(cache.load(KEY).values, features(1).values)
     entry(tmp_path)

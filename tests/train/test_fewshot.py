@@ -113,7 +113,7 @@ def test_too_few_examples_are_told_before_the_first_step(digits_dir, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["fewshot.datasets.numbers.test_split=train"], "and so is test_split"),
+        (["fewshot.datasets.numbers.test_split=train"], "shares examples with test_split"),
         (["fewshot.datasets.a/b.name=digits"], "a name without '/'"),
         (["fewshot.shots=(5,5)"], "one or more different"),
         (["fewshot.seeds=()"], "one or more different"),

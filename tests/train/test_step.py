@@ -7,8 +7,11 @@ import pytest
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
+from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.about import evaluated_item
 from vit_jax.train.classification import make_prepare
+from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.program import build_program
 
 
@@ -91,6 +94,23 @@ def test_the_moving_average_by_hand():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), new.ema, want)
     assert new.eval_params is new.ema
     assert program().init().eval_params is not None
+
+
+def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
+    optimizer = {"name": "schedule_free_sgd", "learning_rate": 0.1}
+    built = program(optimizer=optimizer)
+    state = spread(built.init())
+    step = jax.jit(built.step_fn)
+    for seed in range(2):
+        state, _ = step(state, batch(seed=seed))
+    want = schedule_free_params(state.opt_state, state.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.eval_params, want
+    )
+    assert evaluated_item(built.config.to_mapping()) == "ema"
+    assert evaluated_item(program().config.to_mapping()) == "params"
+    with pytest.raises(ConfigError, match=r"'ema_decay' is 0.9 with schedule_free_sgd"):
+        config(optimizer=optimizer, ema_decay=0.9)
 
 
 def test_dropout_mixing_erasing_and_flips_follow_seed_and_step_alone():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.data import AugmentConfig, DataConfig
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import DecodedSource, cached
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import batch_spec, train_batches
@@ -92,12 +93,13 @@ def measure_feed(
     """
     size = data.global_batch_size
     data = data.replace(num_threads=num_threads, num_workers=num_workers)
-    spec = batch_spec(data, size, range(size), num_classes)
+    spec = batch_spec(data, size, range(size))
     transform = make_train_transform(data.image_size, data.augment)
+    preprocessing = labelled_image(transform, data.image_size, num_classes)
     source = cached(source, data.cache_mb)
     if isinstance(source, DecodedSource):
         source.read(range(len(source)))  # The first epoch pays for it, the others do not.
-    batches = train_batches(source, transform, spec, seed=0, start_step=0, end_step=10**6)
+    batches = train_batches(source, preprocessing, spec, seed=0, start_step=0, end_step=10**6)
     with batches:
         for _ in range(2 + spec.prefetch):  # What was made ready before the clock starts.
             next(batches)

@@ -1,4 +1,4 @@
-"""List, look at, check, pack and convert datasets.
+"""List, inspect, check, pack and convert datasets.
 
     python -m vit_jax data list --data_dir=DATA
     python -m vit_jax data info cifar10 --data_dir=DATA
@@ -8,14 +8,15 @@
 
 `info` and `check` take a TFDS name, a folder of images, a CSV file of path,label, or with
 --source=huggingface a name or folder of the `datasets` package. `check` decodes every image, lists
-those that cannot be, and compares checksums where there are some; exit code 2 if anything is wrong.
+unreadable ones, and verifies checksums if the dataset has them. It exits with code 2 if it finds a
+problem.
 
-`prepare` packs a folder of images, or of tar files, one a class, into TFDS-format ArrayRecord
-shards. Killed or stopped, it goes on where it was when it is run again. With --short_side=S larger
-images are shrunk (bicubic; JPEG quality 95) and turned as their EXIF data say.
+`prepare` packs a folder of images, or one tar file per class, into TFDS-format ArrayRecord shards.
+Run the same command again to resume after an interruption. With --short_side=S it shrinks larger
+images (bicubic; JPEG quality 95) and rotates them by their EXIF orientation.
 
-`convert` turns a TFRecord dataset into ArrayRecord (extra `prepare`), beside the old files, or with
---to=DIR into a copy.
+`convert` converts a TFRecord dataset to ArrayRecord (extra `prepare`). The new files are written
+beside the old ones, or with --to=DIR into a copy.
 """
 
 import argparse
@@ -39,41 +40,44 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COLUMNS = 100
-# More classes are summed up, and listed with --json.
-_MOST_CLASSES = 40
+# More classes than this are summarized; --json lists all.
+_MAX_CLASSES = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    listing = commands.add_parser("list", help="what is prepared in a folder")
-    info = commands.add_parser("info", help="features, splits, classes, format, fingerprint")
+    listing = commands.add_parser("list", help="list the datasets in a folder")
+    info = commands.add_parser("info", help="show features, splits, classes, format, fingerprint")
     check = commands.add_parser("check", help="decode every image")
     prepare = commands.add_parser("prepare", help="pack images into ArrayRecord shards")
-    convert = commands.add_parser("convert", help="TFRecord to ArrayRecord")
+    convert = commands.add_parser("convert", help="convert TFRecord to ArrayRecord")
     for sub in (info, check, convert):
-        sub.add_argument("name", metavar="NAME", help="dataset, or for info and check a path")
+        sub.add_argument("name", metavar="NAME", help="dataset; info and check also take a path")
     for sub in (listing, info, check, prepare, convert):
-        sub.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
+        sub.add_argument("--data_dir", help="TFDS folder; default as for data.data_dir")
     for sub in (listing, info, check):
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     for sub in (info, check):
         sub.add_argument(
             "--source", choices=("tfds", "folder", "csv", "huggingface"),
-            help="default: folder or csv if NAME is there, else tfds",
+            help="default: folder or csv if the path NAME exists, else tfds",
         )  # fmt: skip
         sub.add_argument("--image_key")
         sub.add_argument("--label_key")
     check.add_argument("--threads", type=positive, help="default: one per core")
     prepare.add_argument(
-        "images", type=Path, metavar="FOLDER", help="of images or tar files, or CSV"
+        "images", type=Path, metavar="FOLDER", help="folder of images or tar files, or CSV file"
     )
-    prepare.add_argument("--name", help="of the dataset; default: the folder's")
-    prepare.add_argument("--short_side", type=positive, help="shrink larger images to it, pixels")
+    prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
+    prepare.add_argument("--short_side", type=positive, help="shrink larger images, in pixels")
     prepare.add_argument(
-        "--val_fraction", type=_fraction, default=0.0, help="share of train for a validation split"
+        "--val_fraction",
+        type=_fraction,
+        default=0.0,
+        help="fraction of train for validation",
     )
-    prepare.add_argument("--shard_mb", type=positive, default=256, help="default: 256")
+    prepare.add_argument("--shard_mb", type=positive, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
     prepare.add_argument("--threads", type=positive, help="default: one per core")
     convert.add_argument("--to", type=Path, metavar="DIR", help="TFDS folder for a copy")
@@ -137,14 +141,16 @@ def _list(args: argparse.Namespace) -> None:
         table.add_row(name, "", "", "", "prepared on first use")
     _print(f"datasets in {folder}", table)
     if not all(e.readable for e in entries):
-        print(f"to train on tfrecord: python -m vit_jax data convert NAME --data_dir={folder}")
+        print(
+            f"to convert tfrecord for training: python -m vit_jax data convert NAME --data_dir={folder}"
+        )
 
 
 def _info(args: argparse.Namespace) -> None:
     facts, sources = _open(args)
-    some = next(iter(sources.values()), None)
-    if some is not None:
-        facts |= {"classes": len(some.class_names), "class_names": some.class_names}
+    first = next(iter(sources.values()), None)
+    if first is not None:
+        facts |= {"classes": len(first.class_names), "class_names": first.class_names}
     facts["splits"] = {
         split: {"examples": len(source), "fingerprint": source.fingerprint}
         for split, source in sources.items()
@@ -156,9 +162,9 @@ def _info(args: argparse.Namespace) -> None:
     for key, value in facts.items():
         if key == "splits":
             for split, held in value.items():
-                told = [f"{held['examples']:,} examples"]
-                told += [f"fingerprint {held['fingerprint']}"] if "fingerprint" in held else []
-                table.add_row(f"split {split}", ", ".join(told))
+                described = [f"{held['examples']:,} examples"]
+                described += [f"fingerprint {held['fingerprint']}"] if "fingerprint" in held else []
+                table.add_row(f"split {split}", ", ".join(described))
         else:
             table.add_row(key.replace("_", " "), _shown(value))
     _print(args.name, table)
@@ -194,9 +200,9 @@ def _check(args: argparse.Namespace) -> None:
         total = sum(len(source) for source in sources.values())
         files = f" and {len(wrong)} damaged files" if wrong else ""
         raise DataError(
-            f"{bad} bad examples of {total}{files} in {args.name}",
+            f"{bad} of {total} examples are bad{files} in {args.name}",
             "images that can be decoded, with labels in range",
-            "remove or repair those listed, or train with --config.data.on_bad_example=skip",
+            "remove or repair the examples listed, or train with --config.data.on_bad_example=skip",
         )
 
 
@@ -219,10 +225,10 @@ def _prepare(args: argparse.Namespace) -> None:
     data_dir = Path(args.data_dir).expanduser() if args.data_dir else default_data_dir()
     packed = pack(listing, data_dir, options)
     splits = ", ".join(f"{split} {count:,}" for split, count in packed.splits.items())
-    state = "is complete already" if packed.was_complete else "written"
+    state = "was complete already" if packed.was_complete else "is written"
     print(f"{packed.path} {state}: {splits} examples of {len(listing.class_names):,} classes")
     if packed.skipped:
-        print(f"left out, since they cannot be read: {len(packed.skipped)}")
+        print(f"unreadable images skipped: {len(packed.skipped)}")
     name = (
         options.name if _opens(options.name, data_dir, packed.path) else f"{options.name}:{VERSION}"
     )
@@ -233,7 +239,7 @@ def _prepare(args: argparse.Namespace) -> None:
 
 
 def _opens(name: str, data_dir: Path, path: Path) -> bool:
-    """Whether a name alone stands for a dataset: TFDS knows names that stand for another."""
+    """Whether the name alone opens the dataset. TFDS may know another dataset by that name."""
     from vit_jax.data.sources.tfds import open_builder
 
     try:
@@ -247,12 +253,12 @@ def _convert(args: argparse.Namespace) -> None:
     from vit_jax.data.sources.tfds import open_builder
 
     done = convert(open_builder(args.name, args.data_dir), args.to)
-    state = "is there as array_record already" if done.was_complete else "written as array_record"
+    state = "is already array_record" if done.was_complete else "is written as array_record"
     print(f"{done.path} {state}: {done.examples:,} examples")
 
 
 def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]]:
-    """Returns facts about a dataset, and its splits; no splits if they cannot be read at random."""
+    """Returns facts about a dataset, and its splits if they have random access."""
     path = Path(args.name).expanduser()
     kind = args.source or ("folder" if path.is_dir() else "csv" if path.is_file() else "tfds")
     keys = {"image_key": args.image_key, "label_key": args.label_key}
@@ -270,7 +276,7 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
     listing = list_images(path)
     facts = {
         "source": kind, "path": str(path), "bytes": int(listing.sizes.sum()),
-        "files_passed_over": listing.passed_over,
+        "files_skipped": listing.num_skipped,
     }  # fmt: skip
     sources = {s: FolderSource(listing, s, path.name, "keep") for s in listing.splits}
     return facts, dict(sources)
@@ -340,21 +346,21 @@ def _show_check(
     _print(f"{name}: {len(class_names):,} classes", table)
     table = _table("class", *(f">{report.name}" for report in reports))
     counts = np.stack([report.per_class for report in reports], axis=1)
-    if len(class_names) <= _MOST_CLASSES:
+    if len(class_names) <= _MAX_CLASSES:
         for label, row in zip(class_names, counts, strict=True):
             table.add_row(label, *(f"{count:,}" for count in row))
     else:
         for word, function in (("fewest", np.min), ("median", np.median), ("most", np.max)):
             table.add_row(word, *(f"{count:,.0f}" for count in function(counts, axis=0)))
     _print("examples of each class", table)
-    if facts.get("files_passed_over"):
-        print(f"files that are no images, passed over: {facts['files_passed_over']}")
+    if facts.get("files_skipped"):
+        print(f"skipped files that are not images: {facts['files_skipped']}")
     for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
         print(f"{example}: {reason}")
 
 
 def _table(*columns: str) -> "Table":
-    """Returns a table; ">" before a column's name moves it to the right."""
+    """Returns an empty table; ">" before a column name aligns the column to the right."""
     from rich import box
     from rich.table import Table
 

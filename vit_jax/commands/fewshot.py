@@ -4,14 +4,15 @@
     python -m vit_jax fewshot B_16.npz --dataset=cifar100 --data_dir=DATA --l2=1024
     python -m vit_jax fewshot runs/b16 --dataset=PHOTOS --shots=1,5 --method=least_squares,knn
 
-CHECKPOINT is anything that predict takes: file, folder, run folder (its moving average where there
-is one), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file; it may be
-repeated. Everything else is a key of the config's fewshot section, which --config=FILE reads from a
-recipe and --config.fewshot.KEY=VALUE sets.
+CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its averaged weights if
+it has them), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file, and may be
+repeated. All other settings are keys of the config's fewshot section: --config=FILE reads them from
+a recipe, --config.fewshot.KEY=VALUE sets one.
 
-Shots are drawn from the training split, a seed at a time. What is chosen (l2, k, C) is chosen on
-examples of the training split that are held out, or on --held_out_split; never on the test split.
-With --workdir the figures go to a run folder, and the same command again says that it is finished.
+Shots are drawn from the training split, once for each seed. The hyperparameters l2, k and C are
+chosen on held-out examples of the training split or on --held_out_split, never on the test split.
+With --workdir the results are written to a run folder; running the same command again then reports
+that it has finished.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from vit_jax.config.data import DataConfig
 from vit_jax.config.fewshot import FewshotRunConfig
 from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config, LoggingConfig
-from vit_jax.errors import ConfigError, DataError
+from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 from vit_jax.train.signals import EXIT_STOPPED, StopSignals
 
@@ -42,31 +43,40 @@ _BATCH_SIZE = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("checkpoint", nargs="?", help="file, folder, run folder, hf:// or gs://")
-    parser.add_argument("--config", help="recipe, or config.json, with a fewshot section")
+    parser.add_argument("--config", help="recipe or config.json with a fewshot section")
     parser.add_argument(
         "--dataset", action="append", default=[], metavar="NAME",
         help="TFDS name, folder of images or CSV file; may be repeated",
     )  # fmt: skip
     parser.add_argument("--data_dir", help="TFDS folder")
-    parser.add_argument("--train_split", help="that shots are drawn from (train)")
-    parser.add_argument("--test_split", help="that accuracies are those of (test)")
-    parser.add_argument("--held_out_split", help="to choose l2, k and C on")
+    parser.add_argument("--train_split", help="split to draw shots from (train)")
+    parser.add_argument("--test_split", help="split to measure accuracy on (test)")
+    parser.add_argument("--held_out_split", help="split to choose l2, k and C on")
     parser.add_argument(
         "--crop", choices=("squash_central", "central", "resize"),
-        help="squash and take the middle, as big_vision does (the default); central square; squash",
+        help="squash to a square and crop its middle, as big_vision does (the default); crop the"
+        " central square; squash to a square",
     )  # fmt: skip
-    parser.add_argument("--shots", type=_numbers, metavar="K,...", help="of each class (1,5,10,25)")
-    parser.add_argument("--seeds", type=_numbers, metavar="SEED,...", help="of the draws (0,1,2)")
-    parser.add_argument("--l2", type=float, help="fixed, e.g. 1024; default: chosen")
+    parser.add_argument(
+        "--shots", type=_numbers, metavar="K,...", help="examples per class (1,5,10,25)"
+    )
+    parser.add_argument(
+        "--seeds", type=_numbers, metavar="SEED,...", help="seeds of the draws (0,1,2)"
+    )
+    parser.add_argument("--l2", type=float, help="regularisation, e.g. 1024; default: chosen")
     parser.add_argument(
         "--method", metavar="M,...", help="least_squares (the default), knn, linear_probe"
     )
     parser.add_argument("--features", choices=("pre_logits", "pooled"))
-    parser.add_argument("--batch_size", type=positive, help=f"({_BATCH_SIZE} a device)")
-    parser.add_argument("--workdir", type=Path, help="run folder for the figures")
-    parser.add_argument("--cache_dir", type=Path, help="where features are kept")
-    parser.add_argument("--no_cache", action="store_true", help="neither read nor keep features")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    parser.add_argument(
+        "--batch_size", type=positive, help=f"images per batch ({_BATCH_SIZE} per device)"
+    )
+    parser.add_argument("--workdir", type=Path, help="run folder for the results")
+    parser.add_argument("--cache_dir", type=Path, help="folder in which features are cached")
+    parser.add_argument("--no_cache", action="store_true", help="do not cache features")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     add_load_arguments(parser)
     add_process_arguments(parser)
 
@@ -98,7 +108,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
     with RunFolder(args.workdir, config) as folder:
         result = first_does("look for a result", lambda: folder.result)
         if result is not None:
-            log.info("run in %s is finished already; nothing to do", folder.path)
+            log.info("the run in %s has already finished; nothing to do", folder.path)
         else:
             folder.write_config()
             found = _measure(args, config, agreement)
@@ -113,7 +123,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
 
 
 def _write(folder: Any, result: dict[str, Any], details: dict[str, Any]) -> None:
-    """Writes metrics.jsonl, report/fewshot.json and, last, result.json."""
+    """Writes metrics.jsonl, report/fewshot.json and then result.json."""
     from vit_jax.run.metrics import MetricsWriter
 
     figures = {k: v for k, v in result.items() if "/" in k}
@@ -128,7 +138,7 @@ def _write(folder: Any, result: dict[str, Any], details: dict[str, Any]) -> None
 def _measure(
     args: argparse.Namespace, config: FewshotRunConfig, agreement: Any
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the content of result.json and of report/fewshot.json; None: stopped."""
+    """Returns the contents of result.json and report/fewshot.json; None if it was stopped."""
     import jax
     from flax import nnx
 
@@ -149,16 +159,12 @@ def _measure(
     keeps = is_first_host() and not args.no_cache
     batch_size = _BATCH_SIZE * batch_parts(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
-    try:
-        evaluator = FrozenEvaluator(
-            config.fewshot, data, loaded.options, loaded.image_size, mesh,
-            batch_size=batch_size,
-            cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
-            weights=weights_hash(params) if keeps else None,
-        )  # fmt: skip
-    except DataError as error:  # The keys are those of a recipe's data section.
-        fix = error.fix.replace("data.data_dir", "--data_dir")
-        raise DataError(error.got, error.expected, fix) from None
+    evaluator = FrozenEvaluator(
+        config.fewshot, data, loaded.options, loaded.image_size, mesh,
+        batch_size=batch_size,
+        cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
+        weights=weights_hash(params) if keeps else None,
+    )  # fmt: skip
     placed = place_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)
     if figures is None:
@@ -175,7 +181,7 @@ def _measure(
 
 
 def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
-    """Returns what is asked for: the recipe's fewshot section, then --config.KEY, then flags."""
+    """Returns the recipe's fewshot section, changed by --config.KEY=VALUE and then by the flags."""
     mapping = _from_file(args.config) if args.config else {}
     model_overrides = []
     for override in overrides:
@@ -214,7 +220,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
 
 
 def _from_file(spec: str) -> dict[str, Any]:
-    """Returns a recipe's fewshot and mesh sections, or a whole config of this command."""
+    """Returns the fewshot and mesh sections of a recipe, or an earlier config of this command."""
     mapping = read_mapping(spec)
     if "optimizer" not in mapping:
         return mapping
@@ -226,7 +232,7 @@ def _from_file(spec: str) -> dict[str, Any]:
 
 
 def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the datasets of --dataset, or those of the config; flags apply to each."""
+    """Returns the datasets of --dataset or of the config, with the flags applied to each."""
     flags = {
         "train_split": args.train_split, "test_split": args.test_split,
         "held_out_split": args.held_out_split, "crop": args.crop,
@@ -242,9 +248,9 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
         name = own.split(":")[0].replace("/", "_")
         if name in found:
             raise ConfigError(
-                f"two datasets {name!r}",
+                f"two datasets are named {name!r}",
                 "different names",
-                "name them in a config's fewshot.datasets",
+                "name them in fewshot.datasets of a config",
             )
         where = {} if kind == "tfds" else {"data_dir": str(path)}
         found[name] = {"name": own, "source": kind, **where, **flags}
@@ -256,7 +262,7 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
 
 
 def _load_options(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
-    """Returns the arguments of `load` that are not its defaults, as JSON holds them."""
+    """Returns the arguments of `load` that differ from their defaults, as JSON values."""
     given = load_arguments(args, overrides)
     usual = {"position_resize": "zoom", "allow_missing": (), "allow_unexpected": ()}
     return {key: value for key, value in given.items() if value != usual.get(key)}
@@ -278,8 +284,8 @@ def _show(args: argparse.Namespace, config: FewshotRunConfig, result: dict[str, 
     from vit_jax.tables import plain_table
 
     section = config.fewshot
-    seeds = f"mean and deviation over {len(section.seeds)} seeds"
-    print(f"{result['model']} from {config.checkpoint}: top-1 on the test split, {seeds}")
+    seeds = f"mean and standard deviation over {len(section.seeds)} seeds"
+    print(f"{result['model']} from {config.checkpoint}: test accuracy (top-1), {seeds}")
     table = plain_table("dataset", right=("method", "accuracy", "+-", "chosen"))
     for name in section.datasets:
         for method in section.methods:

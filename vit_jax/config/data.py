@@ -1,4 +1,4 @@
-"""Config sections of the data: what is trained on, how it is read and augmented."""
+"""Config sections of the data: the dataset, how it is read, and how it is augmented."""
 
 from typing import Literal
 
@@ -14,8 +14,8 @@ LabelRule = Literal[
     "kitti_distance",
 ]
 
-# Points of data-size studies. Source: arXiv:2010.11929, section 4.3 (JFT: random subsets of 9M,
-# 30M, 90M and the full 303M); the percentages for datasets of any size.
+# Sizes for data-size studies. Source: arXiv:2010.11929, section 4.3 (random subsets of JFT with 9M,
+# 30M, 90M and all 303M examples). The percentages suit datasets of any size.
 SUBSET_PRESETS: dict[str, tuple[str, float]] = {
     "1_percent": ("fraction", 0.01),
     "3_percent": ("fraction", 0.03),
@@ -30,9 +30,9 @@ SUBSET_PRESETS: dict[str, tuple[str, float]] = {
 
 
 class SubsetConfig(Section):
-    """A part of the training split: every class keeps its share, smaller parts lie inside larger.
+    """A subset of the training split. Classes keep their shares; larger subsets contain smaller ones.
 
-    At most one of `preset`, `fraction`, `examples` and `per_class` is given; none: all examples.
+    Set at most one of `preset`, `fraction`, `examples` and `per_class`; none of them: all examples.
     """
 
     preset: (
@@ -49,15 +49,17 @@ class SubsetConfig(Section):
         ]
         | None
     ) = option(None)
-    """A row of SUBSET_PRESETS."""
+    """A name in `SUBSET_PRESETS`."""
     fraction: float | None = option(None, above=0, at_most=1)
+    """Fraction of the split."""
     examples: int | None = option(None, at_least=1)
+    """Number of examples."""
     per_class: int | None = option(None, at_least=1)
-    """As many of every class."""
+    """Number of examples of every class."""
     seed: int = option(0, at_least=0, below=2**32)
-    """Which examples: another seed, other ones."""
+    """Chooses the examples."""
     hash: str | None = option(None)
-    """Hash of the manifest (subset.json of the run folder); a run fills it in."""
+    """Hash of the manifest (subset.json in the run folder). A run sets it."""
 
     def check(self) -> None:
         keys = ("preset", "fraction", "examples", "per_class")
@@ -73,7 +75,7 @@ class SubsetConfig(Section):
 
     @property
     def rule(self) -> tuple[str, float] | None:
-        """What is taken: "fraction", "examples" or "per_class", and how much; None: everything."""
+        """("fraction", "examples" or "per_class", amount); None: all examples."""
         if self.preset is not None:
             return SUBSET_PRESETS[self.preset]
         given = [(key, getattr(self, key)) for key in ("fraction", "examples", "per_class")]
@@ -81,61 +83,64 @@ class SubsetConfig(Section):
 
 
 class MemberConfig(Section):
-    """One dataset of a mixture; the fields are those of `DataConfig`."""
+    """One dataset of a mixture; the fields mean the same as in `DataConfig`."""
 
     name: str = option()
     weight: float = option(1.0, above=0)
-    """Share of the examples drawn, relative to the other members'."""
+    """How often its examples are drawn, relative to the other members."""
     source: SourceKind = option("tfds")
     data_dir: str | None = option(None, changes_result=False)
-    """None: as `data.data_dir`."""
+    """None: `data.data_dir`."""
     train_split: str | None = option(None)
-    """None: as `data.train_split`."""
+    """None: `data.train_split`."""
     image_key: str | None = option(None)
     label_key: str | None = option(None)
 
 
 class AugmentConfig(Section):
-    """What happens to one training image: on the host in this order, then on the device."""
+    """Augmentation of a training image: on the host in this order, then on the device."""
 
     crop: Literal["inception", "random", "central", "pad", "resize"] = option("inception")
-    """inception: random area and aspect ratio; random: a random part of fixed size; central: as
-    in evaluation; pad: shift by `pad_pixels`; resize: squash only.
+    """inception: random area and aspect ratio; random: a random region of fixed size; central: as
+    in evaluation; pad: shift by up to `pad_pixels`; resize: only resize, ignoring the aspect ratio.
     """
     random_fraction: float = option(0.875, above=0, at_most=1)
-    """Width and height of a random crop, of the image's: 0.8 is 128 out of 160
+    """Width and height of a random crop, as a fraction of the image's: 0.8 is 128 of 160
     (arXiv:1912.11370).
     """
     crop_flavour: Literal["paper", "torchvision"] = option("paper")
-    """How an inception crop is drawn, see `data.crops`; with torchvision, min_area is usually
-    0.08.
-    """
+    """How an inception crop is drawn, see `data.crops`; torchvision's usual min_area is 0.08."""
     min_area: float = option(0.05, above=0, at_most=1)
+    """Smallest area of an inception crop, as a fraction of the image's."""
     max_area: float = option(1.0, above=0, at_most=1)
+    """Largest area of an inception crop, as a fraction of the image's."""
     central_fraction: float = option(0.875, above=0, at_most=1)
-    """Side of a central crop, of the short side: 0.875 is the middle 224 of 256. Evaluation too."""
+    """Side of a central crop, as a fraction of the short side: 0.875 is the central 224 of 256.
+    Evaluation uses it too.
+    """
     pad_pixels: int = option(4, at_least=0)
+    """Largest shift of a padded crop, in pixels."""
     antialias: bool = option(True)
-    """Whether shrinking an image averages over all its pixels, see `data.resize`. Evaluation
-    too.
+    """Whether shrinking an image averages over all its pixels, see `data.resize`. Evaluation uses
+    it too.
     """
     randaugment_layers: int = option(0, at_least=0)
-    """RandAugment(l, m) of arXiv:1909.13719; 0 layers: off. The scale of magnitudes ends at 10
-    in the paper's flavour, larger ones extrapolate, and at 30 in torchvision's.
-    """
+    """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
     randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
+    """Strength of RandAugment. The scale ends at 10 in the paper's flavour, where larger values
+    extrapolate, and at 30 in torchvision's.
+    """
     randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
     three_augment: bool = option(False)
-    """Gray, solarized or blurred, one of the three (arXiv:2204.07118, with color_jitter 0.3)."""
+    """Grayscale, solarize or blur, one of the three (arXiv:2204.07118, with color_jitter=0.3)."""
     color_jitter: float = option(0.0, at_least=0, at_most=1)
-    """Brightness, contrast and saturation each times 1 +- up to this, in random order; 0: off."""
+    """Scales brightness, contrast and saturation by up to 1 +- this, in random order; 0: off."""
     flip: bool = option(True)
-    """Device: left to right with probability 1/2."""
+    """On the device: mirrors left to right with probability 1/2."""
     erasing_probability: float = option(0.0, at_least=0, at_most=1)
-    """Device: share of images of which a rectangle is erased (arXiv:1708.04896), and what it
-    gets.
-    """
+    """On the device: probability of erasing a rectangle of an image (arXiv:1708.04896)."""
     erasing_fill: Literal["noise", "gray"] = option("noise")
+    """Content of the erased rectangle."""
 
     def check(self) -> None:
         if self.min_area > self.max_area:
@@ -148,58 +153,61 @@ class AugmentConfig(Section):
 
 
 class DataConfig(Section):
-    """What is trained on, and how it is read."""
+    """The dataset, and how it is read."""
 
     source: SourceKind = option("tfds")
-    """Where examples come from: TFDS-prepared data, a folder of images (a subfolder or a tar
-    file a class), a CSV file of path,label, or the `datasets` package.
+    """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
+    class), a CSV file of path,label, or the `datasets` package.
     """
     name: str = option()
     """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); Hugging
-    Face name, e.g. "uoft-cs/cifar10"; for folder, csv and mixture a name of your own.
+    Face name, e.g. "uoft-cs/cifar10"; any name for folder, csv and mixture.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
-    of images, the CSV file, or a folder that `datasets` saved (None: by name).
+    of images, the CSV file, or a folder saved by `datasets` (None: load it by name).
     """
     train_split: str = option("train")
     """TFDS split string or a preset, see `data.sources.splits`."""
     subset: SubsetConfig = section(SubsetConfig)
     mixture: dict[str, MemberConfig] = option({})
-    """Name -> dataset; instead of the one dataset above. Evaluation splits name a member as in
-    "NAME:test"; "test" alone is that of all members.
+    """Name -> dataset; replaces the single dataset above. The evaluation split "NAME:test" is the
+    test split of one member; "test" is that of all members.
     """
     image_key: str | None = option(None)
-    """Features that hold image and class; None: "image" and "label", or the only ones of their
-    kind.
-    """
+    """Name of the image feature; None: "image", or the only image feature."""
     label_key: str | None = option(None)
+    """Name of the class feature; None: "label", or the only class feature."""
     label_rule: LabelRule | None = option(None)
-    """How the class of an example is made of other features, see `data.sources.derived`."""
+    """Computes the class from other features, see `data.sources.label_rules`."""
     sampling: Literal["uniform", "balanced"] = option("uniform")
-    """uniform: every example once an epoch; balanced: every class equally often, the examples
-    of each in turn. Of an epoch only the number of examples stays.
+    """uniform: every example once per epoch; balanced: every class equally often, cycling through
+    its examples. An epoch is then only a number of examples.
     """
     on_bad_example: Literal["error", "skip"] = option("error")
-    """What becomes of an image that cannot be read or decoded, or whose label is out of range."""
+    """What to do with an image that cannot be decoded or whose label is out of range."""
     num_classes: int | None = option(None, at_least=1)
-    """Number of classes of the head; None: as the dataset says."""
+    """Number of classes of the head; None: that of the dataset."""
     global_batch_size: int = option(at_least=1)
+    """Examples per step, over all devices and hosts."""
     image_size: int = option(224, at_least=1)
-    """Height and width in pixels that the model sees."""
+    """Height and width of the model's input in pixels."""
     augment: AugmentConfig = section(AugmentConfig)
     eval_crop: Literal["central", "resize"] = option("central")
-    """Evaluation: short side resized to image_size * 256/224, central crop (inception-style
-    evaluation); "resize" squashes to image_size.
+    """Evaluation: "central" crops the central square, see `augment.central_fraction`; "resize"
+    resizes the whole image and ignores its aspect ratio.
     """
     num_threads: int | None = option(None, at_least=0, changes_result=False)
-    """Reader threads (None: one per core) of each reader process (None: none up to 8 cores)."""
+    """Reader threads per process; None: one per core."""
     num_workers: int | None = option(None, at_least=0, changes_result=False)
+    """Reader processes; None: none on machines of up to 8 cores."""
     cache_mb: int = option(512, at_least=0)
-    """Decoded images of a split stay in memory, of each process, if all fit into so many
-    megabytes. Kept or not, JPEGs that are shrunk while decoding differ by a few levels.
+    """Keeps the decoded images of a split in memory, in each process, if they fit into this many
+    megabytes; 0: never. For JPEGs that the decoder shrinks, cached and uncached pixels differ by
+    a few levels.
     """
     prefetch_batches: int = option(4, at_least=1, changes_result=False)
+    """Batches that the loader prepares ahead."""
 
     def check(self) -> None:
         if self.mixture and self.subset.rule is not None:

@@ -1,4 +1,4 @@
-"""The config section that says how a run takes over the parameters that `init_from` names."""
+"""Config section of how the weights that `init_from` names are adapted to the run's model."""
 
 from typing import Literal
 
@@ -15,31 +15,30 @@ OF_THE_RUN = frozenset(
         "head_bias_init",
     }
 )
-"""Of a model section, how a model is trained and run. The rest says what it is."""
+"""Model options that choose how a model is trained and run rather than its architecture."""
 
 
 class InitConfig(Section):
-    """How published weights, or those of another run, are made to fit."""
+    """How weights that were published, or come from another run, are adapted to the model."""
 
     keep_head: bool = option(False)
-    """False: both layers of the head give way to one linear layer that starts at zero
-    (arXiv:2010.11929, section 3.2); True: the head is taken too, its classes must fit.
+    """False: the whole head is replaced by a zero-initialised linear layer (arXiv:2010.11929,
+    section 3.2). True: the head is loaded too, and its number of classes must match.
     """
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
-    """How position tables are resampled to another resolution, see `interop.resize`."""
+    """How position embeddings are resampled to another resolution, see `interop.resize`."""
     grid: tuple[int, int] | None = option(None)
-    """Rows and columns of patches that the file's position table is for; None: as stored, or
-    square.
-    """
+    """Rows and columns of the stored position embedding; None: as the file says, else a square."""
     normalization: Literal["half", "imagenet"] | None = option(None)
-    """Mean and deviation that the weights expect of images: 0.5 and 0.5, or ImageNet's; None:
-    as the config.json beside the weights says, else 0.5.
+    """Image mean and standard deviation that the weights were trained with: 0.5 and 0.5, or
+    ImageNet's; None: as the config.json beside the weights says, else 0.5.
     """
     allow_missing: tuple[str, ...] = option(())
-    """Regular expressions over whole parameter names that the file may lack (they start as in a
-    new model), and over names of tensors in it that may go unused.
+    """Parameters that the file may lack, as regular expressions over whole names; they are
+    initialised as in a new model.
     """
     allow_unexpected: tuple[str, ...] = option(())
+    """Tensors of the file that may stay unused, as regular expressions over whole names."""
 
     def check(self) -> None:
         check_patterns(self.allow_missing, "allow_missing")

@@ -1,4 +1,4 @@
-"""The config section that says how devices are arranged and what lies where."""
+"""Config section of the device mesh and of how parameters are sharded over it."""
 
 from typing import Literal
 
@@ -9,24 +9,24 @@ Preset = Literal["replicated", "fsdp", "fsdp_tensor"]
 
 
 class MeshConfig(Section):
-    """Devices along each axis of the mesh, -1, at most once, taking the rest; and what lies where.
+    """Number of devices along each mesh axis (-1, at most once: all that remain), and sharding.
 
-    Examples are divided over data x fsdp, whatever the preset.
+    Batches are always sharded over data x fsdp.
     """
 
     data: int = option(-1, at_least=-1, changes_result=False)
     fsdp: int = option(1, at_least=-1, changes_result=False)
     tensor: int = option(1, at_least=-1, changes_result=False)
     preset: Preset = option("fsdp_tensor", changes_result=False)
-    """What parameters and optimizer state are cut over: nothing; fsdp; fsdp and tensor. An axis
-    of one device cuts nothing, so that fsdp_tensor with tensor=1 is fsdp.
+    """Mesh axes over which parameters and optimizer state are sharded: none; fsdp; fsdp and
+    tensor. With tensor=1, fsdp_tensor is the same as fsdp.
     """
     rules: tuple[tuple[str, tuple[Literal["data", "fsdp", "tensor"] | None, ...]], ...] = option(
         (), changes_result=False
     )
-    """(regular expression, axes) pairs that go before the preset's; the first that matches the
-    whole name counts. The axes are those of the last dimensions, e.g. ("head/linear/kernel",
-    (None, "tensor")); what is left out on the left is not cut.
+    """(regular expression, mesh axes) pairs that are tried before the preset's. The first that
+    matches the whole parameter name counts. The axes shard the last dimensions, e.g.
+    ("head/linear/kernel", (None, "tensor")); dimensions before them are not sharded.
     """
 
     def check(self) -> None:
@@ -41,6 +41,9 @@ class MeshConfig(Section):
             axes = [axis for axis in rule if axis is not None]
             if len(set(axes)) < len(axes):
                 raise ConfigError(
-                    f"rule {rule} for {pattern!r} in 'rules'", "each axis once", "remove one"
+                    f"has the rule {rule} for {pattern!r}",
+                    "each axis at most once",
+                    "remove one",
+                    key="rules",
                 )
         check_patterns([pattern for pattern, _ in self.rules], "rules")

@@ -1,10 +1,13 @@
-"""Config sections of the optimizer and its learning rate."""
+"""Config sections of the optimizer and the learning rate."""
 
 from typing import Any, Literal
 
 from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
+
+SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+"""Optimizers that average the parameters themselves; the average is what is evaluated."""
 
 
 class ScheduleConfig(Section):
@@ -18,20 +21,22 @@ class ScheduleConfig(Section):
     cooldown_epochs: float | None = option(None, at_least=0)
     cooldown_examples: int | None = option(None, at_least=0)
     end_learning_rate: float = option(0.0, at_least=0)
-    """Where cosine and linear decay end, in units of the learning rate itself."""
+    """Learning rate at the end of cosine and linear decay."""
     timescale_steps: int = option(10_000, at_least=1)
-    """rsqrt: learning_rate / sqrt(1 + steps since warmup / timescale) (arXiv:2106.04560)."""
+    """For rsqrt decay: learning_rate / sqrt(1 + steps since warmup / timescale_steps)
+    (arXiv:2106.04560).
+    """
     step_at: tuple[float, ...] = option((0.3, 0.6, 0.9))
-    """step: at these shares of the run the learning rate is multiplied by `step_factor`
-    (arXiv:1912.11370).
+    """For step decay: fractions of the run at which the learning rate is multiplied by
+    `step_factor` (arXiv:1912.11370).
     """
     step_factor: float = option(0.1, above=0, at_most=1)
 
     def check(self) -> None:
-        if not all(0 < share < 1 for share in self.step_at):
+        if not all(0 < fraction < 1 for fraction in self.step_at):
             raise ConfigError(
                 f"is {self.step_at}",
-                "shares of the run between 0 and 1",
+                "fractions of the run between 0 and 1",
                 "correct it",
                 key="step_at",
             )
@@ -43,25 +48,37 @@ class OptimizerConfig(Section):
     """The optax chain: clip, optimizer, decoupled weight decay, per-layer scale, schedule."""
 
     name: str = option("adamw")
-    """adamw, adam, sgd, adafactor, or any optimizer function of optax by its name there."""
+    """Name of any optimizer in `optax` or `optax.contrib` that needs only gradients and a
+    learning rate: adamw, sgd, adafactor, lamb, muon, schedule_free_adamw, ...
+    """
     learning_rate: float = option(above=0)
+    """Peak of the schedule. Optimizers that estimate their own rate (prodigy, dadapt_adamw, dog,
+    dowg) are meant to have 1.
+    """
     schedule: ScheduleConfig = section(ScheduleConfig)
     options: dict[str, Any] = option({})
-    """Keyword arguments of that optax function, e.g. {"b2": 0.99}."""
+    """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""
     weight_decay: float = option(0.0, at_least=0)
-    """Decoupled: a step adds -lr(t) * weight_decay * parameter."""
+    """Decoupled weight decay: a step at learning rate lr adds -lr * weight_decay * parameter."""
     weight_decay_mask: tuple[tuple[str, bool], ...] = option(((".*/kernel", True), (".*", False)))
-    """(regular expression, decayed?) pairs; the first that matches the whole name counts, and
-    every parameter must match one.
+    """(regular expression, whether to decay) pairs. The first that matches the whole parameter
+    name counts; every parameter must match one.
     """
     layer_decay: float = option(1.0, above=0, at_most=1)
-    """Layer-wise decay (arXiv:2106.08254): a layer k below the head learns at layer_decay**k."""
+    """Layer-wise decay of the learning rate: a layer k below the head learns at layer_decay**k
+    times the rate (arXiv:2106.08254).
+    """
     freeze: tuple[str, ...] = option(())
-    """Parameters that do not learn, as regular expressions over the whole name."""
+    """Parameters that are not trained, as regular expressions over whole names."""
     clip_global_norm: float | None = option(None, above=0)
     """Largest global norm of the gradient; None: no clipping."""
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of the first moment (momentum)."""
+
+    @property
+    def averages_parameters(self) -> bool:
+        """Whether the optimizer averages the parameters itself, for evaluation."""
+        return self.name in SCHEDULE_FREE
 
     def check(self) -> None:
         check_patterns(self.freeze, "freeze")

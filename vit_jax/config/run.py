@@ -126,8 +126,20 @@ class Config(Section):
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
+    @property
+    def keeps_average(self) -> bool:
+        """Whether an average of the parameters is kept, which is then what is evaluated."""
+        return self.ema_decay is not None or self.optimizer.averages_parameters
+
     def check(self) -> None:
         check_duration(self, "train", required=True)
+        if self.ema_decay is not None and self.optimizer.averages_parameters:
+            raise ConfigError(
+                f"is {self.ema_decay} with {self.optimizer.name}",
+                "one average: this optimizer averages the parameters itself",
+                "unset ema_decay or choose another optimizer",
+                key="ema_decay",
+            )
         check_task(self)
         self._check_init()
         self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _SHARES)

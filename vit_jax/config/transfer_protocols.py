@@ -42,7 +42,7 @@ class Task:
         learning_rates: of the same table.
         group: of VTAB: "natural", "specialized" or "structured"; "" elsewhere.
         label_key: feature with the class where it is not the only one.
-        label_rule: how the class is made of other features, see `data.sources.derived`.
+        label_rule: how the class is made of other features, see `data.sources.label_rules`.
         small_images: below 96 x 96 pixels.
         flip: whether a mirrored image keeps its class.
         crop: whether a part of the image does.

@@ -1,4 +1,4 @@
-"""Classes of unequal size: weights for the loss, and an order in which all come equally often."""
+"""Class imbalance: loss weights by class, and an order that draws all classes equally often."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ from vit_jax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """What a run does about classes of unequal size.
+    """How a run treats classes of unequal size.
 
     Attributes:
-        weights: f32[C], factor of an example's loss by its class; None: 1.
-        order: of the examples; None: the usual one.
+        weights: f32[C], weight of an example's loss by its class; None: all 1.
+        order: of the examples; None: `ExampleOrder`.
     """
 
     weights: np.ndarray | None = None
@@ -25,7 +25,9 @@ class Balance:
 
 
 def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
-    """Returns what a config asks for; labels are read only if it does.
+    """Returns the class weights and the order that a config asks for.
+
+    Reads the labels only if the config needs them.
 
     Args:
         config: `loss.class_weights`, `data.sampling` and the seed are read.
@@ -33,7 +35,7 @@ def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
         num_classes: C.
 
     Raises:
-        DataError: a source that does not tell its labels, or a label out of range.
+        DataError: the source cannot list its labels, or a label is out of range.
     """
     kind, balanced = config.loss.class_weights, config.data.sampling == "balanced"
     if kind == "none" and not balanced:
@@ -41,8 +43,8 @@ def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
     key = "data.sampling" if balanced else "loss.class_weights"
     if not isinstance(source, LabelledSource):
         raise DataError(
-            f"'{key}' for {source.name}, which does not tell how many examples a class has",
-            "one dataset", f"leave {key} out",
+            f"'{key}' for {source.name}, whose labels cannot be listed",
+            "a single dataset", f"leave {key} out",
         )  # fmt: skip
     labels = source.labels().astype(np.int64)
     good = (labels >= 0) & (labels < num_classes)
@@ -60,12 +62,13 @@ def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
 
 
 def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
-    """Returns the factor of an example's loss by its class; 1 in the mean over the examples.
+    """Returns the weight of an example's loss by its class; the mean over all examples is 1.
 
     Args:
-        kind: "balanced": N / (C n) as scikit-learn has it, so that each class adds as much as any
-            other; "sqrt": proportional to 1 / sqrt(n).
-        counts: n, examples of each class. A class without any gets 0 and does not count among C.
+        kind: "balanced": N / (C n) as in scikit-learn, so that every class contributes equally;
+            "sqrt": proportional to 1 / sqrt(n).
+        counts: n, number of examples of each class. A class without examples gets weight 0 and is
+            not counted in C.
 
     >>> class_weights("balanced", np.array([30, 10]))
     array([0.6666667, 2.       ], dtype=float32)

@@ -1,46 +1,57 @@
-"""Memory of batches, used again: new memory costs a page fault every 4 kB, which adds up."""
+"""Reused batch memory: fresh memory costs a page fault every 4 kB, which adds up."""
 
 import sys
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 
+from vit_jax.data.arrays import ArraySpec
+
+# Smaller arrays of a batch are cheaper to copy than to keep track of.
+_MIN_BYTES = 1 << 14
+
 
 class BatchMemory:
-    """Gives the chunks of a batch places in one array, so that joining them copies nothing.
+    """Gives the chunks of a batch their places in one array, so that joining them copies nothing.
 
-    An array is used again once nobody else holds it or a part of it. Safe with many threads.
+    An array is reused once nothing else refers to it or to a part of it. Thread-safe.
 
     Args:
+        arrays: name -> array of a batch; only the large ones are kept here.
         rows: this host's rows of a batch.
     """
 
-    def __init__(self, rows: range):
+    def __init__(self, arrays: Mapping[str, ArraySpec], rows: range):
+        self._specs = {
+            name: spec for name, spec in arrays.items() if spec.num_bytes * len(rows) >= _MIN_BYTES
+        }
         self._rows = rows
-        self._arrays: list[np.ndarray] = []
-        self._filling: dict[int, np.ndarray] = {}
+        self._arrays: dict[str, list[np.ndarray]] = {name: [] for name in self._specs}
+        self._filling: dict[int, dict[str, np.ndarray]] = {}
         self._lock = threading.Lock()
 
-    def part(self, step: int, rows: range, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns the place u8[len(rows), *shape] of some rows of a step's batch."""
+    def part(self, step: int, rows: range) -> dict[str, np.ndarray]:
+        """Returns name -> uninitialized memory for some rows of a step's batch."""
         with self._lock:
-            whole = self._filling.get(step)
-            if whole is None:
-                whole = self._filling[step] = self._unused((len(self._rows), *shape))
-        return whole[rows.start - self._rows.start : rows.stop - self._rows.start]
+            batch = self._filling.get(step)
+            if batch is None:
+                batch = self._filling[step] = {name: self._unused(name) for name in self._specs}
+        places = slice(rows.start - self._rows.start, rows.stop - self._rows.start)
+        return {name: array[places] for name, array in batch.items()}
 
-    def whole(self, part: np.ndarray) -> np.ndarray:
-        """Returns the batch that a part is of, all of whose parts are filled."""
+    def whole(self, step: int) -> dict[str, np.ndarray]:
+        """Returns name -> array of a step's batch once all its parts are filled."""
         with self._lock:
-            (step,) = (step for step, whole in self._filling.items() if whole is part.base)
-            return self._filling.pop(step)[:]
+            return {name: array[:] for name, array in self._filling.pop(step).items()}
 
-    def _unused(self, shape: tuple[int, ...]) -> np.ndarray:
-        for array, references in _with_references(self._arrays):
-            if array.shape == shape and references == _UNUSED:
+    def _unused(self, name: str) -> np.ndarray:
+        for array, references in _with_references(self._arrays[name]):
+            if references == _UNUSED:
                 return array
-        array = np.empty(shape, np.uint8)
-        self._arrays.append(array)
+        spec = self._specs[name]
+        array = np.empty((len(self._rows), *spec.shape), spec.dtype)
+        self._arrays[name].append(array)
         return array
 
 
@@ -48,6 +59,6 @@ def _with_references(arrays: list[np.ndarray]) -> list[tuple[np.ndarray, int]]:
     return [(array, sys.getrefcount(array)) for array in arrays]
 
 
-# References to an array that only a list has. Measured, since Pythons count differently: 3.14 does
-# not count what a function's argument borrows.
+# References to an array that is only in a list. Measured, because versions of Python differ: 3.14
+# does not count the reference that a function's argument borrows.
 ((_, _UNUSED),) = _with_references([np.empty(1, np.uint8)])

@@ -1,11 +1,10 @@
-"""The prepared datasets in a folder, read off their metadata alone."""
+"""Lists the prepared datasets in a folder from their metadata."""
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
 
 from vit_jax.data.builders import BUNDLED
+from vit_jax.files import read_json
 
 RANDOM_ACCESS = ("array_record", "parquet")
 
@@ -15,12 +14,12 @@ class Entry:
     """A prepared dataset.
 
     Attributes:
-        name: with config and version, as `data.name` takes it.
+        name: with config and version, a value of `data.name`.
         path: its folder.
         splits: split -> number of examples.
-        formats: of its files, the one that is read first.
-        num_classes: None where it has no class labels.
-        num_bytes: of its files.
+        formats: file formats, the preferred one first.
+        num_classes: None: no class labels.
+        num_bytes: total size of its files.
     """
 
     name: str
@@ -32,26 +31,26 @@ class Entry:
 
     @property
     def readable(self) -> bool:
-        """Whether it can be read at random, that is, trained on."""
+        """Whether it has random access, which training needs."""
         return any(name in RANDOM_ACCESS for name in self.formats)
 
 
 def list_datasets(data_dir: Path) -> list[Entry]:
-    """Returns the datasets that are prepared in a folder, by name."""
+    """Returns the prepared datasets in a folder, sorted by name."""
     found = [p for depth in ("*/*", "*/*/*") for p in data_dir.glob(f"{depth}/dataset_info.json")]
     entries = [entry for p in found if (entry := _entry(data_dir, p.parent)) is not None]
     return sorted(entries, key=lambda entry: entry.name)
 
 
 def bundled_missing(entries: list[Entry]) -> list[str]:
-    """Returns the bundled datasets that are not prepared yet: first use does that."""
-    there = {entry.name.split(":")[0] for entry in entries}
-    return sorted(set(BUNDLED) - there)
+    """Returns the bundled datasets that are not prepared yet. First use prepares them."""
+    prepared = {entry.name.split(":")[0] for entry in entries}
+    return sorted(set(BUNDLED) - prepared)
 
 
 def _entry(data_dir: Path, folder: Path) -> Entry | None:
     try:
-        info = json.loads((folder / "dataset_info.json").read_text())
+        info = read_json(folder / "dataset_info.json")
         splits = {
             split["name"]: sum(map(int, split.get("shardLengths", [])))
             for split in info.get("splits", [])
@@ -66,11 +65,11 @@ def _entry(data_dir: Path, folder: Path) -> Entry | None:
             num_bytes=sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # Not a dataset, or not a whole one.
+        return None  # Not a dataset, or an incomplete one.
 
 
 def _num_classes(path: Path) -> int | None:
-    features: dict[str, Any] = json.loads(path.read_text())
+    features = read_json(path)
     inner = features.get("featuresDict", {}).get("features", {})
     labels = {name: f["classLabel"] for name, f in inner.items() if "classLabel" in f}
     if not labels:

@@ -1,4 +1,4 @@
-"""Reads and decodes every image of a dataset before a training run does."""
+"""Checks a dataset before training: reads and decodes every image."""
 
 import dataclasses
 import io
@@ -24,15 +24,15 @@ _CHUNK = 64
 
 @dataclasses.dataclass(frozen=True)
 class SplitReport:
-    """What was found in a split.
+    """The result of checking a split.
 
     Attributes:
         name: of the split.
-        per_class: i[C], readable examples of each class.
+        per_class: i[C], number of readable examples of each class.
         sizes: i[N, 2], width and height of each readable image.
-        num_bytes: i[N], encoded.
+        num_bytes: i[N], encoded size of each readable image.
         formats: format -> number of images.
-        bad: (example, reason) of each that cannot be read or whose label is out of range.
+        bad: (example, reason) for each image that cannot be read or whose label is out of range.
     """
 
     name: str
@@ -44,8 +44,8 @@ class SplitReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
-    """What was found of one example."""
+class _Checked:
+    """The result of checking one example."""
 
     id: str
     label: int
@@ -59,9 +59,9 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
     """Decodes every image of a source.
 
     Args:
-        source: all of a split.
+        source: the whole split.
         split: its name.
-        threads: that read and decode; None: one per core.
+        threads: number of threads that read and decode; None: one per core.
     """
     num_classes = len(source.class_names)
     chunks = [range(i, min(i + _CHUNK, len(source))) for i in range(0, len(source), _CHUNK)]
@@ -94,9 +94,9 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
 
 
 def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
-    """Returns (file, reason) of each that is not as the checksum file of a dataset says.
+    """Returns (file, reason) for each file that does not match the dataset's checksum file.
 
-    Without such a file, as in datasets that TFDS prepared, nothing is found.
+    Datasets that TFDS prepared have no checksum file, so nothing is checked there.
     """
     path = folder / CHECKSUMS
     if not path.is_file():
@@ -108,26 +108,26 @@ def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
         if not (folder / name).is_file():
             wrong.append((name, "missing"))
         elif sha256_of(folder / name) != expected:
-            wrong.append((name, "its checksum is another: changed or damaged"))
+            wrong.append((name, "wrong checksum: changed or damaged"))
     return wrong
 
 
-def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_Seen]:
+def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_Checked]:
     try:
         return [_check_one(example, num_classes) for example in source.read(chunk)]
-    except DataError:  # One by one, to know which.
+    except DataError:  # Read one by one to find out which.
         return [_check_alone(source, index, num_classes) for index in chunk]
 
 
-def _check_alone(source: Source, index: int, num_classes: int) -> _Seen:
+def _check_alone(source: Source, index: int, num_classes: int) -> _Checked:
     read: Callable[[Sequence[int]], list[Example]] = source.read
     try:
         return _check_one(read([index])[0], num_classes)
     except DataError as error:
-        return _Seen(str(index), -1, (0, 0), 0, "", error.got)
+        return _Checked(str(index), -1, (0, 0), 0, "", error.got)
 
 
-def _check_one(example: Example, num_classes: int) -> _Seen:
+def _check_one(example: Example, num_classes: int) -> _Checked:
     size, kind, reason = (0, 0), "", None
     try:
         size = decode(example.image).size
@@ -136,4 +136,4 @@ def _check_one(example: Example, num_classes: int) -> _Seen:
         reason = error.got
     if reason is None and not 0 <= example.label < num_classes:
         reason = f"label {example.label} is not 0 to {num_classes - 1}"
-    return _Seen(example.id, example.label, size, len(example.image), kind, reason)
+    return _Checked(example.id, example.label, size, len(example.image), kind, reason)

@@ -1,4 +1,4 @@
-"""The mean colours of patches as classes: few levels a channel, the top bits of the mean."""
+"""Mean patch colours as classes: each channel is quantized to the top bits of its mean."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ def colour_classes(
 ) -> Int[Array, "B N"]:  # fmt: skip
     """Returns the class of each patch's mean colour, patches in raster order.
 
-    A channel's mean m of 0 to 255 has the level floor(m * 2^bits / 256), and the class is (red *
-    2^bits + green) * 2^bits + blue. Sums are taken in whole numbers, so that a mean on the border
-    of two levels falls to the same side on every device and for every batch.
+    A channel with mean m in 0 to 255 has the level floor(m * 2^bits / 256). The class is (red *
+    2^bits + green) * 2^bits + blue. Sums are integers, so that a mean on the border between two
+    levels gets the same level on every device and in every batch.
 
     Args:
-        images: in [-1, 1], of 256 levels.
+        images: in [-1, 1], with 256 levels.
         patch: height and width of a patch in pixels.
-        bits: of a channel.
+        bits: per channel.
 
     Source: arXiv:2010.11929, B.1.2 (3 bits: 512 colours).
     """
@@ -31,7 +31,7 @@ def colour_classes(
 
 
 def colours_of_classes(classes: Int[np.ndarray, "*N"], bits: int) -> Float[np.ndarray, "*N 3"]:
-    """Returns the middle of each class's colours, red, green and blue of 0 to 255.
+    """Returns the central colour of each class: red, green and blue in 0 to 255.
 
     >>> colours_of_classes(np.array([0, 511]), 3).tolist()
     [[15.5, 15.5, 15.5], [239.5, 239.5, 239.5]]
@@ -42,14 +42,14 @@ def colours_of_classes(classes: Int[np.ndarray, "*N"], bits: int) -> Float[np.nd
 
 
 def content_key(seed: int, images: jax.Array) -> jax.Array:
-    """Returns a random key an image, from its pixels alone.
+    """Returns one random key per image, which depends only on the seed and the pixels.
 
     Args:
-        seed: another gives other keys.
+        seed: changes all keys.
         images: u8[B, H, W, 3].
     """
     key = jax.random.key(seed)
     weights = jax.random.bits(key, images.shape[1:], jnp.uint32)
-    # Modulo 2^32, which is exact in any order.
+    # Integer sums modulo 2^32 are exact in any order.
     sums = jnp.sum(images.astype(jnp.uint32) * weights[None], axis=(1, 2, 3), dtype=jnp.uint32)
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(sums)

@@ -1,17 +1,17 @@
-"""Which part of an image is cropped. A box is left, top, right, bottom in whole pixels.
+"""Crop boxes: left, top, right, bottom in integer pixels.
 
-Two published ways to draw an inception crop (arXiv:1409.4842) of a given range of areas:
+There are two published ways to draw an inception crop (arXiv:1409.4842) from a range of areas:
 
 |                 | paper (the ViT authors' code)        | torchvision (RandomResizedCrop)         |
 |-----------------|--------------------------------------|-----------------------------------------|
-| area, usually   | 5 to 100 % (`min_area=0.05`)         | 8 to 100 % (`min_area=0.08`)            |
-| uniform is      | the height, among those that fit     | the area                                |
-| area on average | 34 % of a 4 : 3 photo, from 5 % on   | 42 % of it, from 5 % on                 |
+| usual area      | 5 to 100 % (`min_area=0.05`)         | 8 to 100 % (`min_area=0.08`)            |
+| drawn uniformly | the height, among those that fit     | the area                                |
+| mean area       | 34 % of a 4:3 photo if min_area=0.05 | 42 % of it if min_area=0.05             |
 | width / height  | uniform in [0.75, 1.33]              | log-uniform in [3/4, 4/3]               |
-| where none fits | after 100 draws the whole image      | after 10 draws the largest central part |
+| if none fits    | after 100 draws the whole image      | after 10 draws the largest central part |
 
-In an independent repetition of arXiv:2205.01580 (ViT-S/16, 90 epochs, one run each) ImageNet top-1
-was 76.9 with the paper's and 77.3 with torchvision's crop: no more than seeds differ.
+In an independent replication of arXiv:2205.01580 (ViT-S/16, 90 epochs, one run each) ImageNet top-1
+was 76.9 with the paper's crop and 77.3 with torchvision's: within the variation over seeds.
 """
 
 import math
@@ -29,14 +29,14 @@ _LOG_RATIOS = (math.log(3 / 4), math.log(4 / 3))
 def paper_box(
     size: tuple[int, int], min_area: float, max_area: float, rng: np.random.Generator
 ) -> Box:
-    """Returns a random box, drawn as TensorFlow's `sample_distorted_bounding_box` does.
+    """Draws a random box like TensorFlow's `sample_distorted_bounding_box`.
 
-    Unlike there, the last place along each side is as likely as the others.
+    Unlike TensorFlow, the last position along each side is as likely as the others.
 
     Args:
         size: width and height of the image.
-        min_area: share of the image's area.
-        max_area: share of the image's area.
+        min_area: smallest area, as a fraction of the image's.
+        max_area: largest area, as a fraction of the image's.
         rng: source of randomness.
     """
     width, height = size
@@ -49,7 +49,7 @@ def paper_box(
         low = min(low, high)
         h = low + int(rng.integers(high - low + 1))
         w = round(h * ratio)
-        # Rounding may have pushed the area out of its range.
+        # Rounding may have moved the area out of its range.
         if w * h < smallest:
             h, w = h + 1, round((h + 1) * ratio)
         elif w * h > largest:
@@ -62,7 +62,7 @@ def paper_box(
 def torchvision_box(
     size: tuple[int, int], min_area: float, max_area: float, rng: np.random.Generator
 ) -> Box:
-    """Returns a random box, drawn as torchvision's `RandomResizedCrop` does; see `paper_box`."""
+    """Draws a random box like torchvision's `RandomResizedCrop`; arguments as in `paper_box`."""
     width, height = size
     for _ in range(10):
         area = _between((min_area, max_area), rng) * width * height
@@ -78,7 +78,7 @@ def torchvision_box(
 def central_box(size: tuple[int, int], fraction: float) -> Box:
     """Returns the central square whose side is `fraction` of the short side.
 
-    Resized, that is what resizing the short side and cropping the centre gives, in one step and
+    Resizing this box gives in one step the same as resizing the short side and cropping the centre,
     within half a pixel.
     """
     width, height = size
@@ -87,9 +87,10 @@ def central_box(size: tuple[int, int], fraction: float) -> Box:
 
 
 def central_part(size: tuple[int, int], fraction: float) -> Box:
-    """Returns the middle of the image, `fraction` of its width and of its height.
+    """Returns the centre of the image with `fraction` of its width and height.
 
-    Resized to a square, that is what squashing to a larger square and cropping its centre gives.
+    Resizing this box to a square is the same as resizing the image to a larger square and cropping
+    the centre.
     """
     width, height = size
     return _centred(
@@ -108,10 +109,10 @@ def _between(limits: tuple[float, float], rng: np.random.Generator) -> float:
 
 
 def random_box(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
-    """Returns a random part with `fraction` of the image's width and of its height.
+    """Draws a random box with `fraction` of the image's width and height.
 
-    Resized, that is what resizing the image to a square and cropping a smaller square out of it
-    gives, in one step. Source: arXiv:1912.11370, section 3.3.
+    Resizing this box gives in one step the same as resizing the image to a square and cropping a
+    smaller square at random. Source: arXiv:1912.11370, section 3.3.
     """
     width, height = size
     w, h = (max(round(fraction * side), 1) for side in size)

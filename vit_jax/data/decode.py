@@ -1,21 +1,21 @@
-"""From encoded bytes to the pixels of the part that is wanted.
+"""Decodes a region of an encoded image.
 
-What becomes of what, whichever decoder is used:
+How each kind of image is treated:
 
-| image                         | decided                                                       |
+| image                         | treatment                                                     |
 |-------------------------------|---------------------------------------------------------------|
-| JPEG, baseline or progressive | libjpeg-turbo: only the part, DCT-scaled; without it, Pillow  |
+| JPEG, baseline or progressive | libjpeg-turbo decodes the region, DCT-scaled; else Pillow     |
 | gray, palette, 1 bit          | RGB                                                           |
-| CMYK and YCCK JPEG            | RGB by Pillow, taken as inverted, which is how Adobe writes   |
-| transparency                  | dropped: the colours behind it show                           |
+| CMYK and YCCK JPEG            | RGB by Pillow, read as inverted, as Adobe writes it           |
+| transparency                  | dropped: the stored colours are used                          |
 | 16 bits a channel             | the high byte                                                 |
-| 32 bits, floating point       | an error: nobody knows what white is                          |
+| 32 bits, floating point       | an error: the value of white is unknown                       |
 | animated GIF, WebP, PNG       | the first frame                                               |
 | EXIF orientation              | applied; sizes and boxes are those of the upright image       |
 | colour profile (ICC)          | ignored                                                       |
-| truncated file                | an error, also where the part wanted is there                 |
-| damaged JPEG                  | an error where a wanted pixel may be wrong; Pillow, without   |
-|                               | libjpeg-turbo, does not notice damage other than truncation   |
+| truncated file                | an error, even if the region is intact                        |
+| damaged JPEG                  | an error if a pixel of the region may be wrong; Pillow alone  |
+|                               | detects only truncation                                       |
 | more than 179 million pixels  | an error                                                      |
 | anything else, no bytes       | an error                                                      |
 
@@ -41,16 +41,16 @@ from vit_jax.data.jpeg import (
 )
 from vit_jax.errors import DataError
 
-# Pillow refuses more than that too.
+# Pillow has the same limit.
 _MAX_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
-# Its formats' readers raise of many kinds on damaged files; AVIF's RuntimeErrors, for one.
+# Pillow's readers raise many types of errors on damaged files; AVIF's raises RuntimeError.
 _PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
     RuntimeError, LookupError, ArithmeticError, TypeError, struct.error, zlib.error,
 )  # fmt: skip
-# EXIF orientation -> whether rows and columns are swapped, then whether columns and whether rows
-# are reversed, to make what is stored upright.
+# EXIF orientation -> (swap rows and columns, then reverse columns, reverse rows) to make the stored
+# image upright.
 _UPRIGHT = {
     1: (False, False, False),
     2: (False, True, False),
@@ -61,12 +61,12 @@ _UPRIGHT = {
     7: (True, True, True),
     8: (True, False, True),
 }
-# What the cache of decoded images and nobody else writes in just this form.
+# The exact header that `data.cache` writes.
 _PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
 
 
 class EncodedImage:
-    """An image of which parts can be decoded. Only the header of a JPEG is read at first.
+    """An encoded image whose regions can be decoded. At first only the header of a JPEG is read.
 
     Args:
         encoded: a file that Pillow reads.
@@ -75,7 +75,7 @@ class EncodedImage:
         size: width and height of the upright image.
 
     Raises:
-        DataError: not an image, or not a whole one.
+        DataError: not an image, or a truncated one.
     """
 
     def __init__(self, encoded: bytes):
@@ -87,7 +87,7 @@ class EncodedImage:
         if header is not None:
             width, height = header.width, header.height
             if not header.complete:
-                raise _unreadable(encoded, "image data end too early")
+                raise _unreadable(encoded, "the image data are truncated")
             if width * height > _MAX_PIXELS:
                 raise _unreadable(encoded, f"{width} x {height} pixels")
             self._upright = _UPRIGHT[header.orientation]
@@ -96,11 +96,11 @@ class EncodedImage:
         self.size = (height, width) if self._upright[0] else (width, height)
 
     def part(self, box: Box, shrink: int = 1) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns the pixels of a part of the upright image, perhaps shrunk.
+        """Returns the pixels of a region of the upright image, optionally shrunk.
 
         Args:
-            box: in pixels of the image at its full size, inside it.
-            shrink: 1, 2, 4 or 8. The box is widened to whole pixels of the shrunk image.
+            box: in pixels of the full-size image; must be inside it.
+            shrink: 1, 2, 4 or 8. The box is extended to whole pixels of the shrunk image.
 
         Raises:
             DataError: damaged image data.
@@ -112,11 +112,11 @@ class EncodedImage:
         if swapped:
             pixels = pixels.swapaxes(0, 1)
         pixels = pixels[:: -1 if rows else 1, :: -1 if columns else 1]
-        # OpenCV reads rows from left to right only.
+        # OpenCV cannot read arrays with negative strides.
         return np.ascontiguousarray(pixels) if any(self._upright) else pixels
 
     def _stored(self, box: Box) -> Box:
-        """Returns a box of the upright image as one of the image as stored."""
+        """Returns the box in the stored image of a box in the upright image."""
         left, top, right, bottom = box
         swapped, columns, rows = self._upright
         width, height = self.size
@@ -142,18 +142,18 @@ class EncodedImage:
         return cv2.resize(pixels, (right - left, bottom - top), interpolation=cv2.INTER_AREA)
 
     def _decode_whole(self) -> UInt8[np.ndarray, "h w 3"]:
-        """Decodes the image as stored, and keeps it."""
+        """Decodes the whole stored image and keeps it."""
         pixels = _plain_pixels(self._encoded)
         if pixels is None:
             try:
                 image = Image.open(io.BytesIO(self._encoded))
-                if image.format not in ("JPEG", "MPO"):  # The header of these has been read.
+                if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
                     image.load()
                     orientation = image.getexif().get(_ORIENTATION, 1)
                     self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
                 pixels = np.asarray(_to_rgb(image))
-            except UnidentifiedImageError:  # Its text is an address in memory.
-                raise _unreadable(self._encoded, "no format that Pillow knows") from None
+            except UnidentifiedImageError:  # Its message is only a memory address.
+                raise _unreadable(self._encoded, "unknown format") from None
             except _PILLOW_ERRORS as error:
                 raise _unreadable(self._encoded, str(error)) from None
         self._pixels = pixels
@@ -161,7 +161,7 @@ class EncodedImage:
 
 
 def decode(encoded: bytes) -> Image.Image:
-    """Returns the upright RGB image of encoded bytes, 8 bits a channel.
+    """Decodes a whole image: upright, RGB, 8 bits per channel.
 
     Raises:
         DataError: not an image, or a truncated or damaged one.
@@ -171,7 +171,7 @@ def decode(encoded: bytes) -> Image.Image:
 
 
 def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Returns the pixels of an uncompressed PPM of the plainest kind; None: it is none."""
+    """Returns the pixels of a PPM that `data.cache` wrote; None: it is something else."""
     header = _PLAIN.match(encoded)
     if header is None:
         return None
@@ -183,7 +183,7 @@ def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
-        # Pillow's own conversion cuts grays off at 255.
+        # Pillow's own conversion clips grays at 255.
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode}")
@@ -196,6 +196,6 @@ def _unreadable(encoded: bytes, reason: str) -> DataError:
     start = encoded[:4].hex(" ") or "nothing"
     return DataError(
         f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",
-        "a whole PNG, JPEG or other file that Pillow reads",
+        "an intact PNG, JPEG or other file that Pillow reads",
         "repair or remove it and prepare the dataset again",
     )

@@ -1,7 +1,7 @@
-"""Operations on RGB images that every flavour of augmentation is made of.
+"""Operations on RGB images that the augmentations are built from.
 
-They give exactly what Pillow's `ImageOps` and `ImageEnhance` give, in less time, most of which is
-spent without the GIL: tables are made by NumPy, not in Python loops.
+The results equal those of Pillow's `ImageOps` and `ImageEnhance`. The operations are faster because
+NumPy computes the lookup tables instead of Python loops, and they mostly run without the GIL.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def auto_contrast(image: Image.Image) -> Image.Image:
 
 
 def equalize(image: Image.Image) -> Image.Image:
-    """Makes the values of each channel about equally frequent."""
+    """Equalizes the histogram of each channel."""
     return _map(image, [_equalized(counts) for counts in _histograms(image)])
 
 
@@ -30,39 +30,42 @@ def invert(image: Image.Image) -> Image.Image:
 
 
 def posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each channel: 8, all; 0, black."""
+    """Keeps the highest `bits` of each channel: 8 keeps all, 0 gives black."""
     return _map(image, [_VALUES & (0xFF << (8 - bits))])
 
 
 def solarize(image: Image.Image, threshold: float) -> Image.Image:
-    """Inverts the values from a threshold on."""
+    """Inverts values at or above a threshold."""
     return _map(image, [np.where(threshold <= _VALUES, 255 - _VALUES, _VALUES)])
 
 
 def solarize_add(image: Image.Image, amount: int) -> Image.Image:
-    """Adds an amount to the values below 128."""
+    """Adds `amount` to values below 128."""
     return _map(image, [np.where(_VALUES < 128, np.minimum(_VALUES + amount, 255), _VALUES)])
 
 
 def brightness(image: Image.Image, factor: float) -> Image.Image:
-    """Goes from black (0) through the image (1) and beyond."""
+    """Interpolates between black (0) and the image (1), or extrapolates."""
     return _map(image, [_blended(0, factor)])
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Goes from the mean gray (0) through the image (1) and beyond."""
+    """Interpolates between the mean gray (0) and the image (1), or extrapolates."""
     counts = np.array(image.convert("L").histogram())
     mean = int(counts @ _VALUES / counts.sum() + 0.5)
     return _map(image, [_blended(mean, factor)])
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
-    """Goes from gray (0) through the image (1) and beyond."""
+    """Interpolates between the gray image (0) and the image (1), or extrapolates."""
     return ImageEnhance.Color(image).enhance(factor)
 
 
 def sharpness(image: Image.Image, factor: float) -> Image.Image:
-    """Goes from the image smoothed within its border (0) through the image (1) and beyond."""
+    """Interpolates between the smoothed image (0) and the image (1), or extrapolates.
+
+    The outermost pixels are not smoothed.
+    """
     pixels = np.asarray(image)
     smooth = pixels.copy()
     smooth[1:-1, 1:-1] = cv2.filter2D(pixels, -1, _SMOOTH)[1:-1, 1:-1]
@@ -72,12 +75,12 @@ def sharpness(image: Image.Image, factor: float) -> Image.Image:
 def affine(
     image: Image.Image, matrix: tuple[float, ...], fill: tuple[int, int, int]
 ) -> Image.Image:
-    """Takes each pixel (X, Y) from the nearest to (a X + b Y + c, d X + e Y + f).
+    """Sets each pixel (X, Y) to the one nearest to (a X + b Y + c, d X + e Y + f).
 
     Args:
         image: RGB.
         matrix: a to f.
-        fill: what comes in from outside.
+        fill: colour of pixels from outside the image.
     """
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=fill
@@ -85,18 +88,18 @@ def affine(
 
 
 def rotate(image: Image.Image, degrees: float, fill: tuple[int, int, int]) -> Image.Image:
-    """Turns an image around its centre, counterclockwise, taking nearest pixels."""
+    """Rotates an image around its centre, counterclockwise, by nearest-neighbour sampling."""
     return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=fill)
 
 
 def _map(image: Image.Image, tables: Sequence[np.ndarray]) -> Image.Image:
-    """Replaces values by tables of 256 entries: one, or one a channel."""
+    """Replaces values by lookup tables of 256 entries: one for all channels, or one for each."""
     channels = tables if len(tables) == 3 else [tables[0]] * 3
     return image.point(np.concatenate(channels).tolist())
 
 
 def _histograms(image: Image.Image) -> np.ndarray:
-    """Returns how often each value occurs: [3, 256]."""
+    """Returns the histogram of each channel: [3, 256]."""
     return np.array(image.histogram()).reshape(3, 256)
 
 
@@ -119,6 +122,6 @@ def _equalized(counts: np.ndarray) -> np.ndarray:
 
 
 def _blended(other: int, factor: float) -> np.ndarray:
-    """Returns other + factor * (value - other), cut off to 0 to 255 and rounded down."""
+    """Returns other + factor * (value - other), clipped to 0 to 255 and rounded down."""
     blended = other + np.float32(factor) * (_VALUES - other).astype(np.float32)
     return np.clip(blended, 0, 255).astype(int)

@@ -1,4 +1,4 @@
-"""The order of examples in training, a function of (seed, position) alone."""
+"""The order of training examples: a function of (seed, position) only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,15 +8,15 @@ import numpy as np
 
 from vit_jax.rng import generator, shuffle_seed
 
-# Largest dataset whose order is drawn an epoch at a time: 8 MB.
-_DRAWN_WHOLE = 1 << 21
+# Largest dataset whose permutation of an epoch is kept in memory: 8 MB.
+_MAX_IN_MEMORY = 1 << 21
 
 
 class ExampleOrder:
-    """The order of examples in training: positions -> indices.
+    """The order of training examples: positions -> indices.
 
-    Each epoch has a permutation of its own. Those of datasets up to ImageNet's size are drawn
-    whole, which is faster; larger ones are computed place by place, in constant memory.
+    Each epoch has its own permutation. For datasets up to ImageNet's size it is drawn as a whole,
+    which is faster; for larger ones it is computed one position at a time in constant memory.
 
     Args:
         num_examples: N; position p is in epoch p // N.
@@ -26,18 +26,19 @@ class ExampleOrder:
     def __init__(self, num_examples: int, seed: int):
         self._size, self._seed = num_examples, seed
         self._epochs: dict[int, np.ndarray] = {}
-        # Over 4^k + 1 places, k >= 8, Grain 0.2.18 gives one of them twice: one more is asked for.
-        self._places = num_examples + ((num_examples - 1) in {4**k for k in range(8, 32)})
-        shuffled = grain.MapDataset.range(self._places).shuffle(seed=shuffle_seed(seed))
+        # For 4^k + 1 numbers, k >= 8, the shuffle of Grain 0.2.18 repeats one. Use one more number
+        # there and skip it.
+        self._shuffle_size = num_examples + ((num_examples - 1) in {4**k for k in range(8, 32)})
+        shuffled = grain.MapDataset.range(self._shuffle_size).shuffle(seed=shuffle_seed(seed))
         self._shuffled: Any = shuffled.repeat()
 
     def __call__(self, positions: Sequence[int]) -> list[int]:
-        find = self._drawn if self._size <= _DRAWN_WHOLE else self._computed
+        find = self._drawn if self._size <= _MAX_IN_MEMORY else self._computed
         return [find(*divmod(p, self._size)) for p in positions]
 
     def _drawn(self, epoch: int, place: int) -> int:
         order = self._epochs.get(epoch)
-        if order is None:  # Two threads may draw the same; either result is right.
+        if order is None:  # Two threads may draw the same epoch; the results are equal.
             numbers = np.arange(self._size, dtype=np.uint32)
             order = generator(self._seed, "order", epoch).permutation(numbers)
             before = {e: o for e, o in self._epochs.items() if e == epoch - 1}
@@ -47,20 +48,20 @@ class ExampleOrder:
     def _computed(self, epoch: int, place: int) -> int:
         index = place
         while True:
-            index = int(self._shuffled[epoch * self._places + index])
+            index = int(self._shuffled[epoch * self._shuffle_size + index])
             if index < self._size:
                 return index
 
 
 class BalancedOrder:
-    """An order in which every class comes equally often: positions -> indices.
+    """An order that draws all classes equally often: positions -> indices.
 
-    Of C classes with examples, each stretch of C positions from a multiple of C on holds one
-    example of each, in an order of its own. A class goes through its examples in permutations of
-    its own, one after the other, however few they are.
+    With C non-empty classes, positions k C to (k + 1) C - 1 form round k. A round holds one example
+    of each class, in a random order. Each class goes through its own examples in one permutation
+    after the other, whatever its size.
 
     Args:
-        labels: i[N]; negative: an example that never comes.
+        labels: i[N]; examples with a negative label are never drawn.
         seed: the run's seed.
     """
 
@@ -71,24 +72,27 @@ class BalancedOrder:
         starts = np.searchsorted(labels[by_class], self._classes, side="left")
         ends = np.searchsorted(labels[by_class], self._classes, side="right")
         self._members = [by_class[a:b] for a, b in zip(starts, ends, strict=True)]
-        # What was drawn last, of the stretches and of each class; see `ExampleOrder` on threads.
-        self._stretch: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-        self._rounds: dict[int, tuple[int, np.ndarray]] = {}
+        # The permutations drawn last, of classes and of each class's examples. Two threads may draw
+        # the same one; the results are equal.
+        self._round: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
+        self._passes: dict[int, tuple[int, np.ndarray]] = {}
 
     def __call__(self, positions: Sequence[int]) -> list[int]:
         return [self._find(*divmod(p, len(self._classes))) for p in positions]
 
-    def _find(self, stretch: int, place: int) -> int:
-        drawn, order = self._stretch
-        if drawn != stretch:
-            order = generator(self._seed, "balanced", stretch).permutation(len(self._classes))
-            self._stretch = stretch, order
-        which = int(order[place])
+    def _find(self, round_number: int, place: int) -> int:
+        drawn, class_order = self._round
+        if drawn != round_number:
+            rng = generator(self._seed, "balanced", round_number)
+            class_order = rng.permutation(len(self._classes))
+            self._round = round_number, class_order
+        which = int(class_order[place])
         members = self._members[which]
-        number, turn = divmod(stretch, len(members))
-        drawn, turns = self._rounds.get(which, (-1, members))
-        if drawn != number:
+        # The class is drawn once per round: its pass number and the place in that pass.
+        pass_number, member = divmod(round_number, len(members))
+        drawn, member_order = self._passes.get(which, (-1, members))
+        if drawn != pass_number:
             name = f"balanced/{self._classes[which]}"
-            turns = generator(self._seed, name, number).permutation(len(members))
-            self._rounds[which] = number, turns
-        return int(members[turns[turn]])
+            member_order = generator(self._seed, name, pass_number).permutation(len(members))
+            self._passes[which] = pass_number, member_order
+        return int(members[member_order[member]])

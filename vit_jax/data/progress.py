@@ -1,4 +1,4 @@
-"""Progress of long work on data: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long operations: a bar on a terminal, otherwise a log line now and then."""
 
 import logging
 import sys
@@ -15,12 +15,12 @@ _LINE_EVERY_S = 30.0
 
 
 class ProgressBar:
-    """Shows how much is done, once that takes longer than a moment. Use as a context manager.
+    """Shows the progress of an operation. Use as a context manager.
 
     Args:
-        what: a few words.
-        total: how much there is.
-        done: how much of it was done earlier.
+        what: short description.
+        total: number of items.
+        done: number of items that were done earlier.
     """
 
     def __init__(self, what: str, total: int, done: int = 0):
@@ -41,7 +41,7 @@ class ProgressBar:
             self._bar.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Notes that so much more is done."""
+        """Records that `count` more items are done."""
         self._done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
@@ -55,7 +55,7 @@ class ProgressBar:
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yields the items and shows how far that is."""
+    """Yields the items and shows the progress."""
     with ProgressBar(what, total) as progress:
         for item in items:
             yield item

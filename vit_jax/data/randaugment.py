@@ -1,11 +1,11 @@
-"""RandAugment: random chains of simple image operations. This is the paper's flavour.
+"""RandAugment, random chains of simple image operations, in the paper's flavour.
 
 Source: arXiv:1909.13719, with the sixteen operations and strengths of its authors' code, which the
-ViT recipes used: a larger magnitude weakens posterize and solarize (none is left from 20 and 10
-on), and color, contrast, brightness and sharpness leave the image as it is at 5. Other than there,
-nothing depends on an image being 224 pixels wide.
+ViT recipes used. There a larger magnitude weakens posterize and solarize (they have no effect from
+20 and 10 on), and color, contrast, brightness and sharpness have no effect at 5. Unlike in that
+code, nothing depends on an image width of 224 pixels.
 
-What differs from that code and from torchvision (`data.randaugment_torchvision`) at magnitude m:
+Differences from that code and from torchvision (`data.randaugment_torchvision`) at magnitude m:
 
 |               | authors' code (TensorFlow)     | here                | torchvision             |
 |---------------|--------------------------------|---------------------|-------------------------|
@@ -22,11 +22,11 @@ What differs from that code and from torchvision (`data.randaugment_torchvision`
 | cutout        | 4 m pixels each way            | of 224              | none                    |
 | shear         | 0.03 m                         | the same            | 0.01 m, pixel centres   |
 | rotate        | 3 m degrees                    | the same            | m degrees               |
-| comes in      | gray, 128                      | the same            | black                   |
+| fill colour   | gray, 128                      | the same            | black                   |
 
-An independent repetition of arXiv:2205.01580 found no measurable effect of a right mean in contrast
-(ImageNet top-1 of ViT-S/16 within 0.2 %), and 0.4 % more with the authors' flavour than with
-torchvision's (one run each).
+An independent replication of arXiv:2205.01580 found no measurable effect of using the true mean in
+contrast (ImageNet top-1 of ViT-S/16 within 0.2 %), and 0.4 % more with the authors' flavour than
+with torchvision's (one run each).
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def randaugment(
     Args:
         image: RGB.
         layers: number of operations.
-        magnitude: strength; 10 is the end of the published scale, larger values extrapolate.
+        magnitude: strength; the published scale ends at 10, larger values extrapolate.
         rng: source of randomness.
 
     Returns:
@@ -67,7 +67,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> Operation:
-    """Returns an enhancement by the factor 0.1 + 1.8 * level: 1 leaves the image as it is."""
+    """Returns an enhancement by the factor 0.1 + 1.8 * level. A factor of 1 has no effect."""
     return lambda image, level, rng: kind(image, 0.1 + 1.8 * level)
 
 
@@ -75,7 +75,7 @@ def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image
     return image_ops.rotate(image, _sign(rng) * 30 * level, _GRAY)
 
 
-# The first row and the first column stay: pixels count from 0, not from their centres.
+# The first row and column stay in place: coordinates start at 0, not at pixel centres.
 def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     slope = _sign(rng) * 0.3 * level
     return image_ops.affine(image, (1, slope, -slope / 2, 0, 1, 0), _GRAY)
@@ -86,7 +86,7 @@ def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Imag
     return image_ops.affine(image, (1, 0, 0, slope, 1, -slope / 2), _GRAY)
 
 
-# The published 100 pixels are of 224; as a share they suit any size.
+# The published 100 pixels are for a width of 224; scaling them suits any size.
 def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
         image, (1, 0, _sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY
@@ -100,7 +100,7 @@ def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> 
 
 
 def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Grays out a square of 80 of 224 pixels (level 1) around a random centre."""
+    """Fills a square around a random centre with gray: at level 1, 80 pixels of 224."""
     half = round(level * min(image.size) * 40 / 224)
     x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
     image = image.copy()
@@ -113,11 +113,11 @@ OPERATIONS: dict[str, Operation] = {
     "equalize": lambda image, level, rng: image_ops.equalize(image),
     "invert": lambda image, level, rng: image_ops.invert(image),
     "rotate": _rotate,
-    # int(4 * level) bits: none, black, at 0; all from level 2 on.
+    # Keeps int(4 * level) bits: level 0 gives black, from level 2 on nothing changes.
     "posterize": lambda image, level, rng: image_ops.posterize(image, min(int(4 * level), 8)),
-    # From int(256 * level) on: all at 0; none from level 1 on.
+    # Threshold int(256 * level): level 0 inverts all values, from level 1 on nothing changes.
     "solarize": lambda image, level, rng: image_ops.solarize(image, int(256 * level)),
-    # Up to 110 more (level 1).
+    # Level 1 adds 110.
     "solarize_add": lambda image, level, rng: image_ops.solarize_add(image, int(110 * level)),
     "color": _enhance(image_ops.color),
     "contrast": _enhance(image_ops.contrast),

@@ -1,12 +1,12 @@
-"""Records as TFDS stores them: serialized tf.train.Example messages, made without TensorFlow."""
+"""TFDS records, serialized tf.train.Example messages, without TensorFlow."""
 
 from typing import Any
 
 
 def encode_record(image: bytes, label: int, key: str) -> bytes:
-    """Returns the record of an image with the features "id", "image" and "label".
+    """Returns the record of an example with the features "id", "image" and "label".
 
-    The same arguments always give the same bytes.
+    The encoding is deterministic.
     """
     example = _message()()
     feature = example.features.feature
@@ -17,7 +17,7 @@ def encode_record(image: bytes, label: int, key: str) -> bytes:
 
 
 def label_of(record: bytes, feature: str) -> int:
-    """Returns a whole-number feature of a record."""
+    """Returns an integer feature of a record."""
     return _message().FromString(record).features.feature[feature].int64_list.value[0]
 
 

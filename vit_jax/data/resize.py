@@ -1,16 +1,16 @@
-"""Resizing of uint8 images, with a stated filter, the same in training and evaluation.
+"""Resizes uint8 images with the same filter in training and evaluation.
 
-With antialiasing every output pixel is a weighted mean of all input pixels around it, with weights
-that fall linearly to 0 at a distance of one output pixel: the triangle filter, which PyTorch and
-TensorFlow call antialiased bilinear. Here it is approximated by steps that OpenCV does with vector
-instructions: halving by means of 2 x 2 pixels while an image is at least 4 times too large, a small
-Gaussian blur, then bilinear interpolation, the blur's variance being what the other two lack of the
-triangle's. On photos the mean difference to Pillow's triangle filter is half a level, on the most
-detailed ones up to 1.6, at a third of its time. Halving that a JPEG decoder did already (fewer DCT
-coefficients) counts.
+With antialiasing, every output pixel is a weighted mean of the input pixels around it. The weights
+fall linearly to 0 at a distance of one output pixel. This is the triangle filter, which PyTorch and
+TensorFlow call antialiased bilinear. Here it is approximated by three steps for which OpenCV has
+vector instructions: halving by the mean of 2 x 2 pixels while the image is at least 4 times too
+large, a small Gaussian blur, and bilinear interpolation. The variance of the blur makes up for what
+the other two steps lack of the triangle's variance. On photos the mean difference from Pillow's
+triangle filter is half a level, and up to 1.6 levels on the most detailed ones, at a third of its
+time. Shrinking in the JPEG decoder (fewer DCT coefficients) counts as halving.
 
-Without antialiasing an output pixel sees the nearest 2 x 2 input pixels only, however many there
-are, as `tf.image.resize` does by default.
+Without antialiasing, an output pixel depends only on the nearest 2 x 2 input pixels, however large
+the input is, as in `tf.image.resize` by default.
 """
 
 import math
@@ -19,26 +19,26 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-# Images are processed in many threads at once already.
+# The loader already uses many threads.
 cv2.setNumThreads(1)
 
-# An image that is this many times too large is halved first.
+# Images that are at least this many times too large are halved first.
 _HALVE_FROM = 4
-# Variances of a blur, in square pixels: below the first it is left out; up to the second three
-# pixels can have it.
+# Variances in square pixels: smaller blurs than the first are skipped; up to the second a kernel of
+# three pixels is enough.
 _SMALLEST, _THREE_PIXELS = 0.01, 0.6
 
 
 def resize(
     pixels: UInt8[np.ndarray, "h w 3"], size: int, *, antialias: bool = True, shrunk: int = 1
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Returns an image squashed or stretched to size x size; pixels at the border are repeated.
+    """Resizes an image to size x size, ignoring its aspect ratio; border pixels are repeated.
 
     Args:
         pixels: any size.
         size: side of the result.
-        antialias: whether all pixels count.
-        shrunk: 1, 2, 4 or 8: the decoder made the image so many times smaller.
+        antialias: whether all input pixels count.
+        shrunk: 1, 2, 4 or 8: factor by which the decoder already shrank the image.
     """
     height, width = pixels.shape[:2]
     if antialias:
@@ -64,41 +64,41 @@ def resize(
 
 
 def decoding_shrink(width: int, height: int, size: int) -> int:
-    """Returns 1, 2, 4 or 8: how many times smaller a JPEG may be decoded to be resized to `size`.
+    """Returns 1, 2, 4 or 8: the factor by which the decoder may shrink a JPEG before `resize`.
 
     Args:
-        width: of the part that is resized.
-        height: of the part that is resized.
+        width: of the region to resize.
+        height: of the region to resize.
         size: side of the result.
     """
     return min(_halvings(min(width, height), size, 1), 8)
 
 
 def _halvings(length: int, size: int, step: int) -> int:
-    """Returns the power of two, from `step` on, after which less than 4 times are left."""
+    """Returns the smallest power of two >= step after which the image is < 4 times too large."""
     while length >= _HALVE_FROM * size * step:
         step *= 2
     return step
 
 
 def _blur_variance(scale: float, step: int) -> float:
-    """Returns the variance that is missing, in square pixels of an image shrunk by `step`.
+    """Returns the missing variance in square pixels of an image shrunk by `step`.
 
-    A triangle whose half-width is s has variance s^2 / 6. Linear interpolation gives 1 / 6 on
-    average, the mean over step x step pixels gave (1 - 1 / step^2) / 12.
+    A triangle of half-width s has variance s^2 / 6. Linear interpolation contributes 1 / 6 on
+    average, and the mean over step x step pixels contributed (1 - 1 / step^2) / 12.
 
     Args:
         scale: s, in pixels of the shrunk image.
-        step: how many times smaller it was made.
+        step: factor by which it was shrunk.
     """
     return max((scale**2 - 1) / 6 - (1 - 1 / step**2) / 12, 0.0)
 
 
 def _kernel(variance: float) -> tuple[int, float]:
-    """Returns width and sigma of the sampled Gaussian that has a variance."""
+    """Returns width and sigma of a sampled Gaussian with the given variance."""
     if variance <= _SMALLEST:
         return 1, 1.0
-    if variance <= _THREE_PIXELS:  # Samples (e, 1, e).
+    if variance <= _THREE_PIXELS:  # The samples are (e, 1, e).
         edge = variance / (2 * (1 - variance))
         return 3, math.sqrt(-0.5 / math.log(edge))
     sigma = math.sqrt(variance)

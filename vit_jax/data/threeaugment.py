@@ -1,6 +1,6 @@
-"""ThreeAugment: gray, solarized or blurred, one of the three; and colour jitter.
+"""ThreeAugment (grayscale, solarize or blur) and colour jitter.
 
-Source: DeiT III, arXiv:2204.07118, section 3 and figure 2; there with a colour jitter of 0.3.
+Source: DeiT III, arXiv:2204.07118, section 3 and figure 2, which uses a colour jitter of 0.3.
 """
 
 import cv2
@@ -15,7 +15,7 @@ _SIGMAS = (0.1, 2.0)
 
 
 def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Returns an RGB image made gray, solarized or blurred, each with probability 1/3.
+    """Makes an RGB image gray, solarizes it or blurs it, each with probability 1/3.
 
     Args:
         image: RGB.
@@ -30,7 +30,7 @@ def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def blur(image: Image.Image, sigma: float) -> Image.Image:
-    """Returns an image blurred by a Gaussian; pixels at the border are repeated."""
+    """Blurs an image with a Gaussian; border pixels are repeated."""
     side = 2 * int(np.ceil(3 * sigma)) + 1
     pixels = cv2.GaussianBlur(
         np.asarray(image), (side, side), sigma, borderType=cv2.BORDER_REPLICATE

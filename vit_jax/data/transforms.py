@@ -1,9 +1,8 @@
-"""From encoded bytes to a uint8 image of the model's size, on the host.
+"""Host-side image transforms: from encoded bytes to a uint8 image of the model's size.
 
-Whatever is random takes a NumPy generator, so that the caller decides what the result depends on.
-Only the part of an image that is cropped is decoded (`data.decode`), and resized with the filter
-that `data.resize` states. What is cheaper on the device is done there (`data.device`): scaling to
-[-1, 1], flips, erasing, mixing.
+Random transforms draw from a NumPy generator that the caller passes. Only the cropped region of an
+image is decoded (`data.decode`). It is resized with the filter of `data.resize`. Scaling to
+[-1, 1], flips, erasing and mixing are cheaper on the device and done there (`data.device`).
 """
 
 from collections.abc import Callable
@@ -26,23 +25,27 @@ _RANDAUGMENT = {"paper": randaugment, "torchvision": randaugment_torchvision}
 
 
 def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
-    """Returns bytes, generator -> u8[image_size, image_size, 3], randomly cropped and augmented.
+    """Returns (bytes, generator) -> u8[image_size, image_size, 3], randomly cropped and augmented.
 
     Args:
         image_size: side of the result in pixels.
-        augment: what to do.
+        augment: the augmentation section.
 
     Source: inception crop: arXiv:1409.4842; RandAugment: arXiv:1909.13719; ThreeAugment:
     arXiv:2204.07118.
     """
-    change = _make_change(augment)
+    augmentation = _make_augmentation(augment)
 
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         image = EncodedImage(encoded)
         pixels = _resized(image, _train_box(image.size, augment, rng), image_size, augment)
         if augment.crop == "pad":
             pixels = _shifted(pixels, augment.pad_pixels, rng)
-        return pixels if change is None else np.asarray(change(Image.fromarray(pixels), rng))
+        return (
+            pixels
+            if augmentation is None
+            else np.asarray(augmentation(Image.fromarray(pixels), rng))
+        )
 
     return transform
 
@@ -50,13 +53,13 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
 def make_eval_transform(
     image_size: int, crop: str, augment: AugmentConfig | None = None
 ) -> Transform:
-    """Returns bytes, generator (unused) -> u8[image_size, image_size, 3].
+    """Returns (bytes, unused generator) -> u8[image_size, image_size, 3].
 
     Args:
         image_size: side of the result in pixels.
-        crop: "central": the central square of the size that `augment` says; "resize": squash;
-            "squash_central": squash and take the middle of that, which is big_vision's `resize` and
-            `central_crop`.
+        crop: "central": crop the central square; "resize": resize without keeping the aspect ratio;
+            "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
+            big_vision.
         augment: `central_fraction` and `antialias` are read.
     """
     chosen = augment or AugmentConfig()
@@ -90,7 +93,7 @@ def _resized(
     image: EncodedImage, box: Box, size: int, augment: AugmentConfig
 ) -> UInt8[np.ndarray, "size size 3"]:
     left, top, right, bottom = box
-    # Fewer DCT coefficients are a mean over pixels too.
+    # Decoding fewer DCT coefficients averages over pixels too.
     shrink = decoding_shrink(right - left, bottom - top, size) if augment.antialias else 1
     pixels = image.part(box, shrink)
     return resize(pixels, size, antialias=augment.antialias, shrunk=shrink)
@@ -99,7 +102,7 @@ def _resized(
 def _shifted(
     pixels: UInt8[np.ndarray, "s s 3"], most: int, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "s s 3"]:
-    """Moves the image by up to `most` pixels each way, black coming in, as a padded crop does."""
+    """Shifts the image by up to `most` pixels each way and fills with black: a padded crop."""
     dx, dy = (int(d) for d in rng.integers(-most, most + 1, size=2))
     side = len(pixels)
     padded = np.zeros((side + 2 * most, side + 2 * most, 3), np.uint8)  # np.pad is slower.
@@ -107,10 +110,10 @@ def _shifted(
     return np.ascontiguousarray(padded[most + dy : most + dy + side, most + dx : most + dx + side])
 
 
-def _make_change(
+def _make_augmentation(
     augment: AugmentConfig,
 ) -> Callable[[Image.Image, np.random.Generator], Image.Image] | None:
-    """Returns what happens to an image after cropping; None: nothing."""
+    """Returns the augmentation after cropping; None: there is none."""
     steps: list[Callable[[Image.Image, np.random.Generator], Image.Image]] = []
     if augment.randaugment_layers:
         chain = _RANDAUGMENT[augment.randaugment_flavour]
@@ -123,9 +126,9 @@ def _make_change(
     if not steps:
         return None
 
-    def change(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def apply(image: Image.Image, rng: np.random.Generator) -> Image.Image:
         for step in steps:
             image = step(image, rng)
         return image
 
-    return change
+    return apply

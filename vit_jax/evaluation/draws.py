@@ -1,21 +1,21 @@
-"""Which examples are shots, and which are held out to choose on: the same on every machine."""
+"""Draws shots and held-out examples, the same ones on every machine."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.data.sources.subset import mix
 from vit_jax.errors import DataError
+from vit_jax.rng import seeded_hash
 
 Labels = Int[np.ndarray, " N"]
-Places = Int[np.ndarray, " n"]
+Indices = Int[np.ndarray, " n"]
 
 
 def class_orders(labels: Labels, num_classes: int, seed: int) -> list[np.ndarray]:
-    """Returns for each class the places of its examples, in the order in which a seed takes them.
+    """Returns the indices of each class's examples, in the order in which they are drawn.
 
-    The order is that of a hash of (seed, place), so that it needs no random state.
+    A hash of (seed, index) gives the order, so it needs no random state.
 
     Args:
         labels: class of every example.
@@ -25,30 +25,31 @@ def class_orders(labels: Labels, num_classes: int, seed: int) -> list[np.ndarray
     orders = []
     for label in range(num_classes):
         mine = np.flatnonzero(labels == label)
-        orders.append(mine[np.argsort(mix(seed, mine.astype(np.uint64)))])
+        orders.append(mine[np.argsort(seeded_hash(seed, mine.astype(np.uint64)))])
     return orders
 
 
-def draw_shots(orders: Sequence[np.ndarray], shots: int) -> Places:
-    """Returns the first examples of each class: `shots` of each that has any, class by class."""
+def draw_shots(orders: Sequence[np.ndarray], shots: int) -> Indices:
+    """Returns the indices of the first `shots` examples of each class, class by class."""
     return np.concatenate([order[:shots] for order in orders])
 
 
-def draw_held_out(orders: Sequence[np.ndarray], most_shots: int, per_class: int) -> Places:
-    """Returns the examples behind those of the most shots, as far as a class has them."""
+def draw_held_out(orders: Sequence[np.ndarray], most_shots: int, per_class: int) -> Indices:
+    """Returns the indices of up to `per_class` examples of each class after the largest draw."""
     return np.concatenate([order[most_shots : most_shots + per_class] for order in orders])
 
 
 def split_off(
     labels: Labels, num_classes: int, fraction: float, seed: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
-    """Returns the places of a training part and of a held-out part of every class.
+    """Splits every class; returns the indices of the kept and of the held-out examples.
 
     Args:
         labels: class of every example.
         num_classes: C.
-        fraction: of each class that is held out, rounded, at least one; none of a class of one.
-        seed: which examples.
+        fraction: fraction of each class to hold out, at least one example. A class with a single
+            example keeps it.
+        seed: chooses the examples.
     """
     kept, held_out = [], []
     for order in class_orders(labels, num_classes, seed):
@@ -67,15 +68,15 @@ def check_shots(
     held_out: int,
     dataset: str,
 ) -> None:
-    """Raises DataError where a class has fewer training examples than the shots take.
+    """Raises DataError if a class has too few training examples.
 
     Args:
         counts: training examples of each class.
-        tested: test examples of each class; one that has neither is left out.
-        class_names: of the dataset.
-        needed: the most shots.
-        held_out: least number of examples of each class that are to be left to choose l2 on.
-        dataset: for the message.
+        tested: test examples of each class. A class without training and test examples is ignored.
+        class_names: names of the classes.
+        needed: largest number of shots.
+        held_out: further examples needed of each class, to choose l2 on.
+        dataset: name of the training split, for the message.
     """
     short = np.where((counts > 0) | (tested > 0), counts, np.iinfo(np.int64).max)
     label = int(np.argmin(short))

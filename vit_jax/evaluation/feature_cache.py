@@ -1,8 +1,8 @@
-"""Extracted features on disk, under a key of everything that they depend on.
+"""Caches extracted features on disk, under a key made from everything they depend on.
 
-An entry is a folder `HASH/` with `features.npy`, `labels.npy` and `about.json`, which holds the key
-in full and the hashes of both files. It appears under its name only when complete. One whose key or
-hashes do not match is not used, and replaced.
+An entry is a folder `HASH/` with `features.npy`, `labels.npy` and `about.json`, which holds the
+complete key and the hashes of both files. It gets its name only once it is complete. An entry whose
+key or hashes do not match is replaced.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ class FeatureCache:
     """A folder of extracted features.
 
     Args:
-        folder: made when missing; None: nothing is kept.
+        folder: created if missing; None: nothing is cached.
     """
 
     def __init__(self, folder: Path | None):
         self._folder = folder
 
     def load(self, key: dict[str, Any]) -> Features | None:
-        """Returns what was stored under a key; None where nothing, or nothing whole, is there.
+        """Returns the features stored under a key; None if there are none or they are damaged.
 
         Args:
-            key: JSON; all that the features depend on.
+            key: everything the features depend on, as JSON values.
         """
         if self._folder is None:
             return None
@@ -47,21 +47,21 @@ class FeatureCache:
         try:
             about = json.loads((entry / "about.json").read_text())
             if about["key"] != _plain(key):
-                raise ValueError("it is of another key")
+                raise ValueError("it has another key")
             for name in _FILES:
                 if _hash(entry / name) != about["sha256"][name]:
-                    raise ValueError(f"{name} is not as it was written")
+                    raise ValueError(f"{name} has changed since it was written")
             values = np.load(entry / "features.npy", mmap_mode="r", allow_pickle=False)
             labels = np.load(entry / "labels.npy", allow_pickle=False)
             if values.ndim != 2 or labels.shape != values.shape[:1]:
-                raise ValueError("its sizes do not fit")
+                raise ValueError("the shapes of its arrays do not match")
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            log.warning("cached features in %s cannot be used (%s): made again", entry, error)
+            log.warning("cannot use the cached features in %s (%s): extracting again", entry, error)
             return None
         return Features(values, labels)
 
     def store(self, key: dict[str, Any], features: Features) -> None:
-        """Keeps features under a key; a disk that cannot be written to costs the next run time."""
+        """Stores features under a key. If the disk cannot be written to, it only logs a warning."""
         if self._folder is None:
             return
         temporary = self._folder / f".{uuid.uuid4().hex}"
@@ -77,7 +77,7 @@ class FeatureCache:
                 entry.rename(self._folder / f"{temporary.name}.old")
             temporary.rename(entry)
         except OSError as error:
-            log.warning("features are not kept in %s: %s", self._folder, error.strerror or error)
+            log.warning("cannot cache features in %s: %s", self._folder, error.strerror or error)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(self._folder / f"{temporary.name}.old", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Features of a frozen model, extracted once for every example of a dataset, on all devices."""
+"""Extracts the features of a frozen model for every example of a dataset, on all devices."""
 
 import dataclasses
 import hashlib
@@ -26,16 +26,16 @@ from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
-# Batches that may be under way on the device before the host waits for the oldest.
+# Batches in flight on the devices before the host waits for the oldest.
 _IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """What a model makes of a dataset, in the order of its examples.
+    """The features of a dataset, in the order of its examples.
 
     Attributes:
-        values: f32[N, D]; on hosts but the first D may be all there is to know: N is 0.
+        values: f32[N, D]; N is 0 on all hosts but the first.
         labels: i32[N].
     """
 
@@ -45,13 +45,13 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class FrozenModel:
-    """A model without the linear layer of its head, at one image size, ready to extract with.
+    """A model without the last linear layer of its head, compiled for one image size.
 
     Attributes:
         image_size: (height, width).
-        step: (params, batch) -> features f32[B, D], label and mask, on every device.
+        step: (params, batch) -> features f32[B, D], label and mask, replicated on all devices.
         abstract: shapes of the parameters.
-        grid: patches down and across, where it has any.
+        grid: rows and columns of patches; None: the model has no patches.
     """
 
     image_size: tuple[int, int]
@@ -63,16 +63,16 @@ class FrozenModel:
 def freeze(
     options: ModelConfig, image_size: tuple[int, int], kind: Kind, mesh: Mesh
 ) -> FrozenModel:
-    """Builds a model without its linear layer, and for "pooled" without a tanh layer before it.
+    """Builds a model without its last linear layer and, for "pooled", without its tanh layer.
 
     Args:
         options: the model section.
         image_size: (height, width) in pixels.
-        kind: which features.
+        kind: which features to extract.
         mesh: devices.
 
     Raises:
-        ModelError: sizes that do not go together.
+        ModelError: the image size does not fit the model.
     """
     if kind == "pooled":
         options = options.replace(representation_size=None)
@@ -96,40 +96,39 @@ def freeze(
 
 
 def fit_params(params: Any, here: FrozenModel, there: FrozenModel, mesh: Mesh) -> Any:
-    """Returns the parameters that a frozen model needs, positions resampled where it is larger.
+    """Returns the parameters of a frozen model, with position embeddings resampled to its size.
 
     Args:
-        params: of the whole model at the image size of `here`; others than needed are left out.
-        here: the model that they are of, frozen.
-        there: the model that they are for.
+        params: parameters of the whole model at the image size of `here`.
+        here: the frozen model at the image size of the parameters.
+        there: the frozen model that will use them.
         mesh: devices.
 
     Raises:
-        WeightsError: a parameter of another shape that cannot be resampled.
+        WeightsError: a parameter has another shape and cannot be resampled.
     """
     named = named_leaves(params)
     names = leaf_names(there.abstract)
     if here.image_size != there.image_size:
-        shapes = dict(zip(names, (s.shape for s in jax.tree.leaves(there.abstract)), strict=True))
+        shapes = {name: leaf.shape for name, leaf in named_leaves(there.abstract).items()}
         target = Target(shapes, old_grid=here.grid, new_grid=there.grid, method="zoom")
-        shardings = parameter_shardings(there.abstract, mesh)
-        placed_at = dict(zip(names, jax.tree.leaves(shardings), strict=True))
+        shardings = named_leaves(parameter_shardings(there.abstract, mesh))
         for name in names:
             if "position_embedding" in name or named[name].shape != shapes[name]:
                 whole = np.asarray(_replicated(named[name], mesh))
-                named[name] = put(fit(name, whole, target), placed_at[name])
+                named[name] = put(fit(name, whole, target), shardings[name])
     leaves = [named[name] for name in names]
     return jax.tree.unflatten(jax.tree.structure(there.abstract), leaves)
 
 
 def place_params(params: Any, config: MeshConfig, mesh: Mesh) -> Any:
-    """Puts parameters that every host has as a whole onto the devices, cut as in training."""
+    """Shards parameters over the devices as in training. Every host has all of them."""
     shardings = parameter_shardings(params, mesh, sharding_rules(config, params, mesh))
     return jax.tree.map(lambda x, sharding: put(np.asarray(x), sharding), params, shardings)
 
 
 def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Returns an array that every host has as a whole, on the devices of all."""
+    """Shards an array, which every host has as a whole, over the devices of all hosts."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
@@ -145,18 +144,18 @@ def extract(
     mesh: Mesh,
     stop: Callable[[], bool] = lambda: False,
 ) -> Features | None:
-    """Returns the features of all examples of some batches, each once, in order; None: stopped.
+    """Returns the features of all examples in order; None if `stop` ended the extraction.
 
     Args:
-        model: of `freeze`.
-        params: of `fit_params`.
-        batches: this host's rows of each; those whose mask is False are left out.
-        count: examples there are, N.
+        model: from `freeze`.
+        params: from `fit_params`.
+        batches: this host's rows of each batch; rows whose mask is False are skipped.
+        count: number of examples, N.
         mesh: devices.
-        stop: asked before each batch.
+        stop: called before each batch; True ends the extraction.
 
     Raises:
-        WeightsError: a feature that is not a finite number.
+        WeightsError: a feature is not a finite number.
     """
     keeps = is_first_host()
     values: np.ndarray | None = None
@@ -185,16 +184,16 @@ def extract(
     assert values is not None  # A source has an example, so there is a batch.
     if not np.isfinite(values[:filled]).all():
         raise WeightsError(
-            "features that are not finite numbers", "a model whose activations do not overflow",
+            "features that are not finite numbers", "activations that do not overflow",
             "use model.dtype=float32, or other weights",
         )  # fmt: skip
     return Features(values[:filled], labels[:filled])
 
 
 def weights_hash(params: Any) -> str:
-    """Returns a hash of all parameters but those of the head's linear layer, names included."""
+    """Returns a hash of names and values of all parameters except the head's last linear layer."""
     digest = hashlib.sha256()
-    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+    for name, leaf in named_leaves(params).items():
         if not name.startswith("head/linear/"):
             array = np.ascontiguousarray(leaf)
             digest.update(f"{name} {array.dtype} {array.shape} ".encode())
@@ -205,15 +204,15 @@ def weights_hash(params: Any) -> str:
 def data_hash(source: Source, samples: int = 256) -> str:
     """Returns a hash of a source's identity and of the stored bytes of some of its examples.
 
-    A dataset that was prepared again under the same name and version has other bytes.
+    The bytes detect a dataset that was prepared again under the same name and version.
 
     Args:
         source: examples.
-        samples: examples, spread evenly, whose bytes count.
+        samples: number of examples to hash, evenly spaced.
     """
     digest = hashlib.sha256(f"{source.fingerprint} {len(source)}".encode())
-    places = sorted({i * len(source) // samples for i in range(samples)})
-    for example in source.read(places):
+    indices = sorted({i * len(source) // samples for i in range(samples)})
+    for example in source.read(indices):
         digest.update(f" {example.label} {len(example.image)} ".encode())
         digest.update(example.image)
     return digest.hexdigest()

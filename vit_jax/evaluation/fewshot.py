@@ -1,16 +1,15 @@
-"""Few-shot evaluation: regularised least squares from frozen features to {-1, 1}^C, closed form.
+"""Few-shot evaluation: closed-form ridge regression from frozen features to {-1, 1}^C.
 
 With whitened features z and a constant feature b (of value `bias`), the weights minimise
 
     sum over examples of |W z + w b - y|^2 + l2 (|W|^2 + |w|^2),
 
-y being 1 at the example's class and -1 elsewhere. One eigendecomposition of z'z, or of zz' where
-there are fewer examples than features, gives the solution for every l2. Whitened features have mean
-0, so that w separates from W and is solved by itself: in float32 a constant of 100 would otherwise
-cost the other features their digits.
+where y is 1 at the example's class and -1 elsewhere. One eigendecomposition of z'z (or of zz' if
+there are fewer examples than features) gives the solution for every l2. Whitened features have mean
+0, so w and W can be solved separately. That matters in float32, where a constant feature of 100
+would cost the other features precision.
 
-Source: arXiv:2010.11929, section 4.1; whitening, constant and strength are those of big_vision's
-evaluator.
+Source: arXiv:2010.11929, section 4.1. Whitening, bias and l2 follow big_vision's evaluator.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from vit_jax.evaluation.threads import threads_for
 
 # Added to the standard deviation, as in big_vision.
 _EPSILON = 1e-5
-# Rows that are classified at a time.
+# Examples that are classified at a time.
 _ROWS = 4096
 Dtype = Literal["float32", "float64"]
 
@@ -36,15 +35,15 @@ Dtype = Literal["float32", "float64"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RidgePath:
-    """The solutions for all strengths of the regularisation, of R = min(N, D) components.
+    """The ridge solutions for every l2, factored into R = min(N, D) components.
 
     Attributes:
-        mean: [D], subtracted from features.
-        std: [D], features are divided by it.
-        lhs: [D', R]; D' is D, or D + 1 where the constant is among the features.
+        mean: [D], subtracted from the features.
+        std: [D], the features are divided by it.
+        lhs: [D', R]; D' is D, or D + 1 if the constant feature is one of them.
         rhs: [R, C].
-        eigs: [R], at least 0.
-        sums: [C], of the targets over the examples.
+        eigs: [R], eigenvalues, at least 0.
+        sums: [C], sum of the targets over the examples.
         count: N.
     """
 
@@ -66,15 +65,15 @@ def fit_ridge(
     bias: float | None,
     dtype: Dtype = "float32",
 ) -> RidgePath:
-    """Solves regularised least squares on the device, for every strength at once.
+    """Solves ridge regression on the device for every l2 at once.
 
     Args:
-        features: of the shots.
-        labels: their classes.
+        features: features of the shots.
+        labels: classes of the shots.
         num_classes: C.
         whiten: subtract the mean of these features, divide by their standard deviation + 1e-5.
-        bias: value of the constant feature; None: there is none.
-        dtype: type of all numbers; float64 runs on the host where the device has none.
+        bias: value of the constant feature; None: no constant feature.
+        dtype: precision; float64 runs on the host if the device does not support it.
     """
     with precision(dtype), threads_for(features.size):
         x = jnp.asarray(np.asarray(features, dtype))
@@ -84,7 +83,7 @@ def fit_ridge(
 
 @contextlib.contextmanager
 def precision(dtype: Dtype) -> Iterator[None]:
-    """Makes products exact to the type, which accelerators would round, and float64 possible."""
+    """Enables float64 if asked for, and matrix products that accelerators do not round."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.default_matmul_precision("highest"))
         if dtype == "float64":
@@ -116,7 +115,7 @@ def _fit(
     else:
         eigs, q = jnp.linalg.eigh(z @ z.T)
         lhs, rhs = z.T @ q, q.T @ y
-    eigs = jnp.maximum(eigs, 0)  # Rounding may have made those of no weight negative.
+    eigs = jnp.maximum(eigs, 0)  # Rounding may make the smallest ones negative.
     return RidgePath(mean, std, lhs, rhs, eigs, y.sum(0), jnp.asarray(count, x.dtype))
 
 
@@ -124,13 +123,13 @@ def _fit(
 def solve(
     path: RidgePath, l2: Float[Array, ""], whiten: bool, bias: float | None
 ) -> tuple[Float[Array, "D C"], Float[Array, " C"]]:
-    """Returns the weights of (features - mean) / std, and what is added, for one strength.
+    """Returns the weights for (features - mean) / std and the offsets, for one l2.
 
     Args:
-        path: of `fit_ridge`, with the same `whiten` and `bias`.
-        l2: above 0.
-        whiten: as there.
-        bias: as there.
+        path: from `fit_ridge` with the same `whiten` and `bias`.
+        l2: regularisation strength, above 0.
+        whiten: see `fit_ridge`.
+        bias: see `fit_ridge`.
     """
     weights = (path.lhs / (path.eigs + l2)[None]) @ path.rhs
     if bias is None:
@@ -168,25 +167,25 @@ def accuracies(
     bias: float | None,
     dtype: Dtype = "float32",
 ) -> Float[np.ndarray, " L"]:
-    """Returns the share of examples whose largest output is that of their class, for each l2.
+    """Returns the top-1 accuracy for each l2.
 
     Args:
-        path: of `fit_ridge`, with the same `whiten`, `bias` and `dtype`.
-        features: of any number of examples; they go to the device a few thousand at a time.
-        labels: their classes.
-        l2s: strengths.
-        whiten: as there.
-        bias: as there.
-        dtype: as there.
+        path: from `fit_ridge` with the same `whiten`, `bias` and `dtype`.
+        features: any number of examples; the device gets a few thousand at a time.
+        labels: classes of the examples.
+        l2s: regularisation strengths.
+        whiten: see `fit_ridge`.
+        bias: see `fit_ridge`.
+        dtype: see `fit_ridge`.
     """
-    right = np.zeros(len(l2s), np.int64)
+    correct = np.zeros(len(l2s), np.int64)
     rows = min(_ROWS, len(features))
     with precision(dtype):
         strengths = jnp.asarray(np.asarray(l2s, dtype))
         for start in range(0, len(features), rows):
             part = np.asarray(features[start : start + rows], dtype)
             own = len(part)
-            part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, compiled once.
+            part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, so one compilation.
             found = np.asarray(_classify(path, jnp.asarray(part), strengths, whiten, bias))
-            right += (found[:, :own] == labels[None, start : start + own]).sum(1)
-    return right / len(features)
+            correct += (found[:, :own] == labels[None, start : start + own]).sum(1)
+    return correct / len(features)

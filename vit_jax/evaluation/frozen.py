@@ -1,4 +1,4 @@
-"""What a config measures on frozen features: datasets opened, features extracted, methods run."""
+"""Evaluates frozen features as a config asks: opens datasets, extracts features, runs methods."""
 
 import dataclasses
 import logging
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 import vit_jax
 from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
 from vit_jax.data.sources import LabelledSource, Source, open_source
@@ -35,21 +36,21 @@ from vit_jax.parallel.mesh import check_batch_size, host_rows
 
 log = logging.getLogger(__name__)
 
-# By when the first host must have solved everything, while the others wait.
+# Longest time the other hosts wait for the first one, which runs the methods.
 _SOLVING_TIMEOUT_S = 24 * 3600.0
 _CACHE_FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-    """A dataset, opened.
+    """An open dataset.
 
     Attributes:
-        name: in the metrics.
-        config: its section.
-        sources: "train", "test" and where it is a split of its own "held_out".
-        image_size: that the model sees.
-        data: how it is read.
+        name: name in the metrics.
+        config: its config section.
+        sources: "train", "test" and, if it is a separate split, "held_out".
+        image_size: height and width of the model's input.
+        data: how examples are read.
     """
 
     name: str
@@ -60,25 +61,25 @@ class _Dataset:
 
 
 class FrozenEvaluator:
-    """Everything that a fewshot section asks for, opened once.
+    """Evaluates a model on the datasets of a fewshot section, which are opened once.
 
     Args:
-        config: the section.
-        data: how examples are read; `data_dir` is where datasets are that do not say it.
+        config: the fewshot section.
+        data: how examples are read; its `data_dir` is the default for the datasets.
         options: the model section.
-        image_size: (height, width) that the parameters are for.
+        image_size: (height, width) of the model's parameters.
         mesh: devices.
-        batch_size: images at a time, over all hosts, where the section does not say.
-        cache: where features are kept.
+        batch_size: images per batch over all hosts, unless the fewshot section sets it.
+        cache: cache of features; None: features are not cached.
         weights: hash of the parameters, for the cache.
 
     Attributes:
-        details: dataset -> method -> what was measured and chosen on the way there, of the last
-            call; on the first host.
+        details: dataset -> method -> how its hyperparameter was chosen in the last call; only on
+            the first host.
 
     Raises:
-        DataError: a dataset or split that is not there, or a class with too few examples.
-        ConfigError, ModelError: sizes that do not go together.
+        DataError: a dataset or split does not exist, or a class has too few examples.
+        ConfigError, ModelError: a batch or image size does not fit.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class FrozenEvaluator:
         check_batch_size(mesh, self._batch_size, "fewshot.batch_size")
         self._own = freeze(options, image_size, config.features, mesh)
         self._datasets = [
-            _opened(name, dataset, data, image_size) for name, dataset in config.datasets.items()
+            _open_dataset(name, dataset, data, image_size)
+            for name, dataset in config.datasets.items()
         ]
         self._models: dict[int, FrozenModel] = {}
         for dataset in self._datasets:
@@ -118,15 +120,15 @@ class FrozenEvaluator:
     def __call__(
         self, params: Any, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Measures all methods on all datasets.
+        """Runs all methods on all datasets.
 
         Args:
-            params: of the whole model.
-            stop: asked before each batch; when it says so, the evaluation ends.
+            params: parameters of the whole model.
+            stop: called before each batch; True ends the evaluation.
 
         Returns:
             "fewshot/NAME/SHOTS_shot/...", "knn/NAME/...", "linear_probe/NAME/..." -> value, the
-            same on all hosts; None where it was stopped.
+            same on all hosts; None if `stop` ended the evaluation.
         """
         figures: dict[str, float] = {}
         for dataset in self._datasets:
@@ -157,7 +159,7 @@ class FrozenEvaluator:
         return figures
 
     def _check_classes(self, dataset: _Dataset) -> None:
-        """Says that a class has too few examples before anything is computed."""
+        """Raises DataError if a class has too few examples, before anything is computed."""
         train, test = dataset.sources["train"], dataset.sources["test"]
         if "least_squares" not in self._config.methods:
             return
@@ -196,7 +198,7 @@ class FrozenEvaluator:
         params: Any,
         stop: Callable[[], bool],
     ) -> Features | None:
-        """Returns the features of a split, from the cache where they are there; None: stopped."""
+        """Returns the features of a split, cached or extracted; None if `stop` ended it."""
         key: dict[str, Any] = {}
         held: list[Features | None] = [None]
 
@@ -215,16 +217,17 @@ class FrozenEvaluator:
         )
         transform = make_eval_transform(size, config.crop, augment)
         rows = host_rows(self._mesh, self._batch_size)
-        spec = batch_spec(dataset.data, self._batch_size, rows, len(source.class_names))
+        spec = batch_spec(dataset.data, self._batch_size, rows)
+        preprocessing = labelled_image(transform, size, len(source.class_names))
         kept = cached(source, dataset.data.cache_mb)
-        with eval_batches(kept, transform, spec) as feed:
+        with eval_batches(kept, preprocessing, spec) as feed:
             features = extract(model, params, feed, len(source), self._mesh, stop)
         if features is not None and self._weights is not None:
             first_does("keep features", lambda: self._cache.store(key, features))
         return features
 
     def _key(self, dataset: _Dataset, source: Source) -> dict[str, Any]:
-        """Returns everything that features depend on."""
+        """Returns everything that the features depend on."""
         config = dataset.config
         device = self._mesh.devices.flat[0]
         return {
@@ -242,19 +245,20 @@ class FrozenEvaluator:
 
 
 def _class_counts(source: LabelledSource) -> np.ndarray:
-    """Returns the examples of each class; those whose label is out of range are of none."""
+    """Returns the number of examples of each class; labels out of range are not counted."""
     labels, num_classes = np.asarray(source.labels(), np.int64), len(source.class_names)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
 
 
-def _opened(
+def _open_dataset(
     name: str, dataset: FewshotDatasetConfig, data: DataConfig, image_size: tuple[int, int]
 ) -> _Dataset:
     side = dataset.image_size
     if side is None and image_size[0] != image_size[1]:
         raise DataError(
-            f"few-shot dataset {name!r} without an image size, and a model for {image_size[0]}x"
-            f"{image_size[1]}", "a square one", "set its image_size",
+            f"few-shot dataset {name!r} has no image_size, and the model's"
+            f" {image_size[0]}x{image_size[1]} is not square",
+            "a size in pixels", "set its image_size",
         )  # fmt: skip
     own = data.replace(
         source=dataset.source,
@@ -274,14 +278,13 @@ def _opened(
     try:
         sources = {key: open_source(own, split) for key, split in wanted.items()}
     except DataError as error:
-        fix = error.fix.replace(
-            "data.train_split and evaluation.splits", "train_split, test_split and held_out_split"
-        )
-        raise DataError(f"few-shot dataset {name!r}: {error.got}", error.expected, fix) from None
+        raise DataError(
+            f"few-shot dataset {name!r}: {error.got}", error.expected, error.fix
+        ) from None
     for key in ("train", "held_out"):
         if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
             raise DataError(
-                f"few-shot dataset {name!r}: split {wanted[key]!r} is the test split",
-                "another one", "change train_split, held_out_split or test_split",
+                f"few-shot dataset {name!r}: split {wanted[key]!r} is also the test split",
+                "different splits", "change train_split, held_out_split or test_split",
             )  # fmt: skip
     return _Dataset(name, dataset, sources, own.image_size, own)

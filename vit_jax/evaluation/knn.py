@@ -1,7 +1,7 @@
-"""Classification by the nearest neighbours in feature space.
+"""k-nearest-neighbour classification in feature space.
 
-Source: arXiv:1805.01978, section 3.4 (cosine similarity, votes weighted by exp(similarity / 0.07));
-as evaluated in arXiv:2104.14294, section 4.1.
+Source: arXiv:1805.01978, section 3.4 (cosine similarity, votes weighted by exp(similarity / 0.07)).
+The evaluation follows arXiv:2104.14294, section 4.1.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.evaluation.fewshot import precision
 
 Vote = Literal["weighted", "majority"]
-# Similarities that are held at a time.
+# Largest number of similarities in memory.
 _SIMILARITIES = 1 << 26
 _MOST_ROWS = 1024
 
@@ -32,40 +32,40 @@ def knn_accuracies(
     vote: Vote = "weighted",
     temperature: float = 0.07,
 ) -> Float[np.ndarray, " K"]:
-    """Returns the share of queries that get their own class, for each number of neighbours.
+    """Returns the top-1 accuracy for each number of neighbours.
 
-    Ties between classes, or neighbours, go to the lower index.
+    Among equal neighbours or votes, the lower index wins.
 
     Args:
         bank: features of the training examples.
-        bank_labels: their classes.
+        bank_labels: classes of the training examples.
         queries: features of the examples to classify.
-        labels: their classes.
-        neighbours: numbers of neighbours; more than there are count as all there are.
+        labels: classes of the examples to classify.
+        neighbours: values of k; at most all training examples are used.
         num_classes: C.
-        vote: "weighted": by exp(similarity / temperature); "majority": each the same.
+        vote: "weighted": a vote counts exp(similarity / temperature); "majority": 1.
         temperature: above 0.
     """
     counts = tuple(min(k, len(bank)) for k in neighbours)
     rows = max(1, min(_SIMILARITIES // len(bank), _MOST_ROWS, len(queries)))
-    right = np.zeros(len(counts), np.int64)
+    correct = np.zeros(len(counts), np.int64)
     with precision("float32"):
         known = _normalised(jnp.asarray(np.asarray(bank, np.float32)))
         known_labels = jnp.asarray(bank_labels)
         for start in range(0, len(queries), rows):
             part = np.asarray(queries[start : start + rows], np.float32)
             own = len(part)
-            part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, compiled once.
+            part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, so one compilation.
             found = np.asarray(
                 _vote(known, known_labels, jnp.asarray(part), counts, num_classes, vote,
                       jnp.float32(temperature))
             )  # fmt: skip
-            right += (found[:, :own] == labels[None, start : start + own]).sum(1)
-    return right / len(queries)
+            correct += (found[:, :own] == labels[None, start : start + own]).sum(1)
+    return correct / len(queries)
 
 
 def _normalised(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    # Of a vector of zeros, which has no direction, every similarity is 0.
+    # A vector of zeros has no direction: its similarity to everything is 0.
     return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
@@ -81,7 +81,7 @@ def _vote(
 ) -> Int[Array, "K T"]:
     similarity, nearest = jax.lax.top_k(_normalised(queries) @ bank.T, max(counts))
     voters = bank_labels[nearest]  # T, most neighbours
-    # Less the largest, which changes no order and keeps the exponential finite.
+    # Subtracting the largest keeps the exponential finite and the order unchanged.
     shifted = (similarity - similarity[:, :1]) / temperature
     weights = jnp.exp(shifted) if vote == "weighted" else jnp.ones_like(similarity)
     rows = jnp.arange(len(queries))[:, None]

@@ -1,8 +1,8 @@
-"""Logistic regression on frozen features: scikit-learn's, or by minibatch gradients where many.
+"""Logistic regression on frozen features, by scikit-learn or, for many features, by minibatches.
 
-Both minimise the same: the mean cross-entropy plus |W|^2 / (2 C N), the intercept left out, on
-features minus their mean over the training examples, divided by their standard deviation. (Of two
-classes scikit-learn regularises the difference of their weights, which is a C half as large.)
+Both minimise the mean cross-entropy plus |W|^2 / (2 C N) on standardised features; the intercept is
+not regularised. (With two classes scikit-learn regularises the difference of their weights, which
+corresponds to half the C.)
 """
 
 import logging
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 _EPSILON = 1e-5
 _ITERATIONS = 1000
 _ROWS = 8192
-# Of the gradient-trained probe.
+# For minibatch training.
 _BATCH_SIZE, _LEARNING_RATE = 1024, 0.02
-# Steps an epoch has at least, with smaller batches where there are few examples.
-_STEPS = 16
+# Steps per epoch, at least; with few examples the batches are smaller.
+_MIN_STEPS = 16
 
 
 def fits_in_memory(features: Float[np.ndarray, "N D"], memory_mb: int) -> bool:
-    """Returns whether features are few enough for scikit-learn, which holds all of them at once."""
+    """Returns whether the features fit in memory, as scikit-learn requires."""
     return features.shape[0] * features.shape[1] * 4 <= memory_mb * 1e6
 
 
@@ -48,18 +48,18 @@ def probe_accuracies(
     epochs: int,
     seed: int,
 ) -> Float[np.ndarray, " G"]:
-    """Returns the share of queries that get their own class, for each C.
+    """Returns the top-1 accuracy for each C.
 
     Args:
-        features: of the training examples.
-        labels: their classes.
+        features: features of the training examples.
+        labels: classes of the training examples.
         queries: features of the examples to classify.
-        query_labels: their classes.
-        strengths: C, the inverse of the regularisation.
-        num_classes: of the dataset.
-        by_gradient: minibatches of Adam instead of scikit-learn's L-BFGS.
-        epochs: of these.
-        seed: of their order.
+        query_labels: classes of the examples to classify.
+        strengths: values of C, the inverse regularisation strength.
+        num_classes: number of classes of the dataset.
+        by_gradient: train with Adam on minibatches instead of scikit-learn's L-BFGS.
+        epochs: epochs of minibatch training.
+        seed: seed of the minibatch order.
     """
     mean, std = _moments(features)
     if by_gradient:
@@ -68,19 +68,19 @@ def probe_accuracies(
     else:
         scaled = (features - mean) / std
         kernels, intercepts = train_by_lbfgs(scaled, labels, strengths, num_classes)
-    right = np.zeros(len(strengths), np.int64)
+    correct = np.zeros(len(strengths), np.int64)
     for start in range(0, len(queries), _ROWS):
         part = (queries[start : start + _ROWS] - mean) / std
         outputs = part @ kernels + intercepts[:, None]  # G, T, C
-        right += (outputs.argmax(2) == query_labels[None, start : start + _ROWS]).sum(1)
-    return right / len(queries)
+        correct += (outputs.argmax(2) == query_labels[None, start : start + _ROWS]).sum(1)
+    return correct / len(queries)
 
 
 def _moments(
     features: Float[np.ndarray, "N D"],
 ) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
     mean = features.mean(0, dtype=np.float64)
-    # By parts, so that no second copy of all features is made.
+    # In parts, to avoid a second copy of all features.
     parts = range(0, len(features), _ROWS)
     square = sum(np.square(features[i : i + _ROWS] - mean).sum(0) for i in parts)
     std = np.sqrt(square / len(features)) + _EPSILON
@@ -93,13 +93,15 @@ def train_by_lbfgs(
     strengths: Sequence[float],
     num_classes: int,
 ) -> tuple[Float[np.ndarray, "G D C"], Float[np.ndarray, "G C"]]:
-    """Returns kernels and intercepts for each C, by scikit-learn; a class not seen is never said.
+    """Trains with scikit-learn; returns kernels and intercepts for each C.
+
+    A class without training examples is never predicted.
 
     Args:
-        scaled: features of mean 0 and deviation 1.
+        scaled: features with mean 0 and standard deviation 1.
         labels: classes.
-        strengths: C.
-        num_classes: of the dataset.
+        strengths: values of C.
+        num_classes: number of classes of the dataset.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -108,10 +110,10 @@ def train_by_lbfgs(
     kernels = np.zeros((len(strengths), width, num_classes), np.float32)
     intercepts = np.full((len(strengths), num_classes), -np.inf, np.float32)
     seen = np.unique(labels)
-    if len(seen) == 1:  # Nothing to regress.
+    if len(seen) == 1:  # Nothing to train.
         intercepts[:, seen[0]] = 0
         return kernels, intercepts
-    # From the strongest regularisation on, each start close to its end.
+    # Each fit starts from the one before, beginning with the strongest regularisation.
     order = np.argsort(strengths)
     model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
     for place in order:
@@ -120,9 +122,9 @@ def train_by_lbfgs(
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(scaled, labels)
         if any(issubclass(w.category, ConvergenceWarning) for w in caught):
-            log.info("linear probe, C %g: not at its end after %d steps", model.C, _ITERATIONS)
+            log.info("linear probe, C %g: not converged after %d steps", model.C, _ITERATIONS)
         coefficients, offsets = model.coef_, model.intercept_
-        if len(seen) == 2:  # One row, for the second class.
+        if len(seen) == 2:  # A single row, for the second class.
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
             offsets = np.concatenate([-offsets, offsets]) / 2
         kernels[place][:, seen] = coefficients.T
@@ -141,20 +143,20 @@ def train_by_gradient(
     epochs: int,
     seed: int,
 ) -> tuple[Float[np.ndarray, "G D C"], Float[np.ndarray, "G C"]]:
-    """Returns kernels and intercepts for each C, trained side by side on the same minibatches.
+    """Trains one probe for each C on the same minibatches; returns kernels and intercepts.
 
     Args:
-        features: as extracted; only a minibatch at a time is copied.
+        features: as extracted; standardised one minibatch at a time.
         labels: classes.
-        strengths: C.
-        num_classes: of the dataset.
-        mean: of the features.
-        std: of the features.
-        epochs: passes over the examples; the learning rate falls to 0 along a cosine.
-        seed: of their order.
+        strengths: values of C.
+        num_classes: number of classes of the dataset.
+        mean: mean of the features.
+        std: standard deviation of the features.
+        epochs: number of epochs; the learning rate follows a cosine down to 0.
+        seed: seed of the minibatch order.
     """
     count, width = features.shape
-    rows = max(1, min(_BATCH_SIZE, count // _STEPS))
+    rows = max(1, min(_BATCH_SIZE, count // _MIN_STEPS))
     per_epoch = count // rows
     optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, epochs * per_epoch))
     decay = jnp.asarray(1 / (np.asarray(strengths) * count), jnp.float32)
@@ -174,7 +176,7 @@ def train_by_gradient(
             losses = optax.softmax_cross_entropy_with_integer_labels(
                 logits, jnp.broadcast_to(y[None], logits.shape[:2])
             )
-            # Each C by itself: the sum's gradient is each one's own.
+            # The probes share no parameters, so the gradient of the sum trains each separately.
             return losses.mean(1).sum() + (decay * jnp.square(kernels).sum((1, 2))).sum() / 2
 
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)

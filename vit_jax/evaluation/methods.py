@@ -1,4 +1,7 @@
-"""Least squares, kNN and linear probe on the features of one dataset, and what each chooses on."""
+"""Runs least squares, kNN and the linear probe on the features of one dataset.
+
+Each method chooses its hyperparameter (l2, k, C) on held-out examples, never on the test split.
+"""
 
 import dataclasses
 import statistics
@@ -28,11 +31,11 @@ class Splits:
     """The features of a dataset.
 
     Attributes:
-        train: to learn from.
-        test: to be right on; nothing is chosen on it.
-        held_out: to choose on; None: a part of `train`.
+        train: to train on.
+        test: to measure accuracy on, and nothing else.
+        held_out: to choose hyperparameters on; None: examples of `train` are held out.
         class_names: in label order.
-        name: of the training split, for messages.
+        name: name of the training split, for messages.
     """
 
     train: Features
@@ -53,13 +56,13 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
     Args:
         splits: features.
         config: the fewshot section.
-        name: of the dataset in the metrics.
+        name: name of the dataset in the metrics.
 
     Returns:
-        Metric name -> value, and method -> what was measured and chosen on the way, for JSON.
+        Metric name -> value, and method -> details of how its hyperparameter was chosen, for JSON.
 
     Raises:
-        DataError: a class with too few examples.
+        DataError: a class has too few examples.
     """
     run = {"least_squares": _least_squares, "knn": _knn, "linear_probe": _linear_probe}
     figures: dict[str, float] = {}
@@ -116,21 +119,21 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
 
 
 def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
-    """Returns in words what l2 was chosen on."""
+    """Describes the examples that l2 was chosen on."""
     if config.l2 is not None:
         return "fixed"
     if splits.held_out is not None:
         return f"{len(splits.held_out.labels)} examples of the held-out split"
     return (
-        f"up to {config.held_out_per_class} examples of each class of the training split, behind"
-        f" those of {max(config.shots)} shots"
+        f"up to {config.held_out_per_class} examples of each class of the training split that are"
+        f" not among the {max(config.shots)} shots"
     )
 
 
 def _choose_on(
     splits: Splits, order: Sequence[np.ndarray], config: FewshotConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and labels that l2 is chosen on."""
+    """Returns the features and labels to choose l2 on."""
     if splits.held_out is not None:
         return splits.held_out.values, splits.held_out.labels
     places = draw_held_out(order, max(config.shots), config.held_out_per_class)
@@ -138,7 +141,12 @@ def _choose_on(
 
 
 def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> float:
-    """Returns the value with the highest score; of several the largest, or the smallest.
+    """Returns the value with the highest score; among ties the largest, or else the smallest.
+
+    Args:
+        grid: values.
+        scores: score of each value.
+        most: among ties, take the largest value.
 
     >>> best([1, 4, 16], np.array([0.5, 0.75, 0.75]))
     16
@@ -195,10 +203,10 @@ def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
 
 
 def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, Features, str]:
-    """Returns what to learn from and what to choose on, while choosing."""
+    """Returns features to train on and to choose on, and a description of the latter."""
     if splits.held_out is not None:
-        words = f"{len(splits.held_out.labels)} examples of the held-out split"
-        return splits.train, splits.held_out, words
+        chosen_on = f"{len(splits.held_out.labels)} examples of the held-out split"
+        return splits.train, splits.held_out, chosen_on
     fraction, train = config.held_out_fraction, splits.train
     kept, held_out = split_off(train.labels, splits.num_classes, fraction, config.seeds[0])
     learn, choose = (Features(train.values[p], train.labels[p]) for p in (kept, held_out))
@@ -206,5 +214,5 @@ def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, 
 
 
 def _named(keys: Sequence[float], values: Sequence[float]) -> dict[str, float]:
-    """Returns values by the text of their keys, for JSON."""
+    """Returns str(key) -> value, for JSON."""
     return dict(zip(map(str, keys), values, strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
@@ -61,9 +62,10 @@ class SplitEvaluator:
         self._sources: dict[str, Source] = {
             name: cached(open_source(data, split), data.cache_mb) for name, split in splits.items()
         }
-        self._transform = make_eval_transform(data.image_size, data.eval_crop, data.augment)
+        transform = make_eval_transform(data.image_size, data.eval_crop, data.augment)
+        self._preprocessing = labelled_image(transform, data.image_size, num_classes)
         rows = host_rows(mesh, batch_size)
-        self._spec = batch_spec(data, batch_size, rows, num_classes)
+        self._spec = batch_spec(data, batch_size, rows)
 
     def __call__(
         self, eval_step: EvalStep, params: Any, stop: Callable[[], bool] = lambda: False
@@ -85,7 +87,7 @@ class SplitEvaluator:
                 by_class = None
                 if self._by_class:
                     by_class = ByClass(source.class_names, self._num_classes)
-                with eval_batches(source, self._transform, self._spec) as feed:
+                with eval_batches(source, self._preprocessing, self._spec) as feed:
                     batches = _until(stop, feed)
                     found = evaluate(eval_step, params, batches, self._mesh, by_class)
                 if by_class is not None:

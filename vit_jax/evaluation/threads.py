@@ -1,23 +1,23 @@
-"""How many threads linear algebra on the host takes."""
+"""Limits the threads of linear algebra on the host."""
 
 import contextlib
 from collections.abc import Iterator
 
 from threadpoolctl import threadpool_limits
 
-# Values below which a matrix keeps one core busy, and no more.
+# Smaller matrices keep only one core busy.
 _SMALL = 1 << 24
 
 
 @contextlib.contextmanager
 def threads_for(values: int) -> Iterator[None]:
-    """Keeps the host's BLAS and LAPACK to one thread while it works on a small matrix.
+    """Limits the host's BLAS and LAPACK to one thread while they work on small matrices.
 
-    With a thread a core, most of the time goes into waiting for each other: on two busy cores,
-    L-BFGS on 1,653 x 128 features took 100 times as long as with one thread.
+    With one thread per core, the threads mostly wait for each other: on two busy cores, L-BFGS on
+    1,653 x 128 features took 100 times as long as with one thread.
 
     Args:
-        values: of the largest matrix.
+        values: number of values of the largest matrix.
     """
     with threadpool_limits(1) if values < _SMALL else contextlib.nullcontext():
         yield

@@ -18,7 +18,7 @@ from vit_jax.interop.formats import EvalView, Published
 from vit_jax.interop.name_table import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.about import find_steps
+from vit_jax.run.about import evaluated_item, find_steps
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -130,7 +130,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
         about["class_names"] = read_json(classes, error=WeightsError)["names"]
-    return about, step / ("params" if config.get("ema_decay") is None else "ema")
+    return about, step / evaluated_item(config)
 
 
 def _unreadable(path: Path, error: Exception) -> WeightsError:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from vit_jax.config.run import Config
-from vit_jax.data.known import KNOWN, known_size
+from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 
@@ -48,7 +48,7 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
                                       ("--num_examples", num_examples)) if not v]  # fmt: skip
             raise DataError(
                 f"the size of dataset '{config.data.name}' is not known, and {error.got}",
-                f"a well-known one ({', '.join(KNOWN)}), or the data",
+                f"a well-known one ({', '.join(DATASET_SIZES)}), or the data",
                 f"say it with {' and '.join(f'{name}=N' for name in missing)}",
             ) from None
         num_classes = num_classes or class_count(source, config.data.num_classes)

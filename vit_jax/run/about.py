@@ -5,11 +5,13 @@ It lies beside the arrays as JSON, so that it can be read on any machine without
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
 from vit_jax.named_tree import leaf_names
 
@@ -49,6 +51,16 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
     """
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
     return {"environment": environment, "arrays": arrays}
+
+
+def evaluated_item(config: Mapping[str, Any]) -> str:
+    """Returns the checkpoint item that holds the parameters to evaluate: "params" or "ema".
+
+    Args:
+        config: the run's config, as in the checkpoint.
+    """
+    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
+    return "ema" if averages else "params"
 
 
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:

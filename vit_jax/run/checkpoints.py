@@ -20,7 +20,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.named_tree import leaf_names
-from vit_jax.run.about import describe, find_steps
+from vit_jax.run.about import describe, evaluated_item, find_steps
 from vit_jax.run.checkpoint_hosts import host_options, make_folder, meet, told_who_is_missing
 from vit_jax.run.folder import environment
 
@@ -275,7 +275,7 @@ def result_params(
     folder, step = find_steps(path, step)
     with CheckpointFolder(folder, CheckpointConfig(), read_only=True) as checkpoints:
         config = checkpoints.read_config(step)
-        item = "params" if config.get("ema_decay") is None else "ema"
+        item = evaluated_item(config)
         restored = checkpoints.restore({item: abstract_params}, step)
     return restored.arrays[item], restored.config
 

@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.files import write_atomically
+from vit_jax.rng import splitmix64
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -175,16 +176,10 @@ class ExampleLog:
 
 
 def example_hash(rows: range, indices: np.ndarray) -> int:
-    """Returns the sum over rows, modulo 2^64, of a mix of a row's number and its example's index.
-
-    Source: the mixing is SplitMix64's (Steele, Lea and Flood, OOPSLA 2014).
-    """
-    mixed = np.arange(rows.start, rows.stop, dtype=np.uint64) << np.uint64(40)
-    mixed ^= indices.astype(np.uint64)
-    mixed += np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+    """Returns the sum over rows, modulo 2^64, of a hash of row number and example index."""
+    row_numbers = np.arange(rows.start, rows.stop, dtype=np.uint64)
+    states = (row_numbers << np.uint64(40)) ^ indices.astype(np.uint64)
+    return int(splitmix64(states).sum(dtype=np.uint64))
 
 
 class _EventFile:

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.config.durations import duration_in_steps, is_due
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import labelled_image
 from vit_jax.data.balance import build_balance
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, on_device, train_batches
@@ -301,10 +302,11 @@ class _Run:
     def _feed(self, start: int) -> Feed:
         data = self.config.data
         rows = host_rows(self.program.mesh, data.global_batch_size)
-        spec = batch_spec(data, data.global_batch_size, rows, self.program.num_classes)
+        spec = batch_spec(data, data.global_batch_size, rows)
         transform = make_train_transform(data.image_size, data.augment)
+        preprocessing = labelled_image(transform, data.image_size, self.program.num_classes)
         return train_batches(
-            cached(self.source, data.cache_mb), transform, spec,
+            cached(self.source, data.cache_mb), preprocessing, spec,
             seed=self.config.seed, start_step=start + self.left_out,
             end_step=self.program.total_steps + self.left_out, order=self.order,
         )  # fmt: skip

@@ -1,7 +1,13 @@
-"""The optax chain of a config: clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
+"""Builds the update rule of a run: any optimizer of `optax` or `optax.contrib`, by its name.
 
+The chain is clip -> optimizer at learning rate 1 -> weight decay -> per-layer scale -> schedule.
+"""
+
+import dataclasses
+import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
@@ -16,26 +23,97 @@ from vit_jax.models.registry import layers_of
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 
-# Optimizers of optax that need more than gradients: a loss value, a key, gradients by example.
-_NEED_MORE = {"lbfgs", "polyak_sgd", "noisy_sgd", "dpsgd"}
-# Optimizers for which a rate of 1, scaled afterwards, is not the same as the rate itself.
-_NOT_LINEAR = {"fromage", "rprop"}
-# Optimizers that look at a tensor as a whole: its norm, its rows and columns.
-_PER_TENSOR = {"adafactor", "lamb", "lars", "novograd", "sm3"}
-# The part of a name that says which stack a parameter is in, with a leading axis over its layers.
-_STACK = re.compile(r"(.*?/)?blocks(?=/)")
 
+@dataclasses.dataclass(frozen=True)
+class _Traits:
+    """What is special about an optimizer.
+
+    Attributes:
+        refused: why it cannot be used; None: it can.
+        per_tensor: looks at a whole tensor (its norm, rows and columns, singular values), so each
+            layer of a stack must be updated on its own.
+        loop_layers: those updates run in a loop, because `vmap` would run both sides of a branch.
+        rate_inside: its update is not proportional to the learning rate, so it gets the schedule.
+        layer_rates: scaling its update by layer is the same as scaling the learning rate.
+        decoupled_decay: decay that is added to its update lasts.
+        own_decay_is_l2: its own weight decay is an L2 penalty, so it is left at 0.
+        matrix_axes: the option that names the axes of each matrix, and its type.
+    """
+
+    refused: str | None = None
+    per_tensor: bool = False
+    loop_layers: bool = False
+    rate_inside: bool = False
+    layer_rates: bool = True
+    decoupled_decay: bool = True
+    own_decay_is_l2: bool = False
+    matrix_axes: tuple[str, Any] | None = None
+
+
+# An optimizer without a row has the defaults.
+_TRAITS = {
+    "adafactor": _Traits(per_tensor=True),
+    "cocob": _Traits(refused="it ignores the learning rate"),
+    "dadapt_adamw": _Traits(rate_inside=True),
+    "dog": _Traits(own_decay_is_l2=True),
+    "dowg": _Traits(own_decay_is_l2=True),
+    "dpsgd": _Traits(refused="it needs the gradient of each example"),
+    "fromage": _Traits(per_tensor=True, rate_inside=True, layer_rates=False),
+    "galore": _Traits(
+        per_tensor=True,
+        loop_layers=True,
+        matrix_axes=("weight_dimension_numbers", optax.contrib.GaLoreDimensionNumbers),
+    ),
+    "lamb": _Traits(per_tensor=True),
+    "lars": _Traits(per_tensor=True),
+    "lbfgs": _Traits(refused="it needs the loss function, for its line search"),
+    # Recomputes the parameters from their initial values.
+    "madgrad": _Traits(rate_inside=True, layer_rates=False, decoupled_decay=False),
+    "mechanize": _Traits(refused="it wraps another optimizer"),
+    "momo": _Traits(refused="it needs the loss value"),
+    "momo_adam": _Traits(refused="it needs the loss value"),
+    "muon": _Traits(
+        per_tensor=True,
+        matrix_axes=("muon_weight_dimension_numbers", optax.contrib.MuonDimensionNumbers),
+    ),
+    "noisy_sgd": _Traits(refused="it needs a random key"),
+    "novograd": _Traits(per_tensor=True),
+    "polyak_sgd": _Traits(refused="it needs the loss value"),
+    "prodigy": _Traits(rate_inside=True),
+    "rprop": _Traits(refused="its step sizes do not follow a learning-rate schedule"),
+    "sam": _Traits(refused="it needs two gradients a step"),
+    "schedule_free": _Traits(
+        refused="it wraps another optimizer (use schedule_free_adamw or schedule_free_sgd)"
+    ),
+    "sm3": _Traits(per_tensor=True),
+    "sophia": _Traits(refused="it needs the loss function, to estimate the Hessian"),
+}
+# Arguments of optax's functions that are not given in `optimizer.options`, and the key for each.
+_NOT_OPTIONS = {
+    "base_optimizer": None,
+    "learning_rate": "learning_rate",
+    "mask": "weight_decay_mask",
+    "muon_weight_dimension_numbers": None,
+    "warmup_steps": "schedule.warmup_steps",
+    "weight_decay": "weight_decay",
+    "weight_decay_mask": "weight_decay_mask",
+    "weight_dimension_numbers": None,
+}
+# nadam and nadamw are partial functions.
+_FUNCTIONS = (types.FunctionType, functools.partial)
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
+
+# The start of the name of a parameter that is in a stack, with a leading axis over its layers.
+_STACK = re.compile(r"(.*?/)?blocks(?=/)")
 
 
 def build_optimizer(
     config: OptimizerConfig, schedule: optax.Schedule, params: Any
 ) -> optax.GradientTransformation:
-    """Returns the whole update rule.
+    """Returns the complete update rule.
 
-    The optimizer itself runs at learning rate 1, and everything after it is scaled by the schedule,
-    so that weight decay, layer-wise rates and freezing mean the same with each of them. Optimizers
-    with weight decay inside (lamb, lion, ...) get it there.
+    The optimizer runs at learning rate 1 and the schedule scales everything after it, so that
+    weight decay, layer-wise rates and freezing mean the same with every optimizer.
 
     Args:
         config: the optimizer section.
@@ -43,97 +121,247 @@ def build_optimizer(
         params: parameters or their shapes, for masks by name.
 
     Raises:
-        ConfigError: unknown optimizer or option, a parameter that no weight-decay pattern covers, a
-            freeze pattern that matches nothing.
+        ConfigError: an unknown optimizer or option, one that does not go with another, a parameter
+            that no weight-decay pattern covers, a freeze pattern that matches nothing.
     """
-    weight_decay_mask(config, params)  # Fails early where a parameter is not covered.
-
-    # A function of the tree, since inside `partition` it lacks the frozen parameters.
-    def mask(tree: Any) -> Any:
-        return weight_decay_mask(config, tree)
-
-    base, decays_inside = _base_optimizer(config, mask, params)
-    parts = [base]
-    if config.clip_global_norm is not None:
-        parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
-    if config.weight_decay and not decays_inside:
-        parts.append(optax.add_decayed_weights(-config.weight_decay, mask))
-    if config.layer_decay < 1:
-        parts.append(_scale_layers(layer_scales(params, config.layer_decay)))
-    parts.append(optax.scale_by_schedule(schedule))
-    chain = optax.chain(*parts)
+    weight_decay_mask(config, params)  # Fails early if a parameter is not covered.
+    # adamw is adam with the decay that the chain adds anyway.
+    name = "adam" if config.name == "adamw" else config.name
+    options = _checked_options(config, _arguments(name))
+    if config.averages_parameters:
+        chain = _schedule_free(config, options, schedule, params)
+    else:
+        chain = _chain(config, name, options, schedule, params)
     if not config.freeze:
         return chain
     labels = freeze_labels(config.freeze, params)
     return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
 
 
-def _base_optimizer(
-    config: OptimizerConfig, mask: Callable[[Any], Any], params: Any
-) -> tuple[optax.GradientTransformation, bool]:
-    """Returns the optimizer at learning rate 1 and whether it applies weight decay itself."""
-    # adamw is adam with the decay that the chain adds anyway.
-    name = "adam" if config.name == "adamw" else config.name
-    function: Any = getattr(optax, name, None)
-    parameters = _parameters(name)
-    known = [*filter(_parameters, dir(optax)), "adamw"]
-    if not parameters:
+def schedule_free_params(opt_state: Any, params: Any) -> Any:
+    """Returns the averaged parameters that a schedule-free optimizer evaluates.
+
+    Args:
+        opt_state: state of a schedule-free optimizer from `build_optimizer`.
+        params: the trained parameters. Frozen ones are returned as they are.
+
+    Source: arXiv:2405.15682, the sequence x of equation 5.
+    """
+
+    def is_state(node: Any) -> bool:
+        return isinstance(node, optax.contrib.ScheduleFreeState)
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    (state,) = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
+    trained = jax.tree.map(
+        lambda z, y: z if is_masked(z) else y, state.z, params, is_leaf=is_masked
+    )
+    averaged = optax.contrib.schedule_free_eval_params(state, trained)
+    return jax.tree.map(lambda x, y: y if is_masked(x) else x, averaged, params, is_leaf=is_masked)
+
+
+def find_optimizers() -> dict[str, Callable[..., Any]]:
+    """Returns name -> function of each optimizer of optax, and of those that are refused."""
+    found = {}
+    for module in (optax, optax.contrib):
+        for name, function in vars(module).items():
+            if name.startswith(("_", "scale_by_")) or not isinstance(function, _FUNCTIONS):
+                continue
+            if name in _TRAITS or "learning_rate" in inspect.signature(function).parameters:
+                found[name] = function
+    return found
+
+
+def reason_refused(name: str) -> str | None:
+    """Returns why an optimizer of optax cannot be used; None: it can."""
+    return _TRAITS.get(name, _Traits()).refused
+
+
+def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
+    """Returns the arguments of a usable optimizer's function."""
+    functions = find_optimizers()
+    if name not in functions:
+        usable = [known for known in functions if reason_refused(known) is None]
         raise ConfigError(
-            f"'optimizer.name' is {config.name!r}",
-            "adamw, adam, sgd, adafactor or another optimizer of optax that needs only gradients",
-            f"did you mean {nearest(config.name, known)!r}?",
+            f"is {name!r}",
+            "adamw, adam, sgd, adafactor or another optimizer of optax or optax.contrib",
+            f"did you mean {nearest(name, usable)!r}?",
+            key="optimizer.name",
         )
-    options = _checked_options(config, parameters)
-    decays_inside = "weight_decay" in parameters and "mask" in parameters
+    if reason := reason_refused(name):
+        raise ConfigError(
+            f"is {name!r}, which is not supported: {reason}",
+            "an optimizer that needs only gradients and a learning rate",
+            "choose another, e.g. adamw",
+            key="optimizer.name",
+        )
+    return inspect.signature(functions[name]).parameters
+
+
+def _chain(
+    config: OptimizerConfig,
+    name: str,
+    options: Mapping[str, Any],
+    schedule: optax.Schedule,
+    params: Any,
+) -> optax.GradientTransformation:
+    """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
+    traits = _TRAITS.get(name, _Traits())
+    _check_combination(config, traits)
+    rate = schedule if traits.rate_inside else 1.0
+    base, decays_inside = _base_optimizer(config, name, options, rate)
+    if traits.per_tensor:
+        base = _by_layer(base, params, loop=traits.loop_layers)
+    parts = [base]
+    if config.clip_global_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
+    if config.weight_decay and not decays_inside:
+        decay: Any = -config.weight_decay
+        if traits.rate_inside:
+            decay = lambda step: -config.weight_decay * schedule(step)  # noqa: E731
+        parts.append(optax.add_decayed_weights(decay, _mask_fn(config)))
+    if config.layer_decay < 1:
+        parts.append(_scale_layers(layer_scales(params, config.layer_decay)))
+    if not traits.rate_inside:
+        parts.append(optax.scale_by_schedule(schedule))
+    return optax.chain(*parts)
+
+
+def _base_optimizer(
+    config: OptimizerConfig, name: str, options: Mapping[str, Any], rate: Any
+) -> tuple[optax.GradientTransformation, bool]:
+    """Returns the optimizer, and whether it applies the weight decay itself."""
+    traits, arguments = _TRAITS.get(name, _Traits()), _arguments(name)
+    options = dict(options)
+    decays_inside = {"weight_decay", "mask"} <= arguments.keys() and not traits.own_decay_is_l2
     if decays_inside:
-        options.update(weight_decay=config.weight_decay, mask=mask)
+        options.update(weight_decay=config.weight_decay, mask=_mask_fn(config))
+    if traits.matrix_axes is not None:
+        key, kind = traits.matrix_axes
+        options[key] = _matrix_axes_fn(kind)
     try:
-        base = function(learning_rate=1.0, **options)
+        if "adam_learning_rate" in options:  # The schedule scales it by the peak of Muon's rate.
+            options["adam_learning_rate"] /= config.learning_rate
+        base = find_optimizers()[name](learning_rate=rate, **options)
         jax.eval_shape(base.init, {"kernel": jnp.zeros((2, 2))})
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer {config.name} with options {config.options}: {error}",
             "options that optax accepts",
-            f"see optax.{name}",
+            f"see optax's documentation of {name}",
         ) from None
-    return (_by_layer(base, params) if name in _PER_TENSOR else base), decays_inside
+    return base, decays_inside
 
 
-def _checked_options(config: OptimizerConfig, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the optimizer's keyword arguments, checked by name and type of their defaults."""
+def _schedule_free(
+    config: OptimizerConfig, options: Mapping[str, Any], schedule: optax.Schedule, params: Any
+) -> optax.GradientTransformation:
+    """Returns a schedule-free optimizer around the whole chain of its base optimizer.
+
+    optax's `schedule_free_adamw` and `schedule_free_sgd` build the base optimizer themselves, and
+    masked weight decay and layer-wise rates would not reach it there.
+    """
+    wrapper = inspect.signature(optax.contrib.schedule_free).parameters
+    outer = {key: value for key, value in options.items() if key in wrapper}
+    defaults = {key: argument.default for key, argument in _arguments(config.name).items()}
+    settings = defaults | dict(options)
+    if config.name == "schedule_free_adamw":
+        # Adam without its first moment, as in optax.
+        inner = {"decay": settings["b2"], "eps": settings["eps"]}
+        inner |= {"eps_in_sqrt": False, "bias_correction": True}
+        chain = _chain(config, "rmsprop", inner, schedule, params)
+    else:
+        chain = _chain(config, "sgd", {}, schedule, params)
+    return optax.contrib.schedule_free(chain, schedule, **outer)
+
+
+def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
+    """Raises ConfigError if layer-wise rates or weight decay have no meaning for an optimizer."""
+    if config.layer_decay < 1 and not traits.layer_rates:
+        raise ConfigError(
+            f"is {config.layer_decay} with {config.name}",
+            "an optimizer whose update is proportional to the learning rate",
+            "set it to 1, or choose another optimizer",
+            key="optimizer.layer_decay",
+        )
+    if config.weight_decay and not traits.decoupled_decay:
+        raise ConfigError(
+            f"is {config.weight_decay} with {config.name}, which computes parameters from their"
+            " initial values and would undo the decay",
+            "no weight decay",
+            "set it to 0, or choose another optimizer",
+            key="optimizer.weight_decay",
+        )
+
+
+def _checked_options(
+    config: OptimizerConfig, arguments: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Returns the optimizer's keyword arguments, checked by the names and types of defaults."""
     options = dict(config.options)
+    known = [name for name in arguments if name not in _NOT_OPTIONS]
     for key, value in options.items():
-        if key not in parameters or key in ("learning_rate", "weight_decay", "mask"):
-            own = {"learning_rate", "weight_decay", "mask"}
+        if key not in known:
+            elsewhere = _NOT_OPTIONS.get(key)
             raise ConfigError(
                 f"unknown option '{key}' of optimizer {config.name}",
-                f"one of {', '.join(p for p in parameters if p not in own)}",
-                f"did you mean 'optimizer.options.{nearest(key, set(parameters) - own)}'?"
-                if key not in own
-                else f"set optimizer.{key if key != 'mask' else 'weight_decay_mask'}",
+                f"one of {', '.join(known)}",
+                f"did you mean 'optimizer.options.{nearest(key, known)}'?"
+                if elsewhere is None
+                else f"set optimizer.{elsewhere}",
             )
-        kind = type(parameters[key].default)
+        kind = type(arguments[key].default)
         fits = isinstance(value, kind) or (kind is float and type(value) is int)
         if kind in (bool, int, float) and not fits:
             raise ConfigError(
-                f"'optimizer.options.{key}' is {value!r}", f"a {kind.__name__}", "correct it"
+                f"is {value!r}",
+                f"a {kind.__name__}",
+                "correct it",
+                key=f"optimizer.options.{key}",
             )
     if config.name == "sgd":
         options.setdefault("momentum", 0.9)
     if config.state_dtype != "float32":
-        key = next((k for k in _STATE_DTYPE_KEYS if k in parameters), None)
+        key = next((k for k in _STATE_DTYPE_KEYS if k in arguments), None)
         if key is None:
             raise ConfigError(
-                f"'optimizer.state_dtype' is {config.state_dtype} with {config.name}",
+                f"is {config.state_dtype} with {config.name}",
                 "an optimizer whose momentum type can be set (adamw, sgd, adafactor, ...)",
                 "set it to float32",
+                key="optimizer.state_dtype",
             )
         options.setdefault(key, jnp.dtype(config.state_dtype))
     return options
 
 
-def _by_layer(base: optax.GradientTransformation, params: Any) -> optax.GradientTransformation:
-    """Applies an optimizer to each layer of each stack by itself, to all else as it is."""
+def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
+    """Returns a function from a tree of one layer's parameters to the axes of each matrix.
+
+    Args:
+        kind: optax's type of dimension numbers.
+    """
+    # Muon treats axes that are not named as a batch of matrices; GaLore must have all of them.
+    batched = kind is optax.contrib.MuonDimensionNumbers
+
+    def axes(name: str, leaf: Any) -> Any:
+        if not name.endswith("kernel") or re.match(r"(.*_)?head/", name):
+            return None  # Adam updates heads, tables of embeddings, biases and scales.
+        every = tuple(range(-leaf.ndim, 0))
+        if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:
+            # [D, 3, H, head_dim] or [D, H, head_dim]: queries, keys and values are separate.
+            return kind(every[:1], every[-2:] if batched else every[1:])
+        # [in, out], [H, head_dim, D], or [height, width, in, out] of patches and convolutions.
+        return kind(every[:-1], every[-1:])
+
+    return lambda params: map_named(axes, params)
+
+
+def _by_layer(
+    base: optax.GradientTransformation, params: Any, *, loop: bool
+) -> optax.GradientTransformation:
+    """Applies an optimizer to each layer of each stack separately, and to the rest as it is."""
 
     def init(params: Any) -> Any:
         return jax.vmap(base.init)(params) if jax.tree.leaves(params) else base.init(params)
@@ -141,36 +369,23 @@ def _by_layer(base: optax.GradientTransformation, params: Any) -> optax.Gradient
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         if not jax.tree.leaves(updates):
             return base.update(updates, state, params)
+        if loop:
+            return jax.lax.map(lambda layer: base.update(*layer), (updates, state, params))
         return jax.vmap(base.update)(updates, state, params)
 
     def labels(params: Any) -> Any:
-        stacks = [_stack_of(name) or "plain" for name in leaf_names(params)]
-        return jax.tree.unflatten(jax.tree.structure(params), stacks)
+        return map_named(lambda name, _: _stack_of(name) or "plain", params)
 
-    # One transformation a stack, since stacks differ in depth.
+    # One transformation for each stack, because their depths differ.
     by_layer = optax.GradientTransformation(init, update)
     stacks = {label for label in jax.tree.leaves(labels(params)) if label != "plain"}
     return optax.partition({"plain": base, **dict.fromkeys(sorted(stacks), by_layer)}, labels)
 
 
 def _stack_of(name: str) -> str | None:
-    """Returns a name of the stack that a parameter is in, e.g. "encoder_blocks"; None: in none."""
+    """Returns a label of the stack that a parameter is in, e.g. "encoder_blocks"; None: in none."""
     match = _STACK.match(name)
     return None if match is None else match[0].replace("/", "_")
-
-
-def _parameters(name: str) -> Mapping[str, Any]:
-    """Returns the parameters of an optax optimizer that needs only gradients; empty for others."""
-    function = getattr(optax, name, None)
-    if function is None or inspect.isclass(function):
-        return {}
-    if name.startswith("_") or name in _NEED_MORE | _NOT_LINEAR:
-        return {}
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A type alias.
-        return {}
-    return parameters if "learning_rate" in parameters else {}
 
 
 def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
@@ -180,43 +395,51 @@ def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
         ConfigError: a parameter that no pattern covers.
     """
     key = "optimizer.weight_decay_mask"
-    decayed = [match_first(n, config.weight_decay_mask, key) for n in leaf_names(params)]
-    return jax.tree.unflatten(jax.tree.structure(params), decayed)
+    return map_named(lambda name, _: match_first(name, config.weight_decay_mask, key), params)
+
+
+def _mask_fn(config: OptimizerConfig) -> Callable[[Any], Any]:
+    # A function of the tree, because inside `partition` it lacks the frozen parameters.
+    return lambda params: weight_decay_mask(config, params)
 
 
 def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     """Returns a tree of "frozen" or "trained".
 
     Raises:
-        ConfigError: a pattern that matches no parameter, or all parameters frozen.
+        ConfigError: a pattern that matches no parameter, or patterns that match them all.
     """
     names = leaf_names(params)
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in names):
-            close = nearest(pattern, names)
             raise ConfigError(
-                f"'optimizer.freeze' has {pattern!r}, which matches no parameter",
+                f"has {pattern!r}, which matches no parameter",
                 "regular expressions over whole names",
-                f"did you mean {close!r}?",
+                f"did you mean {nearest(pattern, names)!r}?",
+                key="optimizer.freeze",
             )
-    frozen = [any(re.fullmatch(p, name) for p in patterns) for name in names]
-    if all(frozen):
+
+    def label(name: str, _: Any) -> str:
+        return "frozen" if any(re.fullmatch(p, name) for p in patterns) else "trained"
+
+    labels = map_named(label, params)
+    if "trained" not in jax.tree.leaves(labels):
         raise ConfigError(
-            "'optimizer.freeze' matches every parameter", "something left to train", "narrow it"
+            "matches every parameter",
+            "something left to train",
+            "narrow it",
+            key="optimizer.freeze",
         )
-    labels = ["frozen" if f else "trained" for f in frozen]
-    return jax.tree.unflatten(jax.tree.structure(params), labels)
+    return labels
 
 
 def _scale_layers(scales: Any) -> optax.GradientTransformation:
-    """Multiplies each update by its factor in a tree that may hold more, e.g. frozen parameters."""
+    """Multiplies each update by its factor from a tree that may hold more, e.g. frozen ones."""
     by_name = named_leaves(scales)
 
     def update(updates: Any, params: Any = None) -> Any:
         del params
-        leaves, treedef = jax.tree.flatten(updates)
-        named = zip(leaf_names(updates), leaves, strict=True)
-        return jax.tree.unflatten(treedef, [u * by_name[n].astype(u.dtype) for n, u in named])
+        return map_named(lambda name, u: u * by_name[name].astype(u.dtype), updates)
 
     return optax.stateless(update)
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import batch_shapes, labelled_image_arrays
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
@@ -74,14 +75,9 @@ class Program:
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a training batch as it comes over the wire."""
-        size, batch = self.config.data.image_size, self.config.data.global_batch_size
-        sharding = batch_sharding(self.mesh)
-        shapes = {"image": ((batch, size, size, 3), np.uint8), "label": ((batch,), np.int32),
-                  "mask": ((batch,), np.bool_)}  # fmt: skip
-        return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-            for name, (shape, dtype) in shapes.items()
-        }
+        data = self.config.data
+        arrays = labelled_image_arrays(data.image_size)
+        return batch_shapes(arrays, data.global_batch_size, batch_sharding(self.mesh))
 
     def lower(self) -> jax.stages.Lowered:
         """Returns the jitted step, its state donated, traced for the shapes of this run."""
@@ -152,7 +148,7 @@ def build_program(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    start_from = make_start_from(optimizer, ema=config.ema_decay is not None)
+    start_from = make_start_from(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
     shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
     step_fn = make_train_step(

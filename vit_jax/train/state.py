@@ -22,7 +22,8 @@ class TrainState:
         step: i32 scalar, number of updates made.
         params: nested dict of f32 arrays.
         opt_state: of the optax chain.
-        ema: moving average of params, or None.
+        ema: moving average of params, or the average that a schedule-free optimizer evaluates, or
+            None.
     """
 
     # Any: the same tree also holds shapes, shardings or names in place of the arrays.
@@ -33,7 +34,7 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate: the average where it is kept."""
+        """The parameters to evaluate: their average if the run keeps one."""
         return self.params if self.ema is None else self.ema
 
 

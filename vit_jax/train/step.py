@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
+from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.state import TrainState
 from vit_jax.train.task import BatchLoss, Prepare
 
@@ -57,7 +58,9 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
-        if config.ema_decay is not None:
+        if config.optimizer.averages_parameters:
+            ema = schedule_free_params(opt_state, params)
+        elif config.ema_decay is not None:
             ema = optax.incremental_update(params, ema, 1 - config.ema_decay)
         metrics = {
             "train/loss": loss,

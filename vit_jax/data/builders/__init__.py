@@ -1,3 +1,3 @@
-"""TFDS builders of the datasets that come with an installed package and need no download."""
+"""TFDS builders of bundled datasets: they come with an installed package, without a download."""
 
 BUNDLED = {"digits": "vit_jax.data.builders.digits:Digits"}

@@ -1,4 +1,4 @@
-"""The handwritten digits that ship with scikit-learn, as a TFDS dataset."""
+"""TFDS builder of the handwritten digits that come with scikit-learn."""
 
 import io
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ _TEST_EVERY = 5
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
-    """1,797 real handwritten digits, 8x8 gray levels, 10 classes; every fifth one is for testing.
+    """1,797 handwritten digits, 8 x 8 gray pixels, 10 classes. Every fifth one is a test example.
 
-    Images are written as encoded PNG, which TFDS stores without TensorFlow.
+    Images are encoded as PNG here because TFDS needs TensorFlow to encode them.
 
-    Source: UCI Optical Recognition of Handwritten Digits, test part, as in
+    Source: the test part of UCI Optical Recognition of Handwritten Digits, from
     `sklearn.datasets.load_digits`.
     """
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "As in scikit-learn."}
+    RELEASE_NOTES = {"1.0.0": "The data of scikit-learn."}
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(

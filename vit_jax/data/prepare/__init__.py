@@ -1,1 +1,1 @@
-"""Packing images into TFDS-format ArrayRecord shards, and TFRecord shards into the same."""
+"""Writes TFDS-format ArrayRecord shards from images or from TFRecord shards."""

@@ -1,4 +1,4 @@
-"""Checking and shrinking one encoded image."""
+"""Checks and optionally shrinks one encoded image."""
 
 import io
 
@@ -10,15 +10,15 @@ JPEG_QUALITY = 95
 
 
 def fit_image(encoded: bytes, short_side: int | None) -> tuple[bytes, str]:
-    """Returns an image that is known to be readable, as encoded bytes, and its format.
+    """Checks that an image can be decoded and returns its encoded bytes and format.
 
-    Without `short_side` the bytes stay as they are, and so do those of images whose short side is
-    not longer. A larger image is turned as its EXIF data say, resized (bicubic, antialiased) and
-    encoded again, JPEG and WebP as JPEG of quality 95, others as PNG; its metadata are left out.
+    The bytes are unchanged unless the short side is longer than `short_side`. Such an image is
+    rotated by its EXIF orientation, resized (bicubic, antialiased) and encoded again without
+    metadata: JPEG and WebP as JPEG of quality 95, others as PNG.
 
     Args:
-        encoded: JPEG, PNG or whatever Pillow reads.
-        short_side: in pixels; None: leave the size.
+        encoded: JPEG, PNG or another format that Pillow reads.
+        short_side: in pixels; None: keep the size.
 
     Raises:
         DataError: not an image, or a truncated or damaged one.

@@ -1,4 +1,4 @@
-"""From a folder of images, or of tar files, to a TFDS dataset in ArrayRecord shards."""
+"""Packs a folder of images or tar files into a TFDS dataset of ArrayRecord shards."""
 
 import dataclasses
 import logging
@@ -27,21 +27,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 VERSION = "1.0.0"
-# Images under way for each thread: enough that none waits, and memory stays small.
+# Images in flight per thread: enough to keep all threads busy with little memory.
 _AHEAD = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PackOptions:
-    """How to pack.
+    """Options of `pack`.
 
     Attributes:
         name: of the dataset, `data.name`.
-        short_side: in pixels, images with a longer one are shrunk; None: bytes stay as they are.
-        val_fraction: share of "train" that becomes "validation", of every class alike.
-        shard_mb: megabytes of images in a shard, before shrinking.
-        on_bad_example: what becomes of an image that cannot be read.
-        threads: that read, decode and encode; None: one per core.
+        short_side: images with a longer short side are shrunk to it, in pixels; None: bytes are
+            copied unchanged.
+        val_fraction: fraction of every class of "train" that becomes "validation".
+        shard_mb: megabytes of images per shard, before shrinking.
+        on_bad_example: what to do with an unreadable image.
+        threads: number of threads that read, decode and encode; None: one per core.
     """
 
     name: str
@@ -59,8 +60,8 @@ class Packed:
     Attributes:
         path: its folder, NAME/1.0.0.
         splits: split -> number of examples.
-        skipped: names of images that could not be read.
-        was_complete: whether there was nothing to do.
+        skipped: names of unreadable images.
+        was_complete: whether the dataset was complete already.
     """
 
     path: Path
@@ -70,31 +71,31 @@ class Packed:
 
 
 def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
-    """Writes a listing's images to DATA_DIR/NAME/1.0.0; a killed run is gone on with.
+    """Writes the images of a listing to DATA_DIR/NAME/1.0.0. Resumes an interrupted run.
 
-    Every image is decoded once, so that a prepared dataset is a readable one. The order of the
-    examples is that of `FolderSource`. Images are read as they are needed, a few at a time.
+    Every image is decoded once, so that all images of the dataset are known to be readable. The
+    examples have the same order as in `FolderSource`. Only a few images are in memory at a time.
 
     Args:
         listing: images.
         data_dir: folder of TFDS datasets.
-        options: how.
+        options: how to pack them.
 
     Raises:
-        DataError: a bad name, an unreadable image, or a dataset of other images in that place.
+        DataError: the name is invalid, an image is unreadable, or the folder holds another dataset.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name) or options.name in BUNDLED:
         raise DataError(
             f"dataset name {options.name!r}",
-            f"a small letter, then small letters, digits and _; not {', '.join(BUNDLED)}",
-            "give another --name",
+            f"a lowercase letter, then lowercase letters, digits or _; not {', '.join(BUNDLED)}",
+            "choose another --name",
         )
     _check_class_names(listing.class_names)
     splits = _splits(listing, options.val_fraction)
     shards = {
         name: rows
         for split, rows_of_split in splits.items()
-        for name, rows in _cut(listing, split, rows_of_split, options)
+        for name, rows in _shard_rows(listing, split, rows_of_split, options)
     }
     everything = np.concatenate([rows for _, rows in sorted(splits.items())])
     plan = {
@@ -106,14 +107,15 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
     path = data_dir.expanduser().absolute() / options.name / VERSION
     if (path / "dataset_info.json").exists() and not (path / JOURNAL).exists():
         raise DataError(
-            f"{path} holds a dataset that was not packed here", "a new one, or one begun here",
+            f"{path} holds a dataset that another program wrote",
+            "no dataset, or one written by this command",
             "choose another name",
-        )  # fmt: skip
+        )
     total = sum(len(rows) for rows in shards.values())
     with ShardFolder(path, plan) as folder:
         done = sum(len(shards[name]) for name in folder.shards)
         if done:
-            log.info("%d of %d images are packed already", done, total)
+            log.info("%d of %d images are already packed", done, total)
         with (
             ProgressBar(f"packing {options.name}", total, done) as progress,
             ThreadPoolExecutor(options.threads or os.cpu_count() or 1) as pool,
@@ -133,12 +135,12 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
 
 
 def _check_class_names(names: Iterable[str]) -> None:
-    """Raises DataError for a name that TFDS's list of them, a line each, would not give back."""
+    """Raises DataError for a name that does not survive TFDS's file of one name per line."""
     for name in names:
         written = name.encode(errors="replace").decode().splitlines()
         if written != [name.strip()] or name != name.strip():
             raise DataError(
-                f"class name {name!r}", "one line of UTF-8 without spaces around it",
+                f"class name {name!r}", "one line of UTF-8 without leading or trailing spaces",
                 "rename the class",
             )  # fmt: skip
 
@@ -146,17 +148,17 @@ def _check_class_names(names: Iterable[str]) -> None:
 def _check_skipped(
     root: Path, counts: dict[str, int], skipped: list[str], options: PackOptions
 ) -> None:
-    """Raises DataError where an earlier run left out what this one may not, or all of a split."""
+    """Raises DataError if images were skipped that may not be, or if a split is empty."""
     if skipped and options.on_bad_example == "error":
         raise DataError(
-            f"{root / skipped[0]} cannot be read and was left out before ({len(skipped)} such)",
-            "images that can all be read", "add --on_bad_example=skip, or give another --name",
+            f"an earlier run skipped {len(skipped)} unreadable images, such as {root / skipped[0]}",
+            "only readable images", "add --on_bad_example=skip, or choose another --name",
         )  # fmt: skip
     for split, count in counts.items():
         if not count:
             raise DataError(
-                f"not one image of split {split} in {root} can be read", "some",
-                "look at them with: python -m vit_jax data check",
+                f"no image of split {split} in {root} can be read", "at least one",
+                "list bad images with: python -m vit_jax data check",
             )  # fmt: skip
 
 
@@ -165,24 +167,24 @@ def _splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
         return listing.splits
     if list(listing.splits) != ["train"]:
         raise DataError(
-            f"--val_fraction={val_fraction:g} for images in splits {', '.join(listing.splits)}",
+            f"--val_fraction={val_fraction:g}, but there are splits {', '.join(listing.splits)}",
             "images without splits",
-            "leave it out",
+            "leave --val_fraction out",
         )
     rows = listing.splits["train"]
     kept = len(rows) - round(val_fraction * len(rows))
     if not 0 < kept < len(rows):
         raise DataError(
             f"--val_fraction={val_fraction:g} of {len(rows)} images",
-            "some images in either part", "choose another fraction",
+            "a fraction that leaves images in both parts", "choose another fraction",
         )  # fmt: skip
     return {"train": rows[:kept], "validation": rows[kept:]}
 
 
-def _cut(
+def _shard_rows(
     listing: Listing, split: str, rows: np.ndarray, options: PackOptions
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields file name and rows of the shards of a split."""
+    """Yields (file name, rows) for each shard of a split."""
     megabytes = listing.sizes[rows].sum() / 1e6
     count = int(min(len(rows), max(1, np.ceil(megabytes / options.shard_mb))))
     for number, part in enumerate(np.array_split(rows, count)):
@@ -219,7 +221,7 @@ def _write_shard(
                 yield encode_record(image, int(listing.labels[row]), listing.names[row])
             elif options.on_bad_example == "skip":
                 skipped.append(listing.names[row])
-                log.warning("left out: %s: %s", listing.names[row], result.got)
+                log.warning("skipped: %s: %s", listing.names[row], result.got)
             else:
                 where = str(listing.root / listing.names[row])
                 raise DataError(
@@ -235,7 +237,7 @@ def _write_shard(
 def _in_order(
     pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], window: int
 ) -> Iterator[R]:
-    """Yields function(item) in the order of the items, at most `window` of them under way."""
+    """Yields function(item) in the order of the items, with at most `window` in flight."""
     pending: deque[Future[R]] = deque()
     for item in items:
         pending.append(pool.submit(function, item))
@@ -250,7 +252,7 @@ def _of_split(shards: Iterable[Shard], split: str) -> list[Shard]:
 
 
 def _opens_with(path: Path, class_names: tuple[str, ...]) -> bool:
-    """Whether the metadata are there and say what they should of the classes."""
+    """Whether the metadata exist and list the right classes."""
     import tensorflow_datasets as tfds
 
     if not (path / "dataset_info.json").exists():
@@ -258,7 +260,7 @@ def _opens_with(path: Path, class_names: tuple[str, ...]) -> bool:
     try:
         features: Any = tfds.builder_from_directory(str(path)).info.features
         return tuple(features["label"].names) == class_names
-    except Exception:  # Of many kinds, as files may be damaged.
+    except Exception:  # Damaged files raise errors of many types.
         return False
 
 
@@ -305,7 +307,7 @@ def _write_metadata(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     info.write_to_directory(str(temporary))
-    # Its presence means that the dataset is complete.
+    # dataset_info.json comes last: its presence means that the dataset is complete.
     for path in sorted(temporary.iterdir(), key=lambda p: p.name == "dataset_info.json"):
         path.replace(folder.path / path.name)
     temporary.rmdir()

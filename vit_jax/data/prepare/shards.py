@@ -1,7 +1,7 @@
-"""ArrayRecord shards that are written one by one, so that a killed process loses one at most."""
+"""Writes ArrayRecord shards one by one, so that a killed process loses at most one shard."""
 
+import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.sources.tfds import CHECKSUMS
-from vit_jax.errors import DataError
-from vit_jax.files import write_atomically
+from vit_jax.errors import DataError, LockedError
+from vit_jax.files import locked, write_atomically
 
 JOURNAL = "prepare.jsonl"
-"""First line: what the shards are made of and how; then a line for each finished one."""
+"""First line: the plan, which decides the content of the shards; then one line per shard."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Shard:
     Attributes:
         name: of the file.
         examples: number of records.
-        num_bytes: of the records.
+        num_bytes: total size of the records.
         sha256: of the file.
-        file_bytes: its size.
-        facts: what else there is to remember.
+        file_bytes: size of the file.
+        facts: other information that the caller wants to keep.
     """
 
     name: str
@@ -39,49 +39,44 @@ class Shard:
 
 
 class ShardFolder:
-    """A folder that shards are written to; use as a context manager.
+    """A folder of shards that is being written; use as a context manager.
 
-    A shard gets its name when it is complete and on disk, and a line in the journal after that. The
-    next process goes on from there, if it has the same plan. The same records give the same bytes.
+    A shard gets its final name when it is complete and on disk, and then a line in the journal. A
+    later process with the same plan continues from there. The same records give the same bytes.
 
     Args:
-        path: made when missing.
-        plan: decides the content of all shards.
+        path: created if missing.
+        plan: JSON-like; decides the content of all shards.
 
     Raises:
-        DataError: another process writes there, or the folder was begun with another plan.
+        DataError: another process is writing there, or the folder was started with another plan.
     """
 
     def __init__(self, path: Path, plan: dict[str, Any]):
         self.path, self.shards = path, dict[str, Shard]()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".prepare.lock").open("w")
-        except OSError as error:
-            raise _unwritable(path, error.strerror) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise DataError(
-                f"{path} is being written by another process", "one at a time", "wait for it"
-            ) from None
-        except OSError:  # Some network file systems have no locks.
-            pass
-        try:
-            self._take_up(json.loads(json.dumps(plan)))
-        except BaseException:
-            self._lock.close()
-            raise
+        self._plan = json.loads(json.dumps(plan))
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> "ShardFolder":
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / ".prepare.lock"))
+            except LockedError:
+                raise DataError(
+                    f"another process is writing {self.path}", "one process at a time",
+                    "wait for it to end",
+                ) from None  # fmt: skip
+            except OSError as error:
+                raise _unwritable(self.path, error.strerror) from None
+            self._resume(self._plan)
+            self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
 
     def write(self, name: str, records: Iterable[bytes], facts: dict[str, Any]) -> Shard:
-        """Writes a shard; `facts` are noted after the last record was taken."""
+        """Writes a shard. Reads `facts` after the last record."""
         from array_record.python.array_record_module import ArrayRecordWriter
 
         incomplete = self.path / f".{name}.incomplete"
@@ -107,26 +102,26 @@ class ShardFolder:
         return shard
 
     def write_checksums(self) -> None:
-        """Writes the sums of all shards as `sha256sum` does."""
+        """Writes the checksums of all shards in the format of `sha256sum`."""
         lines = [f"{s.sha256}  {s.name}\n" for _, s in sorted(self.shards.items())]
         write_atomically(self.path / CHECKSUMS, "".join(lines))
 
-    def _take_up(self, plan: dict[str, Any]) -> None:
-        """Reads the journal of an earlier process, or begins one."""
+    def _resume(self, plan: dict[str, Any]) -> None:
+        """Reads the journal of an earlier process, or starts one."""
         for path in self.path.glob(".*.incomplete"):
             path.unlink()
         journal = self.path / JOURNAL
-        # A line that a kill cut off has no end.
+        # A kill can leave a last line without a newline.
         lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
         if not lines:
             journal.unlink(missing_ok=True)
             self._note(plan)
             return
-        there = json.loads(lines[0])
-        changed = sorted(k for k in plan.keys() | there.keys() if plan.get(k) != there.get(k))
+        earlier = json.loads(lines[0])
+        changed = sorted(k for k in plan.keys() | earlier.keys() if plan.get(k) != earlier.get(k))
         if changed:
             raise DataError(
-                f"{self.path} was begun otherwise ({', '.join(changed)} differ)",
+                f"{self.path} was started with other inputs ({', '.join(changed)} changed)",
                 "the same images and options",
                 "remove that folder, or choose another name",
             )
@@ -138,7 +133,7 @@ class ShardFolder:
             path = self.path / shard.name
             if path.is_file() and path.stat().st_size == shard.file_bytes:
                 self.shards[shard.name] = shard
-            else:  # Lost or cut off since; an earlier line may be of the same shard.
+            else:  # Missing or truncated. An earlier line may name the same shard.
                 self.shards.pop(shard.name, None)
 
     def _note(self, content: dict[str, Any]) -> None:
@@ -157,7 +152,7 @@ def _unwritable(path: Path, reason: str | None) -> DataError:
 
 
 def sha256_of(path: Path, *, sync: bool = False) -> str:
-    """Returns the checksum of a file, which is brought to the disk first if wanted."""
+    """Returns the checksum of a file. With `sync`, flushes the file to disk first."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""TFRecord datasets of TFDS to ArrayRecord: other files around the same records, no TensorFlow.
+"""Converts TFRecord datasets of TFDS to ArrayRecord without TensorFlow; the records stay the same.
 
 A TFRecord file is a sequence of: length (u64, little-endian), masked CRC-32C of the length (u32),
 the record, masked CRC-32C of the record (u32).
@@ -6,7 +6,6 @@ Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format
 """
 
 import dataclasses
-import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.progress import ProgressBar
 from vit_jax.errors import DataError
-from vit_jax.files import write_atomically
+from vit_jax.files import read_json, write_json
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -24,12 +23,12 @@ _FOOTER = struct.Struct("<I")
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A dataset that is there as ArrayRecord.
+    """A dataset that is stored as ArrayRecord.
 
     Attributes:
         path: its folder.
         examples: in all splits.
-        was_complete: whether there was nothing to do.
+        was_complete: whether it was stored as ArrayRecord already.
     """
 
     path: Path
@@ -38,28 +37,29 @@ class Converted:
 
 
 def convert(builder: Any, destination: Path | None) -> Converted:
-    """Writes the shards of a TFRecord dataset again as ArrayRecord; a killed run is gone on with.
+    """Writes the shards of a TFRecord dataset as ArrayRecord. Resumes an interrupted run.
 
     Args:
         builder: TFDS builder of the dataset.
-        destination: folder of datasets for a copy of its own; None: beside the old files, in which
-            case dataset_info.json names both formats and TensorFlow goes on reading the old one.
+        destination: folder of datasets for a separate copy; None: write the new files beside the
+            old ones. Then dataset_info.json names both formats and TensorFlow still reads the old
+            one.
 
     Raises:
-        DataError: not TFRecord, damaged files, or the checksum package is missing.
+        DataError: the dataset is not TFRecord, files are damaged, or google-crc32c is missing.
     """
     from tensorflow_datasets.core import FileFormat
 
-    info, there = builder.info, Path(builder.data_path)
+    info, old_folder = builder.info, Path(builder.data_path)
     examples = sum(split.num_examples for split in info.splits.values())
     if FileFormat.ARRAY_RECORD in {info.file_format, *info.alternative_file_formats}:
-        return Converted(there, examples, was_complete=True)
+        return Converted(old_folder, examples, was_complete=True)
     if info.file_format != FileFormat.TFRECORD:
         raise DataError(
             f"dataset {info.full_name} is stored as {info.file_format.value}", "tfrecord",
             "prepare it again with --file_format=array_record",
         )  # fmt: skip
-    here = there if destination is None else destination.expanduser() / info.full_name
+    new_folder = old_folder if destination is None else destination.expanduser() / info.full_name
     pairs = [
         (old, new.name, length)
         for split in info.splits.values()
@@ -67,7 +67,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
             sorted(split.filename_template.sharded_filepaths(split.num_shards)),
             sorted(
                 split.filename_template.replace(
-                    data_dir=here, filetype_suffix="array_record"
+                    data_dir=new_folder, filetype_suffix="array_record"
                 ).sharded_filepaths(split.num_shards)
             ),
             split.shard_lengths,
@@ -76,15 +76,15 @@ def convert(builder: Any, destination: Path | None) -> Converted:
     ]
     checksum = crc32c()
     plan = {"shards": {name: length for _, name, length in pairs}, "from": info.full_name}
-    with ShardFolder(here, plan) as folder:
+    with ShardFolder(new_folder, plan) as folder:
         done = sum(shard.examples for shard in folder.shards.values())
         with ProgressBar(f"converting {info.full_name}", examples, done) as progress:
             for old, name, length in pairs:
                 if name not in folder.shards:
-                    folder.write(name, _whole(Path(old), checksum, length, progress), {})
+                    folder.write(name, _checked_records(Path(old), checksum, length, progress), {})
         folder.write_checksums()
-    _write_metadata(there, here)
-    return Converted(here, examples, was_complete=False)
+    _write_metadata(old_folder, new_folder)
+    return Converted(new_folder, examples, was_complete=False)
 
 
 def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[bytes]:
@@ -95,7 +95,7 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
         checksum: CRC-32C of bytes.
 
     Raises:
-        DataError: the file is missing, cut off or damaged.
+        DataError: the file is missing, truncated or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -114,22 +114,22 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
                 yield record
     except OSError as error:
         raise DataError(
-            f"{path}: {error.strerror}", "the dataset's files as they were prepared", "restore it"
+            f"{path}: {error.strerror}", "an intact file of the prepared dataset", "restore it"
         ) from None
 
 
 def crc32c() -> Callable[[bytes], int]:
-    """Returns the checksum of TFRecord files.
+    """Returns the checksum function of TFRecord files.
 
     Raises:
-        DataError: the package that computes it is not installed.
+        DataError: the package google-crc32c is not installed.
     """
     try:
         import google_crc32c  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(
             "the package google-crc32c is not installed",
-            "it, to check the records",
+            "the package, which verifies the records",
             "run: pip install google-crc32c (part of the extra prepare)",
         ) from None
     return google_crc32c.value
@@ -139,10 +139,10 @@ def _mask(value: int) -> int:
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _whole(
+def _checked_records(
     path: Path, checksum: Callable[[bytes], int], expected: int, progress: ProgressBar
 ) -> Iterator[bytes]:
-    """Yields the records of a file, which must be as many as expected."""
+    """Yields the records of a file and checks their number."""
     found = 0
     for record in read_tfrecords(path, checksum):
         yield record
@@ -157,20 +157,20 @@ def _whole(
 
 def _damaged(path: Path) -> DataError:
     return DataError(
-        f"{path} is damaged", "a whole TFRecord file", "restore it or prepare the dataset again"
+        f"{path} is damaged", "an intact TFRecord file", "restore it or prepare the dataset again"
     )
 
 
-def _write_metadata(there: Path, here: Path) -> None:
-    """Says in dataset_info.json that the dataset is there as ArrayRecord."""
-    info = json.loads((there / "dataset_info.json").read_text())
-    if here == there:
+def _write_metadata(old_folder: Path, new_folder: Path) -> None:
+    """Adds ArrayRecord to the formats in dataset_info.json; copies other metadata if needed."""
+    info = read_json(old_folder / "dataset_info.json", error=DataError)
+    if new_folder == old_folder:
         formats = [*info.get("alternativeFileFormats", []), "array_record"]
         info["alternativeFileFormats"] = formats
     else:
         info["fileFormat"] = "array_record"
         info.pop("alternativeFileFormats", None)
-        for path in [*there.glob("*.json"), *there.glob("*.txt")]:
+        for path in [*old_folder.glob("*.json"), *old_folder.glob("*.txt")]:
             if path.name != "dataset_info.json":
-                shutil.copyfile(path, here / path.name)
-    write_atomically(here / "dataset_info.json", json.dumps(info, indent=2))
+                shutil.copyfile(path, new_folder / path.name)
+    write_json(new_folder / "dataset_info.json", info)

@@ -1,7 +1,7 @@
-"""Random-access sources of encoded examples; no kind of them needs TensorFlow."""
+"""Random-access sources of encoded examples, none of which needs TensorFlow."""
 
 from vit_jax.data.sources.base import Example, LabelledSource, Source
-from vit_jax.data.sources.opening import (
+from vit_jax.data.sources.open import (
     TrainingData,
     class_count,
     open_source,

@@ -1,14 +1,17 @@
-"""What the rest of the package knows of a dataset."""
+"""The interface between datasets and the rest of the package."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from vit_jax.errors import DataError
+
+# Features that are read beside the image unless a task asks for others.
+LABEL_ONLY = ("label",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,23 +20,26 @@ class Example:
 
     Attributes:
         image: encoded bytes (PNG, JPEG, ...).
-        label: class index.
-        id: name that says which example of the source this is, for messages.
+        label: class index; -1 where no label was asked for.
+        id: identifies the example within its source in error messages.
+        features: other features that the task asked for, by their names in the dataset; images
+            still encoded.
     """
 
     image: bytes
     label: int
     id: str
+    features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What the loader needs of a dataset. Must be cheap to read at random and from many threads.
+    """A dataset split as the loader sees it: cheap to read at random and from many threads.
 
     Attributes:
-        name: what it is, for people.
+        name: for messages.
         class_names: names of the classes, in label order.
-        fingerprint: hash of everything that decides which examples these are.
+        fingerprint: hash that changes when the examples do.
     """
 
     name: str
@@ -51,7 +57,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class LabelledSource(Source, Protocol):
-    """A source that tells all its labels without decoding images, as subsets need it to."""
+    """A source that knows all its labels without decoding images. Subsets need that."""
 
     def labels(self) -> np.ndarray:
         """Returns the label of every example: i[N], or u[N]."""
@@ -59,37 +65,58 @@ class LabelledSource(Source, Protocol):
 
 
 def hash_of(*parts: Any) -> str:
-    """Returns 16 hexadecimal digits that stand for JSON-like parts."""
+    """Returns the first 16 hexadecimal digits of a hash of JSON-like values."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def pick_feature(wanted: str | None, usual: str, there: Sequence[str], dataset: str) -> str:
-    """Returns which of the features of a kind to read.
+def pick_feature(wanted: str | None, usual: str, available: Sequence[str], dataset: str) -> str:
+    """Returns the name of the image or label feature to read.
 
     Args:
-        wanted: `data.image_key` or `data.label_key`; None: the usual one, or the only one.
+        wanted: `data.image_key` or `data.label_key`; None: the usual name, or the only feature.
         usual: "image" or "label".
-        there: names of the features of that kind.
-        dataset: for the message.
+        available: names of the features of that kind.
+        dataset: for the error message.
 
     Raises:
-        DataError: it is not there, or there are several to choose from.
+        DataError: there is no such feature, or there are several to choose from.
     """
     chosen = wanted or usual
-    if chosen in there:
+    if chosen in available:
         return chosen
-    if wanted is None and len(there) == 1:
-        return there[0]
-    key = f"data.{usual}_key"
-    kind = "image" if usual == "image" else "class"
-    if not there:
+    if wanted is None and len(available) == 1:
+        return available[0]
+    kind = {"image": "image", "label": "class"}[usual]
+    if not available:
         raise DataError(
-            f"{dataset} without {'an image' if usual == 'image' else 'a class'} feature",
+            f"{dataset} has no {kind} feature",
             "an 'image' and a class 'label'",
             "use an image-classification dataset",
         )
     raise DataError(
         f"{dataset} has no {kind} feature {chosen!r}",
-        f"one of {', '.join(sorted(there))}",
-        f"set {key}",
+        f"one of {', '.join(sorted(available))}",
+        f"set data.{usual}_key",
     )
+
+
+def without_label(features: Sequence[str]) -> tuple[str, ...]:
+    """Returns the features other than the label."""
+    return tuple(name for name in features if name != "label")
+
+
+def check_features(features: Sequence[str], available: Sequence[str], dataset: str) -> None:
+    """Raises DataError if the dataset lacks a feature that the task reads.
+
+    Args:
+        features: names in the dataset, without "label".
+        available: all feature names of the dataset.
+        dataset: for the error message.
+    """
+    missing = [name for name in features if name not in available]
+    if missing:
+        raise DataError(
+            f"{dataset} has no feature {missing[0]!r}, which the task reads",
+            f"a dataset with {', '.join(features)}",
+            "choose another dataset or task",
+        )

@@ -1,29 +1,39 @@
-"""Images in a folder, in tar files or listed in a CSV file, as a source."""
+"""Source for images in a folder, in tar files, or listed in a CSV file."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources.base import Example, hash_of
+from vit_jax.data.sources.base import LABEL_ONLY, Example, check_features, hash_of, without_label
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
 
 
 class FolderSource:
-    """A split of the images of a `Listing`.
+    """A split of a `Listing` of image files.
 
     Args:
-        listing: what is there.
+        listing: the image files.
         split: TFDS split string over the listing's splits, e.g. "train[:90%]".
         name: `data.name`.
-        empty_files: what becomes of files of zero bytes: "error", or "keep" for the loader to skip.
+        empty_files: "error" refuses files of zero bytes; "keep" leaves them to the loader, which
+            skips them.
+        features: read beside the image; only the label is available.
 
     Raises:
-        DataError: no such split, or an empty file.
+        DataError: no such split or feature, or an empty file.
     """
 
-    def __init__(self, listing: Listing, split: str, name: str, empty_files: str = "error"):
+    def __init__(
+        self,
+        listing: Listing,
+        split: str,
+        name: str,
+        empty_files: str = "error",
+        features: Sequence[str] = LABEL_ONLY,
+    ):
+        check_features(without_label(features), (), str(listing.root))
         sizes = {split: len(rows) for split, rows in listing.splits.items()}
         expanded = expand_presets(split, sizes, name)
         spans = read_split(expanded, {s: [n] for s, n in sizes.items()}, str(listing.root))

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.sources.base import Example, hash_of, pick_feature
+from vit_jax.data.sources.base import (
+    LABEL_ONLY,
+    Example,
+    check_features,
+    hash_of,
+    pick_feature,
+    without_label,
+)
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
 
@@ -20,9 +27,11 @@ class HuggingFaceSource:
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
         image_key: column with the image; None: "image", or the only one.
         label_key: column with the class; None: "label", or the only one.
+        features: read beside the image: "label", and names of other columns.
 
     Raises:
-        DataError: the package, dataset or split is not there, or has no image and class.
+        DataError: the package, dataset or split is missing, or it lacks an image, class or other
+            column.
     """
 
     def __init__(
@@ -33,6 +42,7 @@ class HuggingFaceSource:
         *,
         image_key: str | None = None,
         label_key: str | None = None,
+        features: Sequence[str] = LABEL_ONLY,
     ):
         datasets = _package()
         splits = _load(datasets, name, data_dir)
@@ -45,16 +55,20 @@ class HuggingFaceSource:
         images = [k for k, f in rows.features.items() if isinstance(f, datasets.Image)]
         classes = [k for k, f in rows.features.items() if isinstance(f, datasets.ClassLabel)]
         self._image = pick_feature(image_key, "image", images, described)
-        self._label = pick_feature(label_key, "label", classes, described)
-        columns = [self._image, self._label]
-        self._rows = rows.select_columns(columns).cast_column(
-            self._image, datasets.Image(decode=False)
-        )
+        self._label = None
+        if "label" in features:
+            self._label = pick_feature(label_key, "label", classes, described)
+        self._others = without_label(features)
+        check_features(self._others, rows.column_names, described)
+        columns = [self._image, *([self._label] if self._label else []), *self._others]
+        self._rows = rows.select_columns(columns)
+        for column in set(columns) & set(images):
+            self._rows = self._rows.cast_column(column, datasets.Image(decode=False))
         self.name = f"{name} {split}"
-        self.class_names = tuple(rows.features[self._label].names)
+        self.class_names = tuple(rows.features[self._label].names) if self._label else ()
         info = next(iter(splits.values())).info
         content = [info.dataset_name, info.config_name, str(info.version), info.dataset_size]
-        # What save_to_disk wrote has a hash; by name, the hub's name and version stand for it.
+        # save_to_disk writes a hash. A dataset of the hub is identified by its name and version.
         content += [name] if data_dir is None else [p._fingerprint for p in splits.values()]
         self.fingerprint = hash_of(
             content,
@@ -71,21 +85,31 @@ class HuggingFaceSource:
         """Returns several examples; faster than one by one.
 
         Raises:
-            DataError: an image file that the dataset only points to is not there.
+            DataError: an image file that the dataset only points to is missing.
         """
         found = self._rows[list(indices)]
+        encoded = {
+            name: [_bytes(v) if isinstance(v, dict) and "bytes" in v else v for v in found[name]]
+            for name in self._others
+        }
+        labels = found[self._label] if self._label else [None] * len(indices)
         return [
-            Example(_bytes(image), -1 if label is None else int(label), str(index))
-            for index, image, label in zip(
-                indices, found[self._image], found[self._label], strict=True
+            Example(
+                _bytes(image), -1 if label is None else int(label), str(index),
+                {name: values[i] for name, values in encoded.items()},
             )
-        ]
+            for i, (index, image, label) in enumerate(
+                zip(indices, found[self._image], labels, strict=True)
+            )
+        ]  # fmt: skip
 
     def labels(self) -> np.ndarray:
-        """Returns the label of every example; -1 where there is none."""
+        """Returns the label of every example; -1 where it is missing."""
+        if self._label is None:
+            return np.full(len(self), -1)
         column = self._rows.select_columns([self._label]).with_format("numpy")
         labels = np.asarray(column[:][self._label])
-        if labels.dtype.kind == "f":  # NumPy's form of a column in which some are missing.
+        if labels.dtype.kind == "f":  # NumPy shows missing labels as NaN.
             labels = np.where(np.isnan(labels), -1, labels)
         return labels.astype(np.int64)
 
@@ -94,9 +118,10 @@ def open_splits(
     name: str, data_dir: str | None, *, image_key: str | None, label_key: str | None
 ) -> dict[str, HuggingFaceSource]:
     """Returns all splits of a dataset."""
-    keys = {"image_key": image_key, "label_key": label_key}
-    splits = _load(_package(), name, data_dir)
-    return {split: HuggingFaceSource(name, split, data_dir, **keys) for split in splits}
+    return {
+        split: HuggingFaceSource(name, split, data_dir, image_key=image_key, label_key=label_key)
+        for split in _load(_package(), name, data_dir)
+    }
 
 
 def _package() -> Any:
@@ -104,8 +129,8 @@ def _package() -> Any:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(
-            "data.source is huggingface, and the package `datasets` is not installed",
-            "it",
+            "data.source is huggingface, but the package `datasets` is not installed",
+            "the package",
             "run: pip install datasets (the extra huggingface)",
         ) from None
     return datasets
@@ -117,7 +142,7 @@ def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
         repository, _, config = name.partition(":")
         try:
             return datasets.load_dataset(repository, config or None)
-        except Exception as error:  # Of many kinds: network, authentication, names, formats.
+        except Exception as error:  # Network, authentication, name, format: types differ.
             raise DataError(
                 f"Hugging Face dataset {name!r}: {(str(error).splitlines() or [''])[0]}",
                 "OWNER/NAME or OWNER/NAME:CONFIG on the hub or in its cache",
@@ -126,7 +151,7 @@ def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
     folder = Path(data_dir).expanduser()
     try:
         found = datasets.load_from_disk(str(folder))
-    except (FileNotFoundError, ValueError, OSError, IndexError):  # The last: without an example.
+    except (FileNotFoundError, ValueError, OSError, IndexError):  # IndexError: no examples.
         raise DataError(
             f"no dataset in {folder}", "a folder written by save_to_disk", "check data.data_dir"
         ) from None
@@ -135,7 +160,7 @@ def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
 
 def _bytes(image: dict[str, Any] | None) -> bytes:
     if image is None:
-        return b""  # A missing image is a bad example, as an empty file is.
+        return b""  # Like an empty file, a missing image is a bad example.
     if image["bytes"] is not None:
         return image["bytes"]
     try:

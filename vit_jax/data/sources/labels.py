@@ -1,4 +1,4 @@
-"""All labels of a source: read in threads, and remembered between runs."""
+"""All labels of a source, read in threads and cached between runs."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ from vit_jax.data.progress import track
 
 log = logging.getLogger(__name__)
 
-# Reading fewer labels takes no longer than a few seconds.
-_REMEMBER_FROM = 50_000
+# Smaller datasets are read in a few seconds and not cached.
+_MIN_CACHED = 50_000
 _CHUNK = 2048
 _THREADS = 8
 
@@ -21,33 +21,34 @@ _THREADS = 8
 def cached_labels(
     key: str, name: str, count: int, read: Callable[[Sequence[int]], Sequence[int]]
 ) -> np.ndarray:
-    """Returns the labels of examples 0 to count - 1, in the smallest whole-number type.
+    """Returns the labels of examples 0 to count - 1, in the smallest integer type.
 
-    Reading them means reading the dataset once; the result goes to `$XDG_CACHE_HOME/vit_jax/labels`
-    (default ~/.cache), one file a dataset, so that it happens once a machine.
+    Reading them means reading the whole dataset. The result is cached in
+    `$XDG_CACHE_HOME/vit_jax/labels` (default ~/.cache), one file per dataset, so this happens once
+    per machine.
 
     Args:
-        key: changes when the labels may have changed.
+        key: name of the cache file; must change when the labels change.
         name: of the dataset, for the progress bar.
         count: number of examples.
         read: indices -> labels; called from several threads.
     """
     path = cache_dir() / "labels" / f"{key}.npy"
-    if count >= _REMEMBER_FROM and path.is_file():
+    if count >= _MIN_CACHED and path.is_file():
         try:
             found = np.load(path)
             if len(found) == count:
                 return found
         except (OSError, ValueError):
-            log.warning("%s is damaged; the labels are read again", path)
+            log.warning("%s is damaged: reading the labels again", path)
     labels = _read_all(name, count, read)
-    if count >= _REMEMBER_FROM:
-        _remember(path, labels)
+    if count >= _MIN_CACHED:
+        _store(path, labels)
     return labels
 
 
 def cache_dir() -> Path:
-    """Returns the folder for what can be computed again."""
+    """Returns the folder for results that can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"
 
 
@@ -64,7 +65,7 @@ def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[in
     return labels.astype(np.min_scalar_type(labels.max(initial=0)))
 
 
-def _remember(path: Path, labels: np.ndarray) -> None:
+def _store(path: Path, labels: np.ndarray) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,4 +73,4 @@ def _remember(path: Path, labels: np.ndarray) -> None:
             np.save(file, labels)
         temporary.replace(path)
     except OSError as error:
-        log.warning("labels are not remembered in %s: %s", path.parent, error.strerror)
+        log.warning("cannot cache labels in %s: %s", path.parent, error.strerror)

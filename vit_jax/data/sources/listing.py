@@ -1,22 +1,22 @@
-"""What images a folder, a folder of tar files or a CSV file holds; nothing is decoded here.
+"""Lists the images in a folder, a folder of tar files, or a CSV file, without decoding them.
 
-The layouts, and what is decided about them:
+Layouts:
 
-- FOLDER/CLASS/**/IMAGE: the class is the subfolder; classes in the order of their names. Everything
-  is split "train".
-- FOLDER/{train,val,valid,validation,test}/CLASS/**/IMAGE, where "train" is there and nothing else:
-  these are splits, and the classes those of all of them.
-- FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: a plain tar file a class, read where it is.
-- A CSV file with the columns path and label, and split if wanted; paths are relative to the file.
-  Labels are names: whole numbers sort as numbers, others as text.
+- FOLDER/CLASS/**/IMAGE: each subfolder is a class; classes are sorted by name. There is one split,
+  "train".
+- FOLDER/{train,val,valid,validation,test}/CLASS/**/IMAGE: the subfolders are splits if "train" is
+  one of them and no other folder is present. The classes are those of all splits together.
+- FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
+- A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
+  Labels are class names: integers are sorted as numbers, others as text.
 
-Files whose names do not end like an image's are passed over and counted; hidden ones are not even
-counted. A class folder or tar file without an image is an error in "train" and allowed elsewhere.
-Empty files are listed with their size, and it is for the caller to refuse them.
+Files without an image suffix are skipped and counted; hidden files are skipped silently. A class
+folder or tar file without images is an error in "train" and allowed in other splits. Empty files
+are listed with size 0; the caller decides whether to refuse them.
 
-Examples of a split come in an order that spreads every class evenly: sorted by (rank + 1/2) / n,
-rank being the place among the n of its class by the hash of the path. So every slice, train[90%:]
-say, holds its share of every class, and it is the same slice on every machine.
+The order of a split spreads every class evenly: examples are sorted by (rank + 1/2) / n, where n is
+the size of the class and rank is the place in it by the hash of the path. So every slice, such as
+train[90%:], holds its share of every class and is the same on every machine.
 """
 
 import csv
@@ -40,17 +40,17 @@ SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listing:
-    """Images by name.
+    """A list of image files.
 
     Attributes:
-        root: folder that the names are relative to.
+        root: folder that names are relative to.
         names: of the images, e.g. "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
-        labels: i32[N].
+        labels: i32[N], class indices.
         sizes: i64[N] in bytes.
-        offsets: i64[N], where the bytes begin in the tar file; None: the images are files.
+        offsets: i64[N], position of the bytes in the tar file; None: images are separate files.
         class_names: in label order.
         splits: split -> rows in reading order.
-        passed_over: number of files that are no images.
+        num_skipped: number of files that are not images.
     """
 
     root: Path
@@ -60,13 +60,13 @@ class Listing:
     offsets: np.ndarray | None
     class_names: tuple[str, ...]
     splits: dict[str, np.ndarray]
-    passed_over: int
+    num_skipped: int
 
     def read(self, row: int) -> bytes:
         """Returns the encoded bytes of an image.
 
         Raises:
-            DataError: the file is gone or cannot be read.
+            DataError: the file is missing or cannot be read.
         """
         name = self.names[row]
         try:
@@ -77,12 +77,12 @@ class Listing:
         except OSError as error:
             raise DataError(
                 f"{self.root / name}: {error.strerror}",
-                "the files as they were when the folder was listed",
+                "a file that was there when the folder was listed",
                 "restore it, or start again",
             ) from None
 
     def identity(self, rows: np.ndarray) -> str:
-        """Returns a hash of the classes and of name, size and label of rows, in their order."""
+        """Returns a hash of the class names and of each row's name, size and label, in order."""
         digest = hashlib.sha256(_bytes("\0".join(self.class_names)))
         for row in rows:
             line = f"\n{self.names[row]}\0{self.sizes[row]}\0{self.labels[row]}"
@@ -91,11 +91,11 @@ class Listing:
 
 
 def list_images(path: Path) -> Listing:
-    """Returns what a folder or CSV file holds.
+    """Lists the images of a folder or CSV file.
 
     Raises:
-        DataError: not there, none of the layouts, a class without an image, a file that a CSV names
-            and that is not there, a damaged tar file.
+        DataError: the path does not exist or has none of the layouts, a class has no images, a file
+            named in the CSV is missing, or a tar file is damaged.
     """
     path = path.expanduser()
     try:
@@ -105,20 +105,20 @@ def list_images(path: Path) -> Listing:
             return _list_folder(path)
     except OSError as error:
         raise DataError(
-            f"{error.filename or path}: {error.strerror}", "folders and files that can be read",
-            "change their permissions, or list other images",
+            f"{error.filename or path}: {error.strerror}", "readable folders and files",
+            "change their permissions",
         ) from None  # fmt: skip
     raise DataError(
-        f"no folder {path}", "a folder of images, a subfolder a class", "set data.data_dir"
+        f"no folder {path}", "a folder of images, one subfolder per class", "set data.data_dir"
     )
 
 
 def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns the order in which every class is spread evenly, by (rank + 1/2) / n and then key.
+    """Returns an order that spreads every class evenly, by (rank + 1/2) / n and then by key.
 
     Args:
         labels: i[N].
-        keys: u64[N]; decide the rank within a class.
+        keys: u64[N]; the rank within a class is their order.
     """
     by_class = np.lexsort((keys, labels))
     counts = np.bincount(labels) if len(labels) else np.zeros(0, int)
@@ -131,7 +131,7 @@ def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """One image of a scan."""
+    """One image found."""
 
     split: str
     group: str
@@ -149,32 +149,32 @@ def _list_folder(root: Path) -> Listing:
         subfolders, subtars = _children(base)
         if subfolders and subtars:
             raise DataError(
-                f"{base} holds both folders and tar files", "one of the two",
-                "put the others elsewhere",
+                f"{base} holds both folders and tar files", "only one of the two",
+                "move one kind elsewhere",
             )  # fmt: skip
         groups += [(split, name, base / name) for name in subfolders]
         groups += [(split, name.removesuffix(".tar"), base / name) for name in subtars]
     if not groups:
         raise DataError(
             f"no folders in {root}",
-            "a subfolder (or tar file) for each class, with its images",
+            "one subfolder (or tar file) of images per class",
             "sort the images into folders, or list them in a CSV file of path,label",
         )
     packed = groups[0][2].suffix == ".tar" and groups[0][2].is_file()
-    found, passed_over = [], 0
+    found, num_skipped = [], 0
     for split, group, place in track(groups, f"listing {root}", len(groups)):
         images, others = _images_in(root, split, group, place)
         if not images and split == "train":
             kind = "tar file" if packed else "folder"
             raise DataError(
-                f"class {kind} {place} without an image",
+                f"class {kind} {place} holds no image",
                 f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
                 f"remove the {kind}, or put images there",
             )
         found += images
-        passed_over += others
+        num_skipped += others
     classes = sorted({group for _, group, _ in groups})
-    return _listing(root, found, classes, passed_over, packed=packed)
+    return _listing(root, found, classes, num_skipped, packed=packed)
 
 
 def _children(folder: Path) -> tuple[list[str], list[str]]:
@@ -185,14 +185,14 @@ def _children(folder: Path) -> tuple[list[str], list[str]]:
     if compressed:
         raise DataError(
             f"{folder / compressed[0]} is compressed", "plain tar files",
-            f"uncompress {'them' if len(compressed) > 1 else 'it'}, e.g. with gunzip",
+            "uncompress it, e.g. with gunzip",
         )  # fmt: skip
     tars = sorted(e.name for e in entries if e.name.endswith(".tar") and e.is_file())
     return sorted(e.name for e in entries if e.is_dir()), tars
 
 
 def _images_in(root: Path, split: str, group: str, place: Path) -> tuple[list[_Found], int]:
-    """Returns the images of a class, sorted by name, and the number of other files."""
+    """Returns the images of a class sorted by name, and the number of other files."""
     images, others = [], 0
     files = _walk(place) if place.is_dir() else _members(place)
     prefix = place.relative_to(root).as_posix()
@@ -209,22 +209,22 @@ def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, int, int]]:
         entries = [e for e in entries if not e.name.startswith(".")]
     for entry in entries:
         if entry.is_dir():
-            _refuse_circle(folder, entry)
+            _check_cycle(folder, entry)
             yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
         else:
             try:
                 yield f"{prefix}{entry.name}", entry.stat().st_size, 0
-            except OSError as error:  # A link to nothing.
+            except OSError as error:  # A dangling link.
                 raise DataError(
                     f"{entry.path}: {error.strerror}", "a file", "remove the link"
                 ) from None
 
 
-def _refuse_circle(folder: Path, entry: "os.DirEntry[str]") -> None:
-    """Raises DataError for a link to a folder that it lies in, which has no end."""
+def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
+    """Raises DataError for a link to a folder that contains it: following it would never end."""
     if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
         raise DataError(
-            f"{entry.path} is a link to a folder that it lies in", "folders with an end",
+            f"{entry.path} is a link to a folder that contains it", "no cycles of links",
             "remove the link",
         )  # fmt: skip
 
@@ -235,11 +235,11 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
             for member in archive:
                 if member.isreg() and not Path(member.name).name.startswith("."):
                     yield member.name, member.size, member.offset_data
-                # Otherwise they pile up.
+                # tarfile keeps every member in memory otherwise.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
     except (tarfile.TarError, OSError) as error:
         raise DataError(
-            f"{path} cannot be read: {error}", "a whole tar file", "fetch it again"
+            f"{path} cannot be read: {error}", "an intact tar file", "download it again"
         ) from None
 
 
@@ -251,11 +251,11 @@ def _list_csv(path: Path) -> Listing:
     for name, label, split in track(rows, f"listing {path}", len(rows)):
         try:
             found.append(_Found(split, label, name, (path.parent / name).stat().st_size, 0))
-        except (OSError, ValueError):  # A name with a zero byte is a ValueError.
+        except (OSError, ValueError):  # A zero byte in the name is a ValueError.
             missing.append(name.replace("\0", r"\0"))
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(rows)} files that {path} names are not there, such as"
+            f"{len(missing)} of {len(rows)} files listed in {path} do not exist, such as"
             f" {missing[0]}",
             f"files relative to {path.parent}",
             "correct the paths",
@@ -265,32 +265,34 @@ def _list_csv(path: Path) -> Listing:
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Returns path, label and split of every line."""
+    """Returns (path, label, split) of every line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or []
             if not {"path", "label"} <= set(columns):
                 raise DataError(
-                    f"{path} begins with {','.join(columns)!r}",
-                    "a first line path,label or path,label,split",
-                    "add it",
+                    f"the first line of {path} is {','.join(columns)!r}",
+                    "path,label or path,label,split",
+                    "add this line",
                 )
             rows = [(r["path"], r["label"], r.get("split", "train")) for r in reader]
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "correct it") from None
+            raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
     for number, row in enumerate(rows, start=2):
         if not all(row):
             raise DataError(
-                f"line {number} of {path} lacks a value", f"{','.join(columns)}", "correct it"
+                f"line {number} of {path} has an empty value",
+                ",".join(columns),
+                "fix the line",
             )
     if not rows:
-        raise DataError(f"{path} lists no image", "a line for each", "add them")
+        raise DataError(f"{path} lists no image", "one line per image", "add them")
     return rows
 
 
 def _listing(
-    root: Path, found: list[_Found], classes: list[str], passed_over: int, *, packed: bool
+    root: Path, found: list[_Found], classes: list[str], num_skipped: int, *, packed: bool
 ) -> Listing:
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
@@ -307,7 +309,7 @@ def _listing(
         offsets=np.array([image.offset for image in found], np.int64) if packed else None,
         class_names=tuple(classes),
         splits=splits,
-        passed_over=passed_over,
+        num_skipped=num_skipped,
     )
 
 
@@ -316,5 +318,5 @@ def _key(name: str) -> int:
 
 
 def _bytes(name: str) -> bytes:
-    """Returns a file name as the disk holds it, which need not be UTF-8."""
+    """Returns the bytes of a file name, which need not be UTF-8."""
     return name.encode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Several sources as one, in given proportions."""
+"""Several sources combined into one, in given proportions."""
 
 import bisect
 import dataclasses
@@ -10,37 +10,37 @@ from math import ceil
 from vit_jax.data.sources.base import Example, Source, hash_of
 from vit_jax.errors import DataError
 
-# Grain shuffles positions of 32 bits.
-_LONGEST = 2**32
+# Grain shuffles 32-bit positions.
+_MAX_LENGTH = 2**32
 
 
 class MixtureSource:
-    """An index space in which every member has its share.
+    """A source whose positions are divided among its members.
 
-    Position p belongs to the member whose block p lies in, blocks in the order of the members'
-    names, and to its example (p - start of the block) modulo the member's size. The loader
-    shuffles positions, so that an epoch holds the exact proportions and any stretch of it about
-    them. Memory does not grow with the length.
+    Each member has a block of positions; blocks follow the order of the members' names. Position p
+    of a block that starts at s is the member's example (p - s) modulo its size. The loader shuffles
+    positions, so an epoch holds the exact proportions and any part of it approximately. Memory does
+    not grow with the number of positions.
 
-    Members with the same class names share labels; the others' follow one after the other, and
-    class names become "MEMBER/CLASS".
+    Members with the same class names share labels. Otherwise labels are numbered member by member,
+    and class names become "MEMBER/CLASS".
 
     Args:
         members: name -> source.
-        slots: name -> number of positions; of all members the same as in `members`.
+        slots: name -> number of positions, for every member.
 
     Raises:
-        DataError: more positions than can be shuffled.
+        DataError: there are more positions than Grain can shuffle.
     """
 
     def __init__(self, members: Mapping[str, Source], slots: Mapping[str, int]):
         names = sorted(members)
         self._names, self._members = names, [members[name] for name in names]
         self._ends = list(itertools.accumulate(slots[name] for name in names))
-        if len(self) > _LONGEST:
+        if len(self) > _MAX_LENGTH:
             raise DataError(
-                f"an epoch of the mixture has {len(self):,} examples", f"at most {_LONGEST:,}",
-                "give the smallest weights more",
+                f"an epoch of the mixture has {len(self):,} examples", f"at most {_MAX_LENGTH:,}",
+                "raise the smallest weights",
             )  # fmt: skip
         self._offsets, self.class_names = _join_labels(dict(zip(names, self._members, strict=True)))
         shares = [f"{slots[n] / len(self):.1%} {members[n].name}" for n in names]
@@ -54,7 +54,7 @@ class MixtureSource:
         return self.read([index])[0]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns the number of the member, and of its example, that a position stands for."""
+        """Returns the member's number and the index of its example at a position."""
         member = bisect.bisect_right(self._ends, index)
         start = self._ends[member - 1] if member else 0
         return member, (index - start) % len(self._members[member])
@@ -71,18 +71,18 @@ class MixtureSource:
         return [found[i] for i in range(len(places))]
 
     def _relabel(self, number: int, example: Example) -> Example:
-        """Returns the example with its label among all; one out of range stays out of range."""
+        """Returns the example with its label in the mixture, or -1 if it is out of range."""
         within = 0 <= example.label < len(self._members[number].class_names)
         label = example.label + self._offsets[number] if within else -1
         return dataclasses.replace(example, label=label, id=f"{self._names[number]}: {example.id}")
 
 
 class MixtureMember:
-    """One source with the labels that it has in a mixture, for evaluation.
+    """One member of a mixture, with the mixture's labels, for evaluation.
 
     Args:
-        members: name -> source, all of the mixture.
-        name: of the one.
+        members: name -> source, for all members of the mixture.
+        name: of this member.
     """
 
     def __init__(self, members: Mapping[str, Source], name: str):
@@ -106,7 +106,7 @@ class MixtureMember:
 
 
 def slots_by_weight(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
-    """Returns the positions of each member in the shortest epoch that holds every example.
+    """Returns each member's number of positions in the shortest epoch with every example.
 
     Args:
         sizes: name -> number of examples.
@@ -123,7 +123,7 @@ def slots_by_weight(sizes: Mapping[str, int], weights: Mapping[str, float]) -> d
 
 
 def _join_labels(members: Mapping[str, Source]) -> tuple[list[int], tuple[str, ...]]:
-    """Returns the offset of each member's labels, and the names of all classes."""
+    """Returns the offset of each member's labels and the names of all classes."""
     spaces: dict[tuple[str, ...], tuple[int, str]] = {}
     total = 0
     for name, member in members.items():

@@ -1,15 +1,15 @@
-"""Split strings: TFDS's grammar for every kind of source, and presets of published protocols.
+"""Split strings: TFDS syntax for every kind of source, and presets of published protocols.
 
-`train`, `train[:98%]`, `train[10%:20%]+test`, `all` are TFDS's
-(https://www.tensorflow.org/datasets/splits). Presets, usable wherever a split is:
+`train`, `train[:98%]`, `train[10%:20%]+test` and `all` are TFDS syntax
+(https://www.tensorflow.org/datasets/splits). Presets can be used wherever a split can:
 
-- `train800`, `val200`, `train800val200`, `vtab_test`: VTAB-1k. The first 800 examples of the
-  training and the first 200 of the validation part that VTAB makes of a dataset, and its test part.
-  Source: arXiv:1910.04867; the parts, dataset by dataset, in
-  github.com/google-research/task_adaptation, `task_adaptation/data`.
-- `minitrain_1_percent`, `minival_1_percent`, and the same with `2` and `10`: the training split
-  without its last part, and that part. Source of the sizes: arXiv:2010.11929, Table 4 (1 % of
-  ImageNet, 2 % of CIFAR, 10 % of Pets and Flowers).
+- `train800`, `val200`, `train800val200`, `vtab_test`: VTAB-1k. VTAB divides each dataset into
+  training, validation and test parts; these are the first 800 training examples, the first 200
+  validation examples, both, and the test part. Source: arXiv:1910.04867; the parts of each dataset
+  follow github.com/google-research/task_adaptation, `task_adaptation/data`.
+- `minitrain_1_percent`, `minival_1_percent`, and the same with `2` and `10`: `minival` is the last
+  1, 2 or 10 % of the training split and `minitrain` is the rest. Source of the sizes:
+  arXiv:2010.11929, Table 4 (1 % of ImageNet, 2 % of CIFAR, 10 % of Pets and Flowers).
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vit_jax.errors import DataError
 
-# Where VTAB's validation part of a dataset begins: a split, or the percentage of "train" before it.
+# VTAB's validation part of a dataset: a split, or the percentage of "train" at which it starts.
 _VTAB_VALIDATION: dict[str, str | int] = {
     "caltech101": 90,
     "cifar10": 90,
@@ -38,7 +38,7 @@ _VTAB_VALIDATION: dict[str, str | int] = {
     "sun397": "validation",
     "svhn_cropped": 90,
 }
-# Its test part where that is not "test".
+# VTAB's test part where it is not the split "test".
 _VTAB_TEST = {
     "clevr": "validation",
     "dsprites": "train[90%:]",
@@ -58,15 +58,15 @@ class Span(NamedTuple):
 
 
 def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) -> list[Span]:
-    """Returns the parts that a split string names, in order.
+    """Returns the parts of a split string, in order.
 
     Args:
-        split: in TFDS's grammar, presets expanded.
+        split: in TFDS syntax, presets expanded.
         shards: split -> number of examples in each of its files.
-        dataset: full name, for messages.
+        dataset: full name, for error messages.
 
     Raises:
-        DataError: no such split, not the grammar, or not a single example.
+        DataError: the split does not exist, the syntax is wrong, or the split is empty.
     """
     import tensorflow_datasets as tfds
 
@@ -81,7 +81,7 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
         raise DataError(
             f"split {split!r} of {dataset}: {str(error).splitlines()[0].rstrip('.')}",
             f"one of {', '.join(shards)}, or a part such as {some}[:90%]",
-            "check data.train_split and evaluation.splits",
+            "check the name of the split",
         ) from None
     sizes = {name: info.num_examples for name, info in infos.items()}
     spans = [
@@ -91,7 +91,7 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
         if span.start > span.stop:
             raise DataError(
                 f"split {split!r} of {dataset} has a part {span.split}[{span.start}:{span.stop}]",
-                "parts that end behind where they begin", "swap the two numbers",
+                "parts whose end is after their start", "swap the two numbers",
             )  # fmt: skip
     if not sum(span.stop - span.start for span in spans):
         raise DataError(
@@ -101,10 +101,10 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
 
 
 def expand_presets(split: str, sizes: Mapping[str, int], name: str) -> str:
-    """Returns a split string with presets written out in TFDS's grammar.
+    """Returns a split string with presets replaced by TFDS syntax.
 
     Args:
-        split: parts joined by "+"; a part that the dataset has as a split of its own is no preset.
+        split: parts joined by "+". A split of the dataset takes precedence over a preset.
         sizes: split -> number of examples.
         name: of the dataset, without config and version.
 
@@ -132,7 +132,10 @@ def _preset(part: str, sizes: Mapping[str, int], name: str) -> str:
 
 
 def _val200(sizes: Mapping[str, int], name: str) -> str:
-    """Returns VTAB's 200; of datasets it has not, from "validation", else after 90 % of "train"."""
+    """Returns the split of VTAB's 200 validation examples.
+
+    For datasets outside VTAB these are the first 200 of "validation", or those at 90 % of "train".
+    """
     usual = "validation" if "validation" in sizes else 90
     where = _VTAB_VALIDATION.get(name, usual)
     if isinstance(where, str):

@@ -1,11 +1,12 @@
-"""Class-balanced, nested parts of a split, the same on every machine.
+"""Class-balanced, nested subsets of a split, the same on every machine.
 
-All examples of a split have one order, and a subset is its first E: first one example of each
-class, then the others by (rank + 1/2) / n, rank being the example's place among the n of its class
-by a hash of (seed, position in the split). That is Sainte-Lague apportionment with one seat for
-everybody: classes keep their shares to within one example, every class is there, E is met exactly,
-and because it is one order, 10 % lie inside 30 % lie inside 100 %. `per_class` takes the first K of
-every class instead.
+The examples of a split are put into one order, and a subset is its first E examples. The order
+starts with one example of each class. The others follow by (rank + 1/2) / n, where n is the size of
+the class and rank is the example's place in it by a hash of (seed, position in the split). This is
+Sainte-Lague apportionment with one guaranteed seat for each class. It keeps class shares to within
+one example, includes every class, and gives exactly E examples. Because there is only one order,
+the 10 % subset is contained in the 30 % subset. `per_class` takes the first K examples of every
+class instead.
 
 Source of the data-size study: arXiv:2010.11929, section 4.3; the rule is ours.
 """
@@ -21,16 +22,17 @@ import numpy as np
 from vit_jax.config.data import SubsetConfig
 from vit_jax.data.sources.base import Example, LabelledSource, Source, hash_of
 from vit_jax.errors import DataError
+from vit_jax.rng import seeded_hash
 
 
 class SubsetSource:
-    """Some examples of a source.
+    """A subset of a source.
 
     Args:
-        source: whose.
+        source: all examples.
         indices: u[N], sorted positions.
-        name: of the result.
-        fingerprint: of the result.
+        name: of the subset.
+        fingerprint: of the subset.
     """
 
     def __init__(self, source: LabelledSource, indices: np.ndarray, name: str, fingerprint: str):
@@ -54,13 +56,13 @@ class SubsetSource:
 
 
 def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, dict[str, Any]]:
-    """Returns the part of a source that a config describes, and its manifest.
+    """Returns the subset that a config describes, and its manifest.
 
-    The manifest says which examples these are: dataset, rule, seed, number per class, a hash of the
-    positions; its own hash stands for all of it.
+    The manifest identifies the examples: dataset, rule, seed, number per class, a hash of the
+    positions, and a hash of all of these.
 
     Raises:
-        DataError: too few examples for the rule, or another subset than `subset.hash` says.
+        DataError: there are too few examples for the rule, or the hash is not `subset.hash`.
     """
     assert subset.rule is not None
     kind, amount = subset.rule
@@ -108,13 +110,13 @@ def _count(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
             f"label {labels[bad[0]]} of example {bad[0]} of {source.name}"
             f" ({len(bad)} such examples)",
             f"0 to {num_classes - 1}",
-            "repair the dataset, or take a split without them",
+            "repair the dataset, or use a split without them",
         )
     return np.bincount(labels, minlength=num_classes)
 
 
 def _per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
-    """Returns how many examples of each class are taken."""
+    """Returns how many examples of each class the subset takes."""
     total, present = int(counts.sum()), int((counts > 0).sum())
     if kind == "per_class":
         short = int(np.argmin(np.where(counts > 0, counts, total + 1)))
@@ -137,27 +139,28 @@ def _per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> 
 
 
 def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
-    """Returns how many of `examples` fall to each class: one each, the others by Sainte-Lague.
+    """Divides a number of examples among classes: one each, the rest by Sainte-Lague.
 
-    Never fewer of any class for more examples in all, as Hamilton's largest remainders could be.
+    No class loses examples when the total grows, which can happen with Hamilton's largest
+    remainders.
 
     Args:
-        counts: i[C], examples that there are of each class.
-        examples: in all; from the number of classes that are not empty to sum(counts).
+        counts: i[C], available examples of each class.
+        examples: total, from the number of non-empty classes to sum(counts).
 
     >>> apportion(np.array([100, 50, 1, 0]), 15).tolist()
     [9, 5, 1, 0]
     """
     sizes = [int(n) for n in counts]
     total = sum(sizes)
-    # Those whose key (2 rank + 1) / 2n is at most E/N: within one a class of the right number.
+    # Examples whose key (2 rank + 1) / 2n is at most E/N. The result is within one per class.
     taken = [min(n, max(1, (2 * examples * n + total) // (2 * total))) for n in sizes]
 
     def key(label: int, rank: int) -> tuple[Fraction, int]:
         return Fraction(2 * rank + 1, 2 * sizes[label]), label
 
     spare = sum(taken) - examples
-    if spare > 0:  # Drop the last.
+    if spare > 0:  # Drop those with the largest keys.
         heap = [tuple(-x for x in key(c, k - 1)) for c, k in enumerate(taken) if k > 1]
         heapq.heapify(heap)
         for _ in range(spare):
@@ -167,7 +170,7 @@ def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
                 heapq.heapreplace(heap, tuple(-x for x in key(label, taken[label] - 1)))
             else:
                 heapq.heappop(heap)
-    else:  # Add the next.
+    else:  # Add those with the next keys.
         heap = [key(c, k) for c, (k, n) in enumerate(zip(taken, sizes, strict=True)) if k < n]
         heapq.heapify(heap)
         for _ in range(-spare):
@@ -181,7 +184,7 @@ def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
 
 
 def _choose(labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: int) -> np.ndarray:
-    """Returns the sorted positions of the first `wanted` of every class."""
+    """Returns the sorted positions of the first `wanted` examples of every class."""
     kind = np.uint32 if len(labels) <= 2**32 else np.uint64
     if (wanted == counts).all():
         return np.arange(len(labels), dtype=kind)
@@ -190,24 +193,5 @@ def _choose(labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: in
     chosen = []
     for label in np.flatnonzero(wanted):
         mine = by_class[starts[label] : starts[label + 1]]
-        chosen.append(mine[np.argsort(mix(seed, mine))[: wanted[label]]])
+        chosen.append(mine[np.argsort(seeded_hash(seed, mine))[: wanted[label]]])
     return np.sort(np.concatenate(chosen))
-
-
-def mix(seed: int, numbers: np.ndarray) -> np.ndarray:
-    """Returns a well-mixed u64 for each number; different numbers never collide.
-
-    Args:
-        seed: below 2**32.
-        numbers: u[N].
-
-    Source: SplitMix64, doi:10.1145/2660193.2660195.
-    """
-    start = _finish(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return _finish(numbers.astype(np.uint64) ^ start)
-
-
-def _finish(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

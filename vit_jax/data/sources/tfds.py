@@ -1,7 +1,6 @@
-"""TFDS-prepared datasets, read at random without TensorFlow."""
+"""TFDS-prepared datasets with random access, without TensorFlow."""
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import io
@@ -14,36 +13,45 @@ import numpy as np
 
 from vit_jax.data.builders import BUNDLED
 from vit_jax.data.records import label_of
-from vit_jax.data.sources.base import Example, hash_of, pick_feature
-from vit_jax.data.sources.derived import RULES, scaled
+from vit_jax.data.sources.base import (
+    LABEL_ONLY,
+    Example,
+    check_features,
+    hash_of,
+    pick_feature,
+    without_label,
+)
+from vit_jax.data.sources.label_rules import RULES, scale_pixels
 from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError, nearest
+from vit_jax.files import locked
 
 CHECKSUMS = "checksums.sha256"
-"""File beside a dataset's shards, in the format of `sha256sum`; part of its identity if there."""
+"""Optional file beside the shards, in the format of `sha256sum`; part of the fingerprint."""
 
 
 class TfdsSource:
     """A split of a TFDS-prepared dataset in a random-access format (ArrayRecord, Parquet).
 
     Args:
-        name: TFDS name with optional config and version, or the name of a bundled builder, whose
-            data are prepared on first use.
+        name: TFDS name with optional config and version, or the name of a bundled dataset, which is
+            prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
         data_dir: folder of prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
         image_key: feature with the image; None: "image", or the only one.
         label_key: feature with the class; None: "label", or the only one.
-        label_rule: of `derived.RULES`, which makes the class of other features.
+        label_rule: name in `label_rules.RULES`; computes the class from other features.
+        features: read beside the image: "label", and names of other features of the dataset.
 
     Attributes:
         name: full name with version and split.
         class_names: names of the classes, in label order.
-        fingerprint: hash of everything that decides which examples these are.
+        fingerprint: hash that changes when the examples do.
 
     Raises:
-        DataError: no such dataset or split, not prepared, not random-access, or without image and
-            class.
+        DataError: the dataset or split does not exist, is not prepared, has no random access, or
+            lacks an image, class or other feature.
     """
 
     def __init__(
@@ -55,29 +63,33 @@ class TfdsSource:
         image_key: str | None = None,
         label_key: str | None = None,
         label_rule: str | None = None,
+        features: Sequence[str] = LABEL_ONLY,
     ):
         import tensorflow_datasets as tfds
 
         builder = open_builder(name, data_dir)
         info = builder.info
         self._rule = None if label_rule is None else RULES[label_rule]
-        self._keys = _feature_names(info, image_key, label_key, label_rule)
+        self._image, self._label = _feature_names(info, image_key, label_key, label_rule, features)
+        self._others = without_label(features)
         shards = {name: list(s.shard_lengths) for name, s in info.splits.items()}
         sizes = {name: sum(lengths) for name, lengths in shards.items()}
         expanded = expand_presets(split, sizes, builder.name)
         self._spans = read_split(expanded, shards, info.full_name)
-        skip = {self._keys[0]: tfds.decode.SkipDecoding()}
+        images = [n for n, f in info.features.items() if isinstance(f, tfds.features.Image)]
+        read = {self._image, *self._others} & set(images)
+        skip = {name: tfds.decode.SkipDecoding() for name in read}
         self._source = _open_split(builder, expanded, decoders=skip)
         self._builder, self._split = builder, expanded
         self.name = f"{info.full_name} {split}"
-        self.class_names = (
-            tuple(info.features[self._keys[1]].names)
-            if self._rule is None
-            else self._rule.class_names
-        )
+        if self._rule is not None:
+            self.class_names = self._rule.class_names
+        else:
+            self.class_names = tuple(info.features[self._label].names) if self._label else ()
         described = [info.full_name, expanded, len(self), self.class_names]
         described += [[name, lengths] for name, lengths in shards.items()]
-        described += [] if self._keys == ("image", "label") else [self._keys]
+        names = (self._image, self._label, *self._others)
+        described += [] if names == ("image", "label") else [names]
         described += _checksums(builder)
         self.fingerprint = hash_of(*described)
 
@@ -97,7 +109,7 @@ class TfdsSource:
         return [self._example(i, record) for i, record in zip(indices, records, strict=True)]
 
     def labels(self) -> np.ndarray:
-        """Returns all labels, u[N]; read once and then remembered in the user's cache folder."""
+        """Returns all labels, u[N]; read once and then cached in the user's cache folder."""
         splits = {span.split for span in self._spans}
         files = [path for s in sorted(splits) for path in self._builder.info.splits[s].filepaths]
         stats = [(path.name, (s := path.stat()).length, s.mtime) for path in files]
@@ -105,16 +117,17 @@ class TfdsSource:
         return cached_labels(key, self.name, len(self), self._raw_labels())
 
     def _raw_labels(self) -> Any:
-        """Returns a function: indices -> labels, without looking at images."""
+        """Returns a function: indices -> labels, which skips the images."""
         import tensorflow_datasets as tfds
 
         array_record = self._builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
-        if self._rule is not None or not array_record:
+        label = self._label
+        if self._rule is not None or label is None or not array_record:
             return lambda indices: [example.label for example in self.read(indices)]
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         source = _open_split(self._builder, self._split, deserialize_method=raw)
         return lambda indices: [
-            label_of(record, self._keys[1]) for record in self._records(source, indices)
+            label_of(record, label) for record in self._records(source, indices)
         ]
 
     def _records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
@@ -123,25 +136,26 @@ class TfdsSource:
         except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             raise DataError(
                 f"cannot read {self.name}: {(str(error).splitlines() or [''])[0]}",
-                "the dataset's files as they were prepared",
+                "intact files of a prepared dataset",
                 "restore them or prepare the dataset again",
             ) from None
 
     def _example(self, index: int, record: dict[str, Any]) -> Example:
-        image_key, label_key = self._keys
         named = record.get("id", record.get("file_name", b""))
         named = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
         shown = f"{index} ({named})" if named else str(index)
-        image = bytes(record[image_key])
-        if self._rule is None:
-            return Example(image, int(record[label_key]), shown)
-        if self._rule.image_scale != 1:
-            image = scaled(image, self._rule.image_scale)
-        return Example(image, self._rule.label(record), shown)
+        image, label = bytes(record[self._image]), -1
+        if self._rule is not None:
+            label = self._rule.label(record)
+            if self._rule.image_scale != 1:
+                image = scale_pixels(image, self._rule.image_scale)
+        elif self._label is not None:
+            label = int(record[self._label])
+        return Example(image, label, shown, {name: record[name] for name in self._others})
 
 
 def default_data_dir() -> Path:
-    """Returns the folder that datasets are looked for in when a config names none."""
+    """Returns the folder of datasets for configs that name none."""
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
@@ -149,7 +163,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
     """Returns the TFDS builder of prepared data, preparing bundled datasets first.
 
     Raises:
-        DataError: no such dataset, or not prepared.
+        DataError: the dataset does not exist or is not prepared.
     """
     import tensorflow_datasets as tfds
     from google.protobuf import json_format
@@ -165,16 +179,15 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
     close = f"did you mean {nearest(base, known)!r}? Or {hint}"
     if base in known:
-        close = f"see {folder / base} for its versions, and prepare it again where files are gone"
+        close = f"see {folder / base} for its versions; prepare it again if files are missing"
     if name.startswith(("/", "./", "../", "~")):
         raise DataError(
-            f"no dataset {name!r}, which is a path",
+            f"dataset name {name!r} is a path",
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
-            "correct the path, and to train on a folder of images set data.source=folder and"
-            " data.data_dir",
+            "to train on a folder of images, set data.source=folder and data.data_dir",
         )
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # TFDS's banner about TensorFlow.
+        with contextlib.redirect_stdout(io.StringIO()):  # Hides TFDS's banner about TensorFlow.
             builder = tfds.builder(name, data_dir=str(folder), try_gcs=False)
     except tfds.core.DatasetNotFoundError:
         raise DataError(
@@ -183,13 +196,13 @@ def open_builder(name: str, data_dir: str | None) -> Any:
     except json_format.ParseError:
         raise DataError(
             f"dataset {name!r} in {folder} has damaged metadata",
-            "dataset_info.json and features.json as they were prepared",
-            "restore them, or prepare it again",
+            "intact dataset_info.json and features.json",
+            "restore them, or prepare the dataset again",
         ) from None
     except ImportError as error:
         raise DataError(
             f"dataset {name!r} cannot be opened: {(str(error).splitlines() or [''])[-1]}",
-            "the packages that its builder needs",
+            "the packages that its builder imports",
             "install them (TensorFlow: pip install 'vit_jax[prepare]'), or use another dataset",
         ) from None
     except ValueError as error:
@@ -220,10 +233,8 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     builder = builder_class(data_dir=str(folder), file_format="array_record")
     if not builder.is_prepared():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Runs that start together wait for the one that prepares.
-            with (folder / f".{base}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Runs that start at the same time wait for the one that prepares.
+            with locked(folder / f".{base}.lock", timeout_s=None):
                 builder = builder_class(data_dir=str(folder), file_format="array_record")
                 if not builder.is_prepared():
                     with contextlib.redirect_stdout(io.StringIO()):
@@ -238,9 +249,13 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
 
 
 def _feature_names(
-    info: Any, image_key: str | None, label_key: str | None, label_rule: str | None
-) -> tuple[str, str]:
-    """Returns the features that hold image and class; of a rule its name stands for the class."""
+    info: Any,
+    image_key: str | None,
+    label_key: str | None,
+    label_rule: str | None,
+    wanted: Sequence[str],
+) -> tuple[str, str | None]:
+    """Returns the names of the image and the label feature; for a label rule, the rule's name."""
     import tensorflow_datasets as tfds
 
     features = dict(info.features or {})
@@ -248,18 +263,19 @@ def _feature_names(
     images = [n for n, f in features.items() if isinstance(f, tfds.features.Image)]
     classes = [n for n, f in features.items() if isinstance(f, tfds.features.ClassLabel)]
     image = pick_feature(image_key, "image", images, described)
+    check_features(without_label(wanted), list(features), described)
     if label_rule is not None:
-        lacking = [name for name in RULES[label_rule].features if name not in features]
-        if lacking:
+        missing = [name for name in RULES[label_rule].features if name not in features]
+        if missing:
             raise DataError(
-                described, f"{lacking[0]}, of which data.label_rule={label_rule} makes the class",
+                described,
+                f"feature {missing[0]}, which data.label_rule={label_rule} reads",
                 "leave data.label_rule out, or choose its dataset",
-            )  # fmt: skip
+            )
         return image, label_rule
-    return (
-        image,
-        pick_feature(label_key, "label", classes, described),
-    )
+    if "label" not in wanted:
+        return image, None
+    return image, pick_feature(label_key, "label", classes, described)
 
 
 def _open_split(builder: Any, split: str, **options: Any) -> Any:
@@ -283,6 +299,6 @@ def _name_with_version(full_name: str) -> str:
 
 
 def _checksums(builder: Any) -> list[str]:
-    """Returns what the checksum file beside the data says of its content, if there is one."""
+    """Returns a hash of the checksum file beside the data, if there is one."""
     path = Path(builder.data_path) / CHECKSUMS
     return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []

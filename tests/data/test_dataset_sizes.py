@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax.config.data import DataConfig
-from vit_jax.data.known import known_size
+from vit_jax.data.dataset_sizes import known_size
 from vit_jax.errors import DataError
 
 
@@ -40,7 +40,10 @@ def test_what_a_dataset_has_not(data, line):
 
 
 def test_the_published_sizes_are_those_that_the_recipes_are_tested_with():
-    from vit_jax.data.known import KNOWN
+    from vit_jax.data.dataset_sizes import DATASET_SIZES
 
-    assert KNOWN["imagenet21k"].splits["train"] == 14_197_122
-    assert (KNOWN["digits"].num_classes, KNOWN["digits"].splits["train"]) == (10, 1437)
+    assert DATASET_SIZES["imagenet21k"].splits["train"] == 14_197_122
+    assert (DATASET_SIZES["digits"].num_classes, DATASET_SIZES["digits"].splits["train"]) == (
+        10,
+        1437,
+    )

@@ -1,4 +1,4 @@
-"""Sizes of well-known datasets, for what must be known of one before it is there."""
+"""Sizes of well-known datasets, for estimates before the dataset is available."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from vit_jax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSize:
-    """Classes, and examples of each split."""
+    """Number of classes and of examples per split."""
 
     num_classes: int
     splits: dict[str, int]
@@ -17,7 +17,7 @@ class DatasetSize:
 
 # Source: the TFDS catalogue (tensorflow.org/datasets/catalog); imagenet21k: the fall 2011 release,
 # and jft: arXiv:2010.11929, section 4.1.
-KNOWN = {
+DATASET_SIZES: dict[str, DatasetSize] = {
     "digits": DatasetSize(10, {"train": 1437, "test": 360}),
     "mnist": DatasetSize(10, {"train": 60_000, "test": 10_000}),
     "cifar10": DatasetSize(10, {"train": 50_000, "test": 10_000}),
@@ -31,14 +31,15 @@ KNOWN = {
 
 
 def known_size(data: DataConfig) -> tuple[int | None, int | None]:
-    """Returns classes and training examples of a config's data as far as its words tell.
+    """Returns the number of classes and of training examples of a config, where they are known.
 
-    Nothing is opened. `data.num_classes` and the subset count; of a mixture nothing is known.
+    Reads no data. Takes `data.num_classes` and the subset into account. Nothing is known about a
+    mixture.
 
     Raises:
-        DataError: a split that the dataset has not.
+        DataError: the dataset has no such split, or the subset is larger than the split.
     """
-    known = None if data.mixture else KNOWN.get(data.name.split(":")[0].split("/")[-1])
+    known = None if data.mixture else DATASET_SIZES.get(data.name.split(":")[0].split("/")[-1])
     if known is None:
         return data.num_classes, None
     classes = data.num_classes or known.num_classes
@@ -53,7 +54,7 @@ def known_size(data: DataConfig) -> tuple[int | None, int | None]:
             raise DataError(
                 f"a subset of {part:,.0f} examples of {data.name}",
                 f"at most {count:,}",
-                "ask for fewer",
+                "ask for a smaller subset",
             )
         count = round(part)
     return classes, count

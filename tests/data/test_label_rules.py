@@ -10,7 +10,7 @@ from PIL import Image
 from vit_jax.config.run import Config
 from vit_jax.data.decode import decode
 from vit_jax.data.sources import TfdsSource, open_source
-from vit_jax.data.sources.derived import RULES
+from vit_jax.data.sources.label_rules import RULES
 from vit_jax.errors import ConfigError, DataError
 
 

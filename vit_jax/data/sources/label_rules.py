@@ -1,6 +1,6 @@
-"""Classes made of other features of an example, as VTAB defines them.
+"""Labels computed from other features of an example, as VTAB defines them.
 
-Source: arXiv:1910.04867, appendix A; thresholds, bins and which objects count as in
+Source: arXiv:1910.04867, appendix A; thresholds, bins and the objects that count follow
 github.com/google-research/task_adaptation, `task_adaptation/data`.
 """
 
@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# KITTI's classes of objects begin with Car, Van, Truck.
-_VEHICLES = 3
+# KITTI's first three object types are Car, Van and Truck.
+_NUM_VEHICLE_TYPES = 3
 _NO_VEHICLE_M = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Derived:
-    """A rule.
+class LabelRule:
+    """A rule that computes a label.
 
     Attributes:
         class_names: in label order.
-        features: that it reads.
-        label: features of an example -> class.
-        image_scale: factor of the pixels as stored; dSprites' are 0 and 1.
+        features: names of the features that it reads.
+        label: features of an example -> class index.
+        image_scale: factor for the stored pixels; those of dSprites are 0 and 1.
     """
 
     class_names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Derived:
 
 
 def _interval(value: float, starts: tuple[float, ...]) -> int:
-    """Returns the number of the last interval that begins below a value."""
+    """Returns the index of the last interval that starts below the value."""
     return int(np.flatnonzero(np.asarray(starts) < value)[-1])
 
 
@@ -56,41 +56,41 @@ _KITTI_STARTS_M = (-100.0, 8.0, 20.0, 999.0)
 
 def _kitti_distance(example: Mapping[str, Any]) -> int:
     objects = example["objects"]
-    kinds = np.asarray(objects["type"]).reshape(-1)
+    types = np.asarray(objects["type"]).reshape(-1)
     ahead = np.asarray(objects["location"], np.float64).reshape(-1, 3)[:, 2]
-    nearest = ahead[kinds < _VEHICLES].min(initial=_NO_VEHICLE_M)
+    nearest = ahead[types < _NUM_VEHICLE_TYPES].min(initial=_NO_VEHICLE_M)
     return _interval(float(nearest), _KITTI_STARTS_M)
 
 
 def _bins(feature: str, values: int, bins: int) -> Callable[[Mapping[str, Any]], int]:
-    """Returns a rule that joins neighbouring values of a feature into equally many bins."""
+    """Returns a rule that groups neighbouring values of a feature into bins of equal size."""
     return lambda example: int(int(example[feature]) * bins // values)
 
 
-RULES: dict[str, Derived] = {
-    "clevr_count": Derived(
+RULES: dict[str, LabelRule] = {
+    "clevr_count": LabelRule(
         tuple(f"{n} objects" for n in range(3, 11)), ("objects",), _clevr_count
     ),
-    "clevr_distance": Derived(
+    "clevr_distance": LabelRule(
         ("below 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
         ("objects",), _clevr_distance,
     ),
-    "dsprites_location": Derived(
+    "dsprites_location": LabelRule(
         tuple(f"x {i}" for i in range(16)), ("label_x_position",),
         _bins("label_x_position", 32, 16), image_scale=255,
     ),
-    "dsprites_orientation": Derived(
+    "dsprites_orientation": LabelRule(
         tuple(f"angle {i}" for i in range(16)), ("label_orientation",),
         _bins("label_orientation", 40, 16), image_scale=255,
     ),
-    "kitti_distance": Derived(
+    "kitti_distance": LabelRule(
         ("below 8 m", "8 to 20 m", "above 20 m", "no vehicle"), ("objects",), _kitti_distance
     ),
 }  # fmt: skip
 
 
-def scaled(encoded: bytes, factor: int) -> bytes:
-    """Returns an encoded image with its pixels multiplied, as PNG."""
+def scale_pixels(encoded: bytes, factor: int) -> bytes:
+    """Returns an encoded image as PNG with its pixel values multiplied."""
     pixels = np.asarray(Image.open(io.BytesIO(encoded)))
     out = io.BytesIO()
     Image.fromarray((pixels * factor).astype(np.uint8)).save(out, "PNG", compress_level=1)

@@ -1,0 +1,98 @@
+"""Batches as named arrays: a task says which arrays an example has and how they are made.
+
+The loader, the reader processes and the padding of evaluation batches know only names, shapes and
+dtypes. Beside a task's own arrays every batch has `mask`, which is False in rows without an
+example.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from vit_jax.data.sources.base import Example
+from vit_jax.data.transforms import Transform
+from vit_jax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """One named array of a batch.
+
+    Attributes:
+        shape: of one example, without the batch dimension.
+        dtype: as it travels to the device.
+        padding: fills the rows of an evaluation batch that have no example.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    padding: float = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one example."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How an example of a source becomes one row of a batch, on the host.
+
+    Attributes:
+        arrays: name -> array. "mask", "index" and "skipped" are the loader's own names.
+        make_row: (example, generator) -> name -> the example's array. Everything random is drawn
+            from the generator, so that a batch depends only on (seed, step). Raises DataError for
+            an example that cannot be used.
+    """
+
+    arrays: Mapping[str, ArraySpec]
+    make_row: Callable[[Example, np.random.Generator], Mapping[str, ArrayLike]]
+
+
+def labelled_image_arrays(image_size: int) -> dict[str, ArraySpec]:
+    """Returns the arrays of a labelled image of height and width `image_size`."""
+    return {
+        "image": ArraySpec((image_size, image_size, 3), np.uint8),
+        "label": ArraySpec((), np.int32),
+    }
+
+
+def labelled_image(transform: Transform, image_size: int, num_classes: int) -> Preprocessing:
+    """Returns the preprocessing of a labelled image: `image` u8[H, W, 3] and `label` i32.
+
+    Args:
+        transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
+        image_size: height and width in pixels.
+        num_classes: labels lie below it.
+    """
+
+    def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
+        if not 0 <= example.label < num_classes:
+            raise DataError(
+                f"label {example.label}",
+                f"0 to {num_classes - 1}",
+                "set data.num_classes to the number of classes, or repair the dataset",
+            )
+        return {"image": transform(example.image, rng), "label": example.label}
+
+    return Preprocessing(labelled_image_arrays(image_size), make_row)
+
+
+def batch_shapes(
+    arrays: Mapping[str, ArraySpec], batch_size: int, sharding: jax.sharding.Sharding | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch on the device, `mask` included, to trace a program with.
+
+    Args:
+        arrays: of the task.
+        batch_size: B.
+        sharding: of all arrays.
+    """
+    return {
+        name: jax.ShapeDtypeStruct((batch_size, *array.shape), array.dtype, sharding=sharding)
+        for name, array in {**arrays, "mask": ArraySpec((), np.bool_)}.items()
+    }
