@@ -148,7 +148,12 @@ def test_a_training_step_lowers_the_loss_of_its_batch():
         {
             "model": {"name": "Mixer-S/4", "stochastic_depth": 0.1, **TINY},
             "data": {"name": "none", "global_batch_size": 8, "image_size": 8},
-            "optimizer": {"name": "sgd", "learning_rate": 0.1, "layer_decay": 0.7},
+            "optimizer": {
+                "name": "sgd",
+                "learning_rate": 0.1,
+                "layer_decay": 0.7,
+                "schedule": {"decay": "constant"},
+            },
             "train_steps": 8,
         }
     )
