@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from vit_jax.config.run import Config
-from vit_jax.models.complexity import count_macs
+from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 from vit_jax.config.synthetic import ConvolutionConfig
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.layers import softmax
-from vit_jax.models.products import LinearGeneral
 from vit_jax.rng import generator
 
 Grid = tuple[int, int]
@@ -116,7 +115,7 @@ class OffsetAttention(nnx.Module):
         self.grid = grid
         shape = (heads, math.prod(grid))
         self.bias = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
-        linear = functools.partial(LinearGeneral, kernel_init=_xavier_uniform, rngs=rngs)
+        linear = functools.partial(nnx.LinearGeneral, kernel_init=_xavier_uniform, rngs=rngs)
         self.query_key = linear(features, (2, heads, head_dim)) if content else None
         self.value = linear(features, (heads, head_dim))
         self.out = linear((heads, head_dim), features, axis=(-2, -1))

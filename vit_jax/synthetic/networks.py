@@ -20,9 +20,8 @@ from vit_jax.config.synthetic import NetworkConfig
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.layers import gelu
 from vit_jax.models.mlp import Mlp
-from vit_jax.models.products import Linear
 
-_linear = partial(Linear, kernel_init=nnx.initializers.xavier_uniform())
+_linear = partial(nnx.Linear, kernel_init=nnx.initializers.xavier_uniform())
 
 
 class Attending(nnx.Module):
