@@ -373,7 +373,7 @@ def test_parse_arg_names_the_word_that_is_nobodys_value():
     assert caught.value.expected == "words from model: B/16, L/16; size: 224"
 
 
-def test_a_run_may_go_on_with_another_layout_but_not_with_another_type_of_its_gradients():
+def test_a_run_may_continue_with_another_mesh_and_layout_of_its_model():
     base = {
         "model": {"name": "ViT-Ti/16"}, "data": {"name": "digits", "global_batch_size": 8},
         "optimizer": {"learning_rate": 1e-3}, "train_steps": 1,
@@ -384,8 +384,6 @@ def test_a_run_may_go_on_with_another_layout_but_not_with_another_type_of_its_gr
     one = Config.from_mapping(base)
     other = Config.from_mapping(base | {"model": model, "mesh": mesh})
     assert differences(one, other) == []
-    other = Config.from_mapping(base | {"mesh": {"gradient_dtype": "float32"}})
-    assert differences(one, other) == [("mesh.gradient_dtype", None, "float32")]
 
 
 def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():

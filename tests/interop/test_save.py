@@ -28,6 +28,7 @@ def assert_bit_equal(one, other):
     jax.tree.map(np.testing.assert_array_equal, parameters(one), parameters(other))
 
 
+MIXER = {"depth": 2, "width": 24, "token_mlp_dim": 5, "channel_mlp_dim": 12}
 ROUND_TRIPS = [
     ("vision_transformer", "ViT-Ti/8", {}),
     ("vision_transformer", "ViT-Ti/8", {"representation_size": 12}),
@@ -42,7 +43,7 @@ ROUND_TRIPS = [
     ("timm", "ViT-Ti/8", {"pooling": "gap", "class_token": True}),
     ("timm", "ViT-Ti/8", {"pooling": "map"}),
     ("big_transfer", "BiT-R26x1", {}),
-    ("vision_transformer", "Mixer-S/8", {"depth": 2, "width": 24}),
+    ("vision_transformer", "Mixer-B/8", MIXER),
     ("orbax", "Mixer-S/8", {"depth": 2, "token_mlp_dim": 5}),
     ("orbax", "BiT-R-Nano", {}),
     ("orbax", "ViT-Ti/8", {"position_embedding": "rope_2d", "mlp": "swiglu", "num_registers": 2}),

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.models.convolution import convolve
 from vit_jax.models.group_norm import group_norm
-from vit_jax.models.products import convolve
 
 
 def plain(x, scale, bias, groups, epsilon):

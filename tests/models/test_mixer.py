@@ -13,8 +13,12 @@ from random_models import (
     run,
 )
 
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.registry import create_model, list_models
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.program import build_program
 
 TINY = {"width": 8, "depth": 2, "token_mlp_dim": 5, "channel_mlp_dim": 12}
 
@@ -137,3 +141,33 @@ def test_sizes_and_options_that_do_not_fit_are_named(options, error, match):
 def test_images_must_have_the_size_that_the_model_is_made_for():
     with pytest.raises(ModelError, match=r"\(2, 8, 8, 3\).*expected \(batch, 8, 12, 3\)"):
         make()(random_images(size=8))
+
+
+def test_a_training_step_lowers_the_loss_of_its_batch():
+    config = Config.from_mapping(
+        {
+            "model": {"name": "Mixer-S/4", "stochastic_depth": 0.1, **TINY},
+            "data": {"name": "none", "global_batch_size": 8, "image_size": 8},
+            "optimizer": {
+                "name": "sgd",
+                "learning_rate": 0.1,
+                "layer_decay": 0.7,
+                "schedule": {"decay": "constant"},
+            },
+            "train_steps": 8,
+        }
+    )
+    mesh = make_mesh(MeshConfig())
+    program = build_program(config, mesh, num_classes=5, num_examples=80)
+    rng = np.random.default_rng(0)
+    rows = {
+        "image": rng.integers(0, 256, (8, 8, 8, 3), np.uint8),
+        "label": np.arange(8, dtype=np.int32) % 5,
+        "mask": np.ones(8, bool),
+    }
+    state, step, losses = program.init(), program.compile(), []
+    for _ in range(8):
+        state, metrics = step(state, to_devices(rows, mesh))
+        losses.append(float(metrics["train/loss"]))
+    assert losses[0] == pytest.approx(np.log(5), rel=1e-5)
+    assert losses[-1] < losses[0]

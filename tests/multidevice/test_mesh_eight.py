@@ -65,17 +65,8 @@ def test_initial_values_are_born_cut_and_do_not_depend_on_the_mesh(found):
     assert found["init_difference"] == 0.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_summed_over_devices_in_the_type_asked_for(found, dtype):
-    """On fsdp no activation is summed, so that every sum of a kernel is one of its gradient."""
-    short = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-    kernels, rest = found["summed_in"][dtype]
-    assert kernels == {short: len(KERNELS)}
-    assert rest.keys() == {"f32"}
-
-
-def test_where_nothing_is_asked_for_gradients_are_summed_as_layers_compute(found):
-    kernels, rest = found["summed_in"]["None"]
+def test_gradients_are_summed_over_devices_in_the_type_of_their_layer(found):
+    kernels, rest = found["sums"]
     assert kernels == {"bf16": len(KERNELS) - 1, "f32": 1}  # The head computes in float32.
     assert rest.keys() == {"f32", "bf16"}  # Norms do as well, biases do not.
 
@@ -102,7 +93,7 @@ def main() -> None:
     found |= find_parameters(cube)
     found |= find_initial_values(make_mesh(MeshConfig(), jax.devices()[:1]), cube)
     fsdp = meshes[3]
-    found["summed_in"] = {str(d): find_sums(fsdp, d) for d in (None, "float32", "bfloat16")}
+    found["sums"] = find_sums(fsdp)
     print(json.dumps(found))
 
 
@@ -151,14 +142,14 @@ def find_initial_values(one: Any, eight: Any) -> dict[str, Any]:
     }
 
 
-def find_sums(mesh: Any, dtype: str | None) -> list[dict[str, int]]:
+def find_sums(mesh: Any) -> list[dict[str, int]]:
     """Returns how many sums over devices there are of each type: of kernels, of all else.
 
     Counted as the partitioner writes them: afterwards a CPU does all its sums in float32.
     """
     with tempfile.TemporaryDirectory() as folder:
         program(
-            SMALL | {"dtype": "bfloat16"}, 8, mesh, mesh={"gradient_dtype": dtype},
+            SMALL | {"dtype": "bfloat16"}, 8, mesh,
             compiler_options={
                 "xla_dump_to": folder, "xla_dump_hlo_as_text": True,
                 "xla_dump_hlo_pass_re": "spmd-partitioning",

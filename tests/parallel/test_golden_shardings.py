@@ -19,7 +19,7 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
-FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1")
+FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16")
 AXES = {"data": 2, "fsdp": 4}
 
 

@@ -72,7 +72,6 @@ def traced_macs(function: Callable[..., Any], *args: Any) -> int:
     return count_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-@functools.lru_cache
 def forward_macs(
     options: ModelConfig,
     *,
@@ -93,6 +92,14 @@ def forward_macs(
     >>> round(forward_macs(config, num_classes=1000, image_size=(224, 224)) / 1e9, 2)
     17.56
     """
+    hashable: Any = options
+    return _forward_macs(hashable, num_classes, image_size, head_per_patch)
+
+
+@functools.lru_cache
+def _forward_macs(
+    options: ModelConfig, num_classes: int, image_size: tuple[int, int], head_per_patch: bool
+) -> int:
     # One scanned block is quick to trace, and attention must be traceable on any platform.
     options = options.on_any_platform().replace(scan=True, remat="none")
     model = nnx.eval_shape(

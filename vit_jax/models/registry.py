@@ -217,18 +217,18 @@ def layers_of(params: Any) -> dict[str, np.ndarray]:
     def is_stacked(name: str) -> bool:
         return "blocks/" in name and steps[name] not in {None, *embeddings}
 
-    first, layer = dict.fromkeys(embeddings, 0), 1
+    first: dict[int | None, int] = dict.fromkeys(embeddings, 0)
+    layer = 1
     for step in sorted({step for step in steps.values() if step is not None} - embeddings):
         first[step] = layer
         stacks = [leaves[n].shape[0] for n in leaves if steps[n] == step and is_stacked(n)]
         layer += stacks[0] if stacks else 1
 
     def number(name: str) -> np.ndarray:
-        step = steps[name]
+        start, shape = first.get(steps[name], layer), leaves[name].shape
         if not is_stacked(name):
-            return np.asarray(layer if step is None else first[step])
-        shape = leaves[name].shape
-        return (first[step] + np.arange(shape[0])).reshape(-1, *(1,) * (len(shape) - 1))
+            return np.asarray(start)
+        return (start + np.arange(shape[0])).reshape(-1, *(1,) * (len(shape) - 1))
 
     return {name: number(name) for name in leaves}
 

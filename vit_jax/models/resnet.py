@@ -324,7 +324,8 @@ class ResNet(ImageModel):
     ):
         dtype = jnp.dtype(options.dtype)
         self.image_size = image_size
-        self.grid = tuple(math.ceil(side / shape.stride) for side in image_size)
+        height, width = image_size
+        self.grid = (math.ceil(height / shape.stride), math.ceil(width / shape.stride))
         self.trunk = Trunk(
             shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs
         )  # fmt: skip

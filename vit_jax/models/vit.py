@@ -216,6 +216,7 @@ class ViT(ImageModel):
     Source: arXiv:2010.11929.
     """
 
+    tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
     parts = (
         "stem", "patch_embedding", "mask_token", "class_token", "registers", "position_embedding",
         "encoder", "norm", "attention_pooling", "head",

@@ -12,7 +12,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
-from vit_jax.models.complexity import count_macs
+from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
