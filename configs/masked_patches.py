@@ -1,17 +1,17 @@
 """Self-supervised pretraining by masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2).
 
-Half of the patch embeddings are corrupted (80 % a learned mask, 10 % another patch, 10 % kept).
-From what the encoder makes of each, the 3-bit mean colour of its patch is predicted. Labels are not
-used.
+Half of the patch embeddings are corrupted: 80 % become a learned mask token, 10 % become another
+patch, 10 % are kept. The model predicts the 3-bit mean colour of each corrupted patch. Labels are
+not used.
 
 Command:   python -m vit_jax train --config=configs/masked_patches.py:jft --workdir=DIR
            --config.data.data_dir=DATA     (ARG: jft, the default, imagenet21k, or small; small is
            CIFAR-10 on a CPU). Then fine-tune with configs/transfer.py and --config.init_from=DIR.
 Follows:   B.1.2: B/16, batch 4096, 1M steps, Adam, base learning rate 2e-4, 10k warmup steps,
-           cosine decay; no weight decay and no dropout are named there. "Another patch" is one of
-           the same image, and exactly half of each image is corrupted (ours).
+           cosine decay; the paper names neither weight decay nor dropout. Two details are ours:
+           "another patch" is of the same image, and exactly half of each image is corrupted.
 Expected:  jft: 79.9 % ImageNet top-1 after fine-tuning (section 4.6), 2 points over training from
-           scratch, 4 below supervised pretraining. Not repeated with this code.
+           scratch, 4 below supervised pretraining. Not reproduced with this code.
            small: see experiments/masked_patches/README.md.
 Hardware:  jft: a TPU or GPU cluster. The paper names none; 4.1 billion images, as many as 14
            epochs of JFT. small: 2 CPU cores, about 10 minutes.

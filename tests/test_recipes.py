@@ -54,6 +54,8 @@ RECIPES = {
             "folder": (10, 2761),
         },
     ),
+    # Needs a teacher: traced in tests/tasks/test_distillation.py.
+    "distillation.py": ([], {}),
     "masked_patches.py": (
         ["", "jft", "imagenet21k", "small"],
         {

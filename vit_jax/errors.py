@@ -1,7 +1,7 @@
 """Errors that a user can fix: one line says what was got, what was expected and how to fix it."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 E = TypeVar("E", bound="UserError")
@@ -10,6 +10,13 @@ KEY = "{key}"
 """Stands for the whole dotted key in the text of an error that has a `key`."""
 PARENT = "{parent}"
 """Stands for the part of that key before its last name, e.g. "optimizer." or nothing."""
+ARGUMENT = "{argument}"
+"""Stands for the name of a function's argument that would fix the error."""
+
+
+# Exit code of a command that was asked to stop and saved its state. sysexits.h EX_TEMPFAIL: "try
+# again later". Schedulers are told to requeue on it.
+EXIT_STOPPED = 75
 
 
 class UserError(ValueError):
@@ -22,18 +29,29 @@ class UserError(ValueError):
         fix: what to do about it, e.g. "change one of the two".
         key: the config key at fault, relative to the value that is checked ("" for the value
             itself); `under` completes it.
+        argument: name of the argument that would fix the error, for ARGUMENT in the texts;
+            `renamed` replaces it by the config key or flag that a user would set.
     """
 
     exit_code = 2
 
-    def __init__(self, got: str, expected: str, fix: str, *, key: str | None = None):
-        self.parts, self.key = (got, expected, fix), key
+    def __init__(
+        self,
+        got: str,
+        expected: str,
+        fix: str,
+        *,
+        key: str | None = None,
+        argument: str | None = None,
+    ):
+        self.parts, self.key, self.argument = (got, expected, fix), key, argument
         if key is not None and KEY not in got:
             got = f"'{KEY}' {got}"
         key = key or ""
         parent = "".join(key.rpartition(".")[:2])
         self.got, self.expected, self.fix = (
-            text.replace(KEY, key).replace(PARENT, parent) for text in (got, expected, fix)
+            text.replace(KEY, key).replace(PARENT, parent).replace(ARGUMENT, argument or "")
+            for text in (got, expected, fix)
         )
         line = f"{self.got}; expected {self.expected}; {self.fix}"
         super().__init__(" ".join(line.split()))
@@ -42,15 +60,23 @@ class UserError(ValueError):
         """Returns the same error with its key below a path; an error without a key as it is."""
         if self.key is None or not path:
             return self
-        return type(self)(*self.parts, key=f"{path}.{self.key}" if self.key else path)
+        key = f"{path}.{self.key}" if self.key else path
+        return type(self)(*self.parts, key=key, argument=self.argument)
+
+    def renamed(self: E, names: Mapping[str, str]) -> E:
+        """Returns the same error with its argument named as in `names`, if it is there."""
+        argument = None if self.argument is None else names.get(self.argument, self.argument)
+        return type(self)(*self.parts, key=self.key, argument=argument)
 
     def __reduce__(self):
         """Pickles by its parts, so that an error raised in a worker process survives."""
-        return _rebuild, (type(self), self.parts, self.key)
+        return _rebuild, (type(self), self.parts, self.key, self.argument)
 
 
-def _rebuild(kind: type[E], parts: tuple[str, str, str], key: str | None) -> E:
-    return kind(*parts, key=key)
+def _rebuild(
+    kind: type[E], parts: tuple[str, str, str], key: str | None, argument: str | None
+) -> E:
+    return kind(*parts, key=key, argument=argument)
 
 
 class ConfigError(UserError):

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config.classification import MixingConfig
 from vit_jax.data.device import (
     cutmix,
     cutmix_box,
@@ -180,7 +179,7 @@ def test_cutmix_box_of_less_than_two_pixels_is_empty(value, pixels):
     assert cutmix_box(12, 20, share(value), jax.random.key(3)).sum() == pixels
 
 
-def mix_often(config, images, times: int = 8):
+def mix_often(images, times: int = 8, *, mixup_alpha=0.0, cutmix_alpha=0.0):
     """Images and labels of several keys; the labels are 0, 1, 2, ..."""
     count = images.shape[0]
     labels = jnp.arange(count, dtype=jnp.int32)
@@ -188,14 +187,18 @@ def mix_often(config, images, times: int = 8):
     @jax.jit
     @jax.vmap
     def run(key):
-        return mix(images, labels, num_classes=count + 1, config=config, key=key)
+        return mix(
+            images, labels, num_classes=count + 1, mixup_alpha=mixup_alpha,
+            cutmix_alpha=cutmix_alpha, key=key,
+        )  # fmt: skip
 
     return zip(*map(np.asarray, run(jax.random.split(jax.random.key(0), times))), strict=True)
 
 
 def test_without_mixing_images_and_whole_number_labels_come_back_untouched():
     images, labels = ramp_images(4), jnp.arange(4, dtype=jnp.int32)
-    found = mix(images, labels, num_classes=5, config=MixingConfig(), key=jax.random.key(0))
+    key = jax.random.key(0)
+    found = mix(images, labels, num_classes=5, mixup_alpha=0.0, cutmix_alpha=0.0, key=key)
     assert found[0] is images
     assert found[1] is labels
 
@@ -203,8 +206,8 @@ def test_without_mixing_images_and_whole_number_labels_come_back_untouched():
 @pytest.fixture(scope="module")
 def mixed_by_both():
     """400 mixed batches: class c is the image of constant c."""
-    config = MixingConfig(mixup_alpha=0.8, cutmix_alpha=1.0)
-    return list(mix_often(config, constant_images([0.0, 1.0, 2.0, 3.0], 8), times=400))
+    images = constant_images([0.0, 1.0, 2.0, 3.0], 8)
+    return list(mix_often(images, times=400, mixup_alpha=0.8, cutmix_alpha=1.0))
 
 
 def test_mixed_labels_are_distributions_over_two_classes_that_fit_the_images(mixed_by_both):
@@ -233,14 +236,15 @@ def test_with_both_on_each_batch_is_mixed_by_one_of_the_two_by_a_fair_coin(mixed
 
 def test_cutmix_alone_only_pastes():
     images = constant_images([0.0, 1.0], 8)
-    for found, labels in mix_often(MixingConfig(cutmix_alpha=1.0), images):
+    for found, labels in mix_often(images, cutmix_alpha=1.0):
         assert np.isin(found, [0, 1]).all()
         np.testing.assert_allclose(labels[0, 1], found[0].mean(), atol=1e-6)
 
 
 def test_the_share_of_mixup_is_beta_distributed():
-    config, images = MixingConfig(mixup_alpha=0.2), constant_images([0.0, 1.0], 1)
-    shares = np.array([labels[0, 0] for _, labels in mix_often(config, images, times=4000)])
+    images = constant_images([0.0, 1.0], 1)
+    mixed = mix_often(images, times=4000, mixup_alpha=0.2)
+    shares = np.array([labels[0, 0] for _, labels in mixed])
     assert abs(shares.mean() - 0.5) < 0.03
     # Variance of Beta(a, a): 1 / (4 (2 a + 1)) = 1 / 5.6.
     assert abs(shares.var() - 0.1786) < 0.015

@@ -1,4 +1,4 @@
-"""Runs stopped and killed, with real processes and real signals, end as if they were not."""
+"""Stopped and killed runs end bit for bit like an uninterrupted one."""
 
 import json
 import random
@@ -9,25 +9,27 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from processes import TIMEOUT_S, finish, start
+from processes import TIMEOUT_S, TINY, finish, one_line, start
 
+from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
+from vit_jax.train.hooks.log import LogHook
 
-# What a clock or the machine decides differs between runs; everything else must not.
+STEPS = 240
+# Figures that depend on the clock or the machine. All others must be equal.
 CLOCKED = ("time", "train/images_per_second", "train/images_per_second_per_device", "host/rss_mb",
            "train/step_time_s", "train/data_wait_fraction", "train/compile_time_s",
            "checkpoint/blocked_s")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 
 
-def run_to_end(workdir, digits_dir, *overrides):
-    code, out, err = finish(start(workdir, digits_dir, *overrides))
-    assert code == 0, err
-    return out + err
+def run_here(workdir, digits_dir, *overrides):
+    data = f"--config.data.data_dir={digits_dir}"
+    return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *overrides])
 
 
 def wait_for(condition, process):
-    """Polls quickly until the condition holds; fails when the process ends before."""
+    """Polls until the condition holds; fails if the process ends before."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -41,6 +43,10 @@ def logged_step(workdir):
     return rows[-1]["step"] if rows else 0
 
 
+def saved_steps(workdir):
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
 def metrics(workdir):
     rows = read_metrics(workdir / "metrics.jsonl")
     rows = [{k: v for k, v in row.items() if k not in CLOCKED} for row in rows]
@@ -48,17 +54,17 @@ def metrics(workdir):
 
 
 def final_arrays(workdir):
-    step = workdir / "checkpoints" / "400"
+    step = workdir / "checkpoints" / str(STEPS)
     with ocp.PyTreeCheckpointer() as checkpointer:
         return {n: checkpointer.restore(step / n) for n in ("params", "optimizer", "ema")}
 
 
 def assert_same_run(workdir, reference):
     assert metrics(workdir) == metrics(reference)
-    assert len(metrics(workdir)) == 400 + 3  # A line a step, three evaluations.
+    assert len(metrics(workdir)) == STEPS + 3  # One line per step, three evaluations.
     examples, wanted = ((w / "examples-0.jsonl").read_text() for w in (workdir, reference))
     assert examples == wanted
-    assert len(examples.splitlines()) == 400
+    assert len(examples.splitlines()) == STEPS
     ours, theirs = final_arrays(workdir), final_arrays(reference)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
@@ -68,52 +74,62 @@ def assert_same_run(workdir, reference):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, digits_dir):
-    """The run that nobody disturbed."""
+    """The folder of an uninterrupted run."""
     workdir = tmp_path_factory.mktemp("reference") / "run"
-    run_to_end(workdir, digits_dir)
+    assert run_here(workdir, digits_dir) == 0
     return workdir
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_saves_exits_75_and_goes_on_bit_for_bit(
-    number, tmp_path, digits_dir, reference
-):
+def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, reference, caplog):
     workdir = tmp_path / "run"
     process = start(workdir, digits_dir)
     wait_for(lambda: logged_step(workdir) >= 33, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 75
     assert "Traceback" not in err
-    saved = max(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+    saved = max(saved_steps(workdir))
     assert f"stopped and saved at step {saved}" in err
     assert saved >= 33
     assert not (workdir / "result.json").exists()
-    said = run_to_end(workdir, digits_dir)
-    assert f"resuming from step {saved}" in said
+    with caplog.at_level("INFO", logger="vit_jax"):
+        assert run_here(workdir, digits_dir) == 0
+    assert f"resuming from step {saved}" in caplog.text
     assert_same_run(workdir, reference)
 
 
-def test_a_killed_run_goes_on_from_its_last_complete_checkpoint(tmp_path, digits_dir, reference):
-    workdir = tmp_path / "run"
-    moments = random.Random(0)
-    for _ in range(2):
-        process = start(workdir, digits_dir)
-        target = logged_step(workdir) + moments.randint(20, 90)
-        wait_for(lambda target=target: logged_step(workdir) >= target, process)
-        process.kill()
-        assert finish(process)[0] == -signal.SIGKILL
-    run_to_end(workdir, digits_dir)
-    assert_same_run(workdir, reference)
+def test_an_interrupted_run_saves_exits_75_and_resumes(
+    tmp_path, digits_dir, reference, monkeypatch
+):
+    after_step = LogHook.after_step
+
+    def interrupt(self, context, output):
+        after_step(self, context, output)
+        if output.step == 33:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogHook, "after_step", interrupt)
+        assert run_here(tmp_path, digits_dir) == 75
+    assert max(saved_steps(tmp_path)) == 33
+    assert run_here(tmp_path, digits_dir) == 0
+    assert_same_run(tmp_path, reference)
 
 
-def test_a_run_killed_in_the_middle_of_a_save_goes_on(tmp_path, digits_dir, reference):
+def test_a_run_killed_at_any_moment_resumes_from_its_last_complete_checkpoint(
+    tmp_path, digits_dir, reference, caplog
+):
+    """It is killed at a random step first, and then while a checkpoint is half written."""
     workdir = tmp_path / "run"
+    process = start(workdir, digits_dir)
+    wait_for(lambda: logged_step(workdir) >= random.Random(0).randint(20, 60), process)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
     half_written = []
 
     def saving():
         half_written[:] = (workdir / "checkpoints").glob("*tmp*")
-        return bool(half_written) and logged_step(workdir) > 40
+        return bool(half_written) and logged_step(workdir) > 70
 
     for _ in range(20):
         process = start(workdir, digits_dir)
@@ -124,28 +140,28 @@ def test_a_run_killed_in_the_middle_of_a_save_goes_on(tmp_path, digits_dir, refe
         if left:  # Otherwise the save was complete before the kill.
             break
     assert left
-    complete = [int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
-    said = run_to_end(workdir, digits_dir)
-    assert f"resuming from step {max(complete)}" in said
+    complete = saved_steps(workdir)
+    with caplog.at_level("INFO", logger="vit_jax"):
+        assert run_here(workdir, digits_dir) == 0
+    assert f"resuming from step {max(complete)}" in caplog.text
     assert not list((workdir / "checkpoints").glob("*tmp*"))
     assert_same_run(workdir, reference)
 
 
-def test_a_finished_run_says_so_and_changes_nothing(digits_dir, reference):
+def test_a_finished_run_says_so_and_changes_nothing(digits_dir, reference, caplog):
     def content():
         files = (p for p in sorted(reference.rglob("*")) if p.is_file() and p.name != ".lock")
         return {p: p.read_bytes() for p in files}
 
     before = content()
-    said = run_to_end(reference, digits_dir)
-    assert "is finished already" in said
+    with caplog.at_level("INFO", logger="vit_jax"):
+        assert run_here(reference, digits_dir) == 0
+    assert "is already finished" in caplog.text
     assert content() == before
 
 
-def test_another_config_on_the_folder_is_refused_and_changes_nothing(digits_dir, reference):
+def test_another_config_on_the_folder_is_refused_and_changes_nothing(digits_dir, reference, capfd):
     before = (reference / "config.json").read_bytes()
-    code, _, err = finish(start(reference, digits_dir, "--config.optimizer.learning_rate=0.5"))
-    assert code == 2
-    assert len(err.strip().splitlines()) == 1
-    assert "optimizer.learning_rate: 0.001 there, 0.5 now" in err
+    assert run_here(reference, digits_dir, "--config.optimizer.learning_rate=0.5") == 2
+    assert "optimizer.learning_rate: 0.001 there, 0.5 now" in one_line(capfd)
     assert (reference / "config.json").read_bytes() == before

@@ -1,4 +1,4 @@
-"""A run of seconds that uses everything whose state must survive: Adam, EMA, dropout, mixing."""
+"""A run of seconds with all state that must survive a resume: Adam, EMA, dropout, mixing."""
 
 
 def get_config():
@@ -18,8 +18,8 @@ def get_config():
             "schedule": {"warmup_steps": 20},
         },
         "ema_decay": 0.9,
-        "train_steps": 400,
-        "evaluation": {"splits": {"test": "test"}, "interval_steps": 150},
+        "train_steps": 240,
+        "evaluation": {"splits": {"test": "test"}, "interval_steps": 100},
         "checkpoint": {"interval_steps": 10, "keep_last": 2},
         "logging": {
             "interval_steps": 1, "tensorboard": False, "curves": False, "example_ids": "hash",

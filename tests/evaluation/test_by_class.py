@@ -1,4 +1,4 @@
-"""Figures by class against scikit-learn, on any number of batches."""
+"""Figures by class equal scikit-learn's, for any batch size."""
 
 import csv
 
@@ -13,7 +13,7 @@ from vit_jax.report.confusion import draw_confusions
 
 
 def collected(logits, labels, size, names=()):
-    """Adds up batches of `size`, the last one filled up with rows that do not count."""
+    """Adds up batches of `size`; the last one is padded with masked rows."""
     by_class = ByClass(names, logits.shape[1])
     for start in range(0, len(labels), size):
         own = slice(start, start + size)
@@ -52,7 +52,7 @@ def test_against_scikit_learn(size):
     assert "roc_auc" not in figures
 
 
-def test_classes_without_an_example_are_named_and_count_in_no_mean():
+def test_classes_without_examples_are_listed_and_not_in_the_mean():
     logits, labels = drawn(5)
     kept = np.isin(labels, (1, 4))
     found = collected(logits[kept], labels[kept], 16, "abcde")
@@ -72,12 +72,12 @@ def test_the_area_under_the_roc_curve_of_two_classes(size):
     assert 0.6 < area < 0.95
 
 
-def test_one_class_alone_has_no_area():
+def test_one_class_has_no_area():
     logits, labels = drawn(2)
     assert "roc_auc" not in collected(logits, 0 * labels, 101).figures()
 
 
-def test_a_class_without_examples_does_not_count_and_a_logit_that_is_no_number_is_wrong():
+def test_a_nan_logit_is_wrong_and_a_class_without_examples_does_not_count():
     logits = np.array([[1, 0, 0], [0, np.nan, 0], [0, 0, 2]], np.float32)
     found = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
     np.testing.assert_array_equal(found.confusion, [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]])

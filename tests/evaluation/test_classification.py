@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.config.classification import LossConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.evaluation.classification import evaluate, jit_eval_step, make_eval_step
+from vit_jax.evaluation.classification import PredictionTotals
+from vit_jax.evaluation.loop import evaluate, jit_eval_step
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings
-from vit_jax.train.losses import make_loss
+from vit_jax.tasks.classification.config import LossConfig
+from vit_jax.tasks.classification.losses import make_loss
+from vit_jax.tasks.classification.task import make_eval_step
 
 SIDE, PIXELS = 2, 12
 
@@ -40,9 +42,8 @@ def run(model: nnx.Module, batches, loss: LossConfig | None = None) -> dict[str,
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     step = make_eval_step(graphdef, make_loss(loss or LossConfig()))
-    return evaluate(
-        jit_eval_step(step, parameter_shardings(params, mesh), mesh), params, batches, mesh
-    )
+    jitted = jit_eval_step(step, mesh, parameter_shardings(params, mesh))
+    return evaluate(jitted, params, batches, mesh, PredictionTotals())
 
 
 def batch(images, labels, mask=None) -> dict[str, np.ndarray]:
@@ -96,7 +97,7 @@ def expected_figures(logits, labels):
 
 
 @pytest.mark.parametrize("size", [1, 8, 37, 40])
-def test_figures_equal_numpys_for_any_batch_size(examples, size):
+def test_figures_equal_numpy_for_any_batch_size(examples, size):
     images, labels, kernel, logits = examples
     found = run(Linear(kernel), cut(images, labels, size))
     expected = expected_figures(logits, labels)
@@ -110,7 +111,7 @@ def test_figures_equal_numpys_for_any_batch_size(examples, size):
 
 
 @pytest.mark.parametrize(("fill_image", "fill_label"), [(255, 9), (0, -1), (128, 1000)])
-def test_whatever_is_in_masked_rows_does_not_count(examples, fill_image, fill_label):
+def test_the_content_of_masked_rows_does_not_count(examples, fill_image, fill_label):
     images, labels, kernel, _ = examples
     found = run(Linear(kernel), cut(images, labels, 16, fill_image, fill_label))
     assert found == run(Linear(kernel), cut(images, labels, 16))
@@ -134,7 +135,7 @@ def test_a_batch_of_only_masked_rows_changes_nothing(examples):
     assert run(Linear(kernel), [*held, empty, empty]) == run(Linear(kernel), held)
 
 
-def test_loss_is_the_one_given(examples):
+def test_the_loss_is_the_one_in_the_config(examples):
     images, labels, kernel, logits = examples
     found = run(Linear(kernel), cut(images, labels, 16), LossConfig(name="sigmoid_cross_entropy"))
     target = np.eye(10)[labels]
@@ -142,7 +143,7 @@ def test_loss_is_the_one_given(examples):
     np.testing.assert_allclose(found["loss"], losses.sum(axis=1).mean(), rtol=1e-5)
 
 
-def test_of_ten_equal_logits_one_class_is_first_and_five_are_among_five():
+def test_ten_equal_logits_give_top1_of_one_tenth_and_top5_of_a_half():
     found = run(Table(np.zeros((10, 10))), [table_batch(range(10))])
     assert found["accuracy_top1"] == 0.1
     assert found["accuracy_top5"] == 0.5
@@ -158,7 +159,7 @@ def test_ties_go_to_the_lower_index():
 
 
 @pytest.mark.parametrize(("rank", "right"), [(0, 1), (3, 1), (4, 1), (5, 0), (9, 0)])
-def test_top_five_ends_after_rank_four(rank, right):
+def test_top_five_includes_ranks_zero_to_four(rank, right):
     table = -np.arange(10.0)[None]
     found = run(Table(table), [table_batch([rank])])
     assert found["accuracy_top5"] == right
@@ -166,7 +167,7 @@ def test_top_five_ends_after_rank_four(rank, right):
 
 
 @pytest.mark.parametrize("num_classes", [3, 10])
-def test_nan_logits_are_never_right(num_classes):
+def test_nan_logits_are_never_correct(num_classes):
     table = np.full((num_classes, num_classes), np.nan)
     found = run(Table(table), [table_batch(range(num_classes))])
     assert found["accuracy_top1"] == 0
@@ -174,7 +175,7 @@ def test_nan_logits_are_never_right(num_classes):
     assert np.isnan(found["loss"])
 
 
-def test_one_nan_logit_beats_every_number():
+def test_a_nan_logit_ranks_above_every_number():
     table = np.zeros((2, 10))
     table[:, 0] = 5.0
     table[1, 7] = np.nan
@@ -182,7 +183,7 @@ def test_one_nan_logit_beats_every_number():
     assert found["accuracy_top1"] == 0.5
 
 
-def test_with_fewer_than_five_classes_everything_is_among_the_best_five():
+def test_with_fewer_than_five_classes_top5_is_one():
     found = run(Table(-np.arange(3.0) * np.ones((3, 1))), [table_batch(range(3))])
     assert found["accuracy_top1"] == 1 / 3
     assert found["accuracy_top5"] == 1

@@ -48,7 +48,7 @@ def train_on(mesh_section: dict[str, Any], mesh: Any, eval_batch: int) -> dict[s
     import numpy as np
 
     from vit_jax.config.run import Config
-    from vit_jax.evaluation.classification import evaluate
+    from vit_jax.evaluation.loop import evaluate
     from vit_jax.parallel.mesh import to_devices
     from vit_jax.train.program import build_program
 
@@ -81,7 +81,9 @@ def train_on(mesh_section: dict[str, Any], mesh: Any, eval_batch: int) -> dict[s
         kept = rows < 20
         filled = np.where(kept, rows, 0)
         batches.append({"image": images[filled], "label": labels[filled], "mask": kept})
-    figures = evaluate(program.eval_step, state.eval_params, batches, mesh)
+    figures = evaluate(
+        program.eval_step, state.eval_params, batches, mesh, program.task.make_totals(())
+    )
     return {"losses": losses, "figures": figures}
 
 

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared_programs
 from processes import TINY
 
 from vit_jax.config.file import load_config
@@ -9,8 +10,9 @@ from vit_jax.config.run import Config
 from vit_jax.errors import DivergenceError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
-from vit_jax.train import classification
+from vit_jax.tasks.classification import task as classification
 from vit_jax.train.divergence import examine_step, first_bad
+from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
@@ -37,7 +39,7 @@ def facts(change=lambda params: None, **sections):
     return examine_step(built, state, to_devices(BATCH, built.mesh))
 
 
-def test_a_healthy_step_has_no_bad_tensor_and_every_layer_is_named():
+def test_a_finite_step_has_no_bad_tensor_and_names_every_layer():
     found = facts()
     assert first_bad(found) is None
     names = [row.name for row in found]
@@ -79,7 +81,7 @@ def test_a_parameter_that_is_nan_comes_first():
 
 
 @pytest.mark.slow
-def test_microbatches_and_resnets_are_looked_into_too():
+def test_microbatches_and_resnets_are_examined():
     found = facts(
         lambda params: params["trunk"]["stage2"].update(
             jax.tree.map(lambda x: jnp.full_like(x, 3e38), params["trunk"]["stage2"])
@@ -111,17 +113,18 @@ def poisoned(config, tmp_path, monkeypatch):
     """Makes the batch of step 8 of an undisturbed run NaN; returns that run's examples."""
     rows = {}
     original = classification.make_prepare
+    after_step = LogHook.after_step
 
-    def note(batch):
-        rows[len(rows) + 1] = np.asarray(batch["label"])
-
-    from vit_jax.train import loop
+    def note(self, context, output):
+        rows[output.step] = np.asarray(output.host_batch["label"])
+        after_step(self, context, output)
 
     with monkeypatch.context() as patch:
-        real = loop.on_device
-        patch.setattr(loop, "on_device", lambda batch: (note(batch), real(batch))[1])
+        patch.setattr(LogHook, "after_step", note)
         train(config, tmp_path / "reference", StopSignals())
     bad = rows[8]
+    # The programs of the other tests are not poisoned, and these are not shared with them.
+    monkeypatch.setattr(shared_programs, "_programs", {})
 
     def make_prepare(*args):
         prepare = original(*args)
@@ -144,14 +147,17 @@ def changed(config, *overrides):
     return Config.from_mapping(mapping)
 
 
-def test_a_run_that_diverges_names_the_tensor_and_keeps_its_checkpoint(config, tmp_path, poisoned):
+def test_a_diverged_run_names_the_tensor_and_keeps_its_checkpoint(config, tmp_path, poisoned):
     with pytest.raises(DivergenceError) as caught:
         train(config, tmp_path / "run", StopSignals())
     report = tmp_path / "run" / "report" / "divergence-8.txt"
     line = str(caught.value)
-    assert "train/loss is nan at step 8 (run again: batch image (6,144 of 6,144 values not" in line
+    assert (
+        "train/loss is nan at step 8 (when run again: batch image (6,144 of 6,144 values not"
+        in line
+    )
     assert str(report) in line
-    assert "the last good checkpoint is that of step 5" in line
+    assert "the last good checkpoint is step 5" in line
     text = report.read_text().splitlines()
     assert text[0].startswith("step 8, first bad tensor: batch image")
     assert any(row.endswith("   loss") for row in text)
@@ -159,12 +165,12 @@ def test_a_run_that_diverges_names_the_tensor_and_keeps_its_checkpoint(config, t
         train(changed(config, ("report", False)), tmp_path / "run", StopSignals())
 
 
-def test_a_rewound_run_leaves_out_the_batches_and_goes_on(config, tmp_path, poisoned, caplog):
+def test_a_rewound_run_skips_the_batches_and_continues(config, tmp_path, poisoned, caplog):
     going_on = changed(config, ("rewinds", 1), ("skip_steps", 2))
     result = train(going_on, tmp_path / "run", StopSignals())
     assert result["step"] == 20
     # Back to step 5; batches 6 to 8 and two more are left out.
-    assert "5 batches left out (rewind 1 of 1)" in caplog.text
+    assert "skipping 5 batches (rewind 1 of 1)" in caplog.text
     found = indices(tmp_path / "run")
     assert list(found) == list(range(1, 21))
     for step in range(1, 16):
@@ -176,23 +182,12 @@ def test_a_rewound_run_leaves_out_the_batches_and_goes_on(config, tmp_path, pois
 
 
 @pytest.mark.slow
-def test_a_rewound_run_resumes_where_it_was(config, tmp_path, poisoned, monkeypatch):
+def test_a_rewound_run_resumes_bit_for_bit(config, tmp_path, poisoned, monkeypatch):
     going_on = changed(config, ("rewinds", 1), ("skip_steps", 2))
     train(going_on, tmp_path / "whole", StopSignals())
-    from vit_jax.train import loop
-
-    stop, steps = StopSignals(), []
-    real = loop._Run._after
-
-    def after(self, step, state):
-        steps.append(step)
-        stop.requested = step == 12
-        return real(self, step, state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_after", after)
-        with pytest.raises(Stopped, match="step 12"):
-            train(going_on, tmp_path / "run", stop)
+    stop = shared_programs.stop_after(12, monkeypatch)
+    with pytest.raises(Stopped, match="step 12"):
+        train(going_on, tmp_path / "run", stop)
     train(going_on, tmp_path / "run", StopSignals())
     assert indices(tmp_path / "run") == indices(tmp_path / "whole")
     losses = [

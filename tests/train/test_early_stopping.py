@@ -20,7 +20,7 @@ from vit_jax.train.signals import Stopped, StopSignals
 
 METRIC = "eval/dev/accuracy_top1"
 SPLITS = ["data.train_split=train[:80%]", "evaluation.splits={'dev': 'train[80%:]'}"]
-# The scores that the evaluations of a run are made to have: step 10 is best, 25 the last.
+# Scores that the tests give to the evaluations of a run: step 10 is best, 25 is the last.
 SCORES = {5: 0.3, 10: 0.6, 15: 0.6, 20: 0.5, 25: 0.55, 30: 0.9}
 
 
@@ -41,13 +41,13 @@ def test_the_first_of_equal_scores_is_best_and_patience_counts_from_it():
     assert not noted([*scores, (4, 0.8)]).is_over
 
 
-def test_of_a_loss_the_smallest_is_best_and_nan_never():
+def test_the_smallest_loss_is_best_and_nan_never_is():
     early = noted([(1, float("nan")), (2, 3.0), (3, 2.0), (4, float("nan"))], "eval/dev/loss")
     assert (early.best_step, early.is_over) == (3, False)
     assert noted([(1, float("nan"))]).best_step is None
 
 
-def test_what_is_saved_goes_on_and_an_evaluation_counts_once():
+def test_saved_state_continues_and_an_evaluation_counts_once():
     scores = [(1, 0.5), (2, 0.4), (3, 0.45)]
     first = noted(scores[:2])
     saved = first.to_json()["early_stopping"]
@@ -68,14 +68,21 @@ def tiny(digits_dir, *more) -> Config:
     return load_config(str(TINY), [*overrides, *more])
 
 
+def evaluator_of(config, program):
+    return SplitEvaluator(
+        config, {"test": "test"}, program.mesh,
+        preprocessing=program.task.eval_preprocessing, make_totals=program.task.make_totals,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def scripted(monkeypatch):
-    """Gives the evaluations at an interval the scores of SCORES; the final one is real."""
+    """Gives the evaluations at intervals the scores of SCORES. The final one is real."""
     original = SplitEvaluator.__call__
     state = {"evaluations": 0}
 
-    def evaluate(self, eval_step, params, stop=lambda: False):
-        found = original(self, eval_step, params, stop)
+    def evaluate(self, eval_step, params, **options):
+        found = original(self, eval_step, params, **options)
         if found and METRIC in found:
             state["evaluations"] += 1
             found[METRIC] = SCORES[5 * state["evaluations"]]
@@ -85,7 +92,7 @@ def scripted(monkeypatch):
     return state
 
 
-def test_a_run_ends_early_and_its_best_weights_are_its_result(digits_dir, tmp_path, scripted):
+def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_path, scripted):
     config = tiny(digits_dir)
     result = train(config, tmp_path, StopSignals())
     assert (result["step"], result["best_step"], result[METRIC]) == (25, 10, 0.6)
@@ -93,15 +100,14 @@ def test_a_run_ends_early_and_its_best_weights_are_its_result(digits_dir, tmp_pa
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if METRIC in row] == [5, 10, 15, 20, 25]
     assert [row["step"] for row in rows if "eval/test/loss" in row] == [10]
-    # The checkpoints are those of the best and the last step; whoever reads the run gets the best.
+    # Two checkpoints are kept, the best and the last. Readers of the run get the best.
     assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
         10, 25,
     }  # fmt: skip
     assert read_about(tmp_path).step == 10
-    mesh = make_mesh(config.mesh)
-    program = build_program(config, mesh, num_classes=10, num_examples=1150)
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
     params, _ = result_params(tmp_path, program.abstract.params)
-    evaluator = SplitEvaluator(config, {"test": "test"}, mesh, num_classes=10)
+    evaluator = evaluator_of(config, program)
     again = evaluator(program.eval_step, params)
     assert again == {name: result[name] for name in again}
     images = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
@@ -114,7 +120,7 @@ def test_a_run_ends_early_and_its_best_weights_are_its_result(digits_dir, tmp_pa
     assert not np.array_equal(by_run, last)
 
 
-def test_a_stopped_run_knows_its_best_and_goes_on_waiting(
+def test_a_stopped_run_remembers_its_best_step_and_patience(
     digits_dir, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir)
@@ -124,9 +130,9 @@ def test_a_stopped_run_knows_its_best_and_goes_on_waiting(
         stop = StopSignals()
         counted = SplitEvaluator.__call__
 
-        def evaluate(self, *args, counted=counted, stop=stop, evaluations=evaluations):
-            found = counted(self, *args)
-            stop.requested = scripted["evaluations"] >= evaluations
+        def evaluate(self, *args, counted=counted, wanted=stop, most=evaluations, **options):
+            found = counted(self, *args, **options)
+            wanted.requested = scripted["evaluations"] >= most
             return found
 
         with monkeypatch.context() as patch:
@@ -143,7 +149,7 @@ def test_a_stopped_run_knows_its_best_and_goes_on_waiting(
     assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
 
 
-def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_taken(
+def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
     digits_dir, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir, "train_steps=30", "ema_decay=0.9")
@@ -154,13 +160,13 @@ def test_without_patience_all_steps_are_made_and_the_average_of_the_best_is_take
     assert (result["step"], result["best_step"]) == (30, 10)
     program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
     params, _ = result_params(tmp_path, program.abstract.params)
-    evaluator = SplitEvaluator(config, {"test": "test"}, program.mesh, num_classes=10)
+    evaluator = evaluator_of(config, program)
     again = evaluator(program.eval_step, params)
     assert again == {name: result[name] for name in again}
     assert jax.tree.leaves(params)[0].dtype == np.float32
 
 
-def test_a_stop_while_a_resumed_run_catches_up_loses_no_evaluation(
+def test_a_stop_while_a_resumed_run_evaluates_loses_no_evaluation(
     digits_dir, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir)
@@ -170,9 +176,9 @@ def test_a_stop_while_a_resumed_run_catches_up_loses_no_evaluation(
     for _ in range(2):  # Stopped in the evaluation of step 5; then again when it is made up for.
         stop = StopSignals()
 
-        def evaluate(self, eval_step, params, stopping, stop=stop):
-            stop.requested = True
-            return original(self, eval_step, params, stopping)
+        def evaluate(self, eval_step, params, wanted=stop, **options):
+            wanted.requested = True
+            return original(self, eval_step, params, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(SplitEvaluator, "__call__", evaluate)
@@ -193,7 +199,7 @@ def test_a_stop_while_a_resumed_run_catches_up_loses_no_evaluation(
         (["evaluation.final_splits={'dev': 'test'}"], "splits' and 'final_splits' both have 'dev'"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(digits_dir, overrides, said):
+def test_impossible_configs_are_config_errors(digits_dir, overrides, said):
     with pytest.raises(ConfigError) as error:
         tiny(digits_dir, *overrides)
     assert said in str(error.value)

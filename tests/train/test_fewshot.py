@@ -1,4 +1,4 @@
-"""Few-shot evaluation inside training runs: when, with which parameters, the same when resumed."""
+"""Few-shot evaluation during training: when, with which parameters, and after a resume."""
 
 import json
 
@@ -49,7 +49,7 @@ def figures(result):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, digits_dir):
-    """The run that nobody disturbed, and its result."""
+    """The folder of an uninterrupted run, and its result."""
     workdir = tmp_path_factory.mktemp("reference")
     with jax.numpy_dtype_promotion("standard"):  # For optax.adam.
         return workdir, train(make_config(digits_dir, *FEWSHOT), workdir, StopSignals())
@@ -66,7 +66,7 @@ def test_figures_are_in_the_metrics_and_in_the_result(reference):
     assert json.loads((workdir / "result.json").read_text()) == result
 
 
-def test_the_command_finds_the_same_in_the_finished_run(reference, digits_dir, capsys):
+def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsys):
     workdir, result = reference
     command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}", "--no_cache"]
     assert main([*command, "--json"]) == 0
@@ -75,7 +75,7 @@ def test_the_command_finds_the_same_in_the_finished_run(reference, digits_dir, c
 
 
 @pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
-def test_a_stop_in_the_middle_leaves_only_that_to_do(
+def test_a_stop_during_an_evaluation_repeats_only_that(
     reference, digits_dir, tmp_path, monkeypatch, call, step
 ):
     original, calls, stop = FrozenEvaluator.__call__, [], StopSignals()
@@ -100,7 +100,7 @@ def test_a_stop_in_the_middle_leaves_only_that_to_do(
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_too_few_examples_are_told_before_the_first_step(digits_dir, tmp_path):
+def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_path):
     config = make_config(digits_dir, *FEWSHOT, "fewshot.shots=(1,500)")
     with pytest.raises(DataError, match=r"class '9' of digits/1.0.0 train has 133 examples"):
         train(config, tmp_path, StopSignals())

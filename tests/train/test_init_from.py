@@ -253,9 +253,9 @@ def test_a_run_goes_on_bit_for_bit_after_its_weights_are_gone(
     stop = StopSignals()
     original = SplitEvaluator.__call__
 
-    def evaluate(self, eval_step, params, stopping):
+    def evaluate(self, eval_step, params, **options):
         stop.requested = True
-        return original(self, eval_step, params, stopping)
+        return original(self, eval_step, params, **options)
 
     content = run_mapping(source, digits_dir)
     content["evaluation"]["interval_steps"] = 3

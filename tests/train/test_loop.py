@@ -1,5 +1,5 @@
-import dataclasses
 import json
+import shutil
 
 import pytest
 from processes import TINY
@@ -13,7 +13,7 @@ from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(digits_dir):
     overrides = [
         f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
@@ -31,17 +31,30 @@ def rows(workdir, prefix):
     ]
 
 
-def test_a_stop_in_the_middle_of_an_evaluation_saves_and_the_next_run_evaluates(
-    config, tmp_path, monkeypatch
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The folder of an uninterrupted run, and its result."""
+    workdir = tmp_path_factory.mktemp("finished")
+    return workdir, train(config, workdir, StopSignals())
+
+
+@pytest.fixture
+def damaged(finished, tmp_path):
+    """A copy of the finished run that may be changed, and its result."""
+    shutil.copytree(finished[0], tmp_path / "copy")
+    return tmp_path / "copy", finished[1]
+
+
+def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
+    config, finished, tmp_path, monkeypatch
 ):
-    reference, stopped = tmp_path / "reference", tmp_path / "stopped"
-    want = train(config, reference, StopSignals())
+    (reference, want), stopped = finished, tmp_path
     stop = StopSignals()
     original = SplitEvaluator.__call__
 
-    def evaluate(self, eval_step, params, stopping):
+    def evaluate(self, eval_step, params, **options):
         stop.requested = True
-        return original(self, eval_step, params, stopping)
+        return original(self, eval_step, params, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitEvaluator, "__call__", evaluate)
@@ -55,15 +68,15 @@ def test_a_stop_in_the_middle_of_an_evaluation_saves_and_the_next_run_evaluates(
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
 
 
-def test_a_stop_in_the_last_evaluation_leaves_only_that_to_do(config, tmp_path, monkeypatch):
+def test_a_stop_during_the_last_evaluation_repeats_only_that(config, tmp_path, monkeypatch):
     stop = StopSignals()
     original = SplitEvaluator.__call__
     calls = []
 
-    def evaluate(self, eval_step, params, stopping):
+    def evaluate(self, eval_step, params, **options):
         calls.append(1)
         stop.requested = len(calls) == 2
-        return original(self, eval_step, params, stopping)
+        return original(self, eval_step, params, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitEvaluator, "__call__", evaluate)
@@ -80,20 +93,20 @@ def test_a_stop_in_the_last_evaluation_leaves_only_that_to_do(config, tmp_path, 
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
 
 
-def test_a_run_killed_between_its_last_save_and_its_result_writes_no_line_twice(config, tmp_path):
-    want = train(config, tmp_path, StopSignals())
+def test_a_run_killed_before_it_writes_its_result_writes_no_line_twice(config, damaged):
+    tmp_path, want = damaged
     before = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "result.json").unlink()
     got = train(config, tmp_path, StopSignals())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
-    assert 0.5 * want["wall_time_s"] < got["wall_time_s"]  # The earlier session counts.
+    assert 0.5 * want["wall_time_s"] < got["wall_time_s"]  # Includes the earlier session.
     assert json.loads((tmp_path / "result.json").read_text()) == got
 
 
-def test_the_best_checkpoints_are_kept_beside_the_last(config, tmp_path):
-    checkpoint = dataclasses.replace(
-        config.checkpoint, keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
+def test_the_best_checkpoints_are_kept_in_addition_to_the_last(config, tmp_path):
+    checkpoint = config.checkpoint.replace(
+        keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
     )
     train(config.replace(checkpoint=checkpoint), tmp_path, StopSignals())
     scores = {row["step"]: row["eval/test/accuracy_top1"] for row in rows(tmp_path, "eval/")}
@@ -104,9 +117,8 @@ def test_the_best_checkpoints_are_kept_beside_the_last(config, tmp_path):
     assert len(kept) <= 2
 
 
-def test_every_train_line_has_the_figures_that_the_readme_promises(config, tmp_path):
-    train(config, tmp_path, StopSignals())
-    lines = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
+def test_every_train_line_has_the_figures_that_the_readme_promises(finished):
+    lines = [r for r in read_metrics(finished[0] / "metrics.jsonl") if "train/loss" in r]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]
     promised = {
         "step", "time", "train/loss", "train/learning_rate", "train/gradient_norm",
@@ -119,10 +131,19 @@ def test_every_train_line_has_the_figures_that_the_readme_promises(config, tmp_p
         assert 0 <= line["train/data_wait_fraction"] <= 1
 
 
-def test_attention_logits_are_logged_when_asked_for(config, tmp_path):
-    logging = config.logging.replace(attention_interval_steps=10)
+def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path):
+    logging = config.logging.replace(attention_interval_steps=10, profile_steps=(12, 13))
     train(config.replace(logging=logging), tmp_path, StopSignals())
     found = rows(tmp_path, "train/max_attention_logit")
     assert [row["step"] for row in found] == [10, 20]
     for row in found:
         assert row["train/max_attention_logit"] == row["train/max_attention_logit/layer_00"]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    for name in ("one", "two"):
+        result = train(config, tmp_path / name, StopSignals(), program)
+        assert result | {"wall_time_s": 0} == finished[1] | {"wall_time_s": 0}
+    assert program.compiled is program.compiled

@@ -10,7 +10,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.about import evaluated_item
-from vit_jax.train.classification import make_prepare
+from vit_jax.tasks.classification.task import make_prepare
 from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.program import build_program
 

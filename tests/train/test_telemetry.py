@@ -23,7 +23,7 @@ def test_peaks_of_devices(kind, tflops):
     assert peak_flops(kind) == (None if tflops is None else tflops * 1e12)
 
 
-def test_figures_count_steps_waits_and_leave_pauses_out():
+def test_figures_count_steps_and_waits_but_not_pauses():
     telemetry = Telemetry(global_batch_size=10, flops_per_image=1000)
     telemetry.read()
     begin = time.perf_counter()
@@ -41,10 +41,10 @@ def test_figures_count_steps_waits_and_leave_pauses_out():
     assert "train/mfu" not in figures
 
 
-def test_an_unknown_device_is_named_once_and_has_no_mfu(caplog):
+def test_an_unknown_device_is_logged_once_and_has_no_mfu(caplog):
     with caplog.at_level("INFO", logger="vit_jax"):
         Telemetry(1, 1).read()
-    assert [r.getMessage() for r in caplog.records] == ["no MFU: peak FLOP/s of 'cpu' unknown"]
+    assert [r.getMessage() for r in caplog.records] == ["MFU is not logged: the peak FLOP/s of 'cpu' is unknown"]
 
 
 def test_mfu_by_hand(monkeypatch):

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError
@@ -82,18 +81,13 @@ class JaxStep:
 
     def __init__(self, config: Config):
         mesh = make_mesh(config.mesh)
-        batch_size, size = config.data.global_batch_size, config.data.image_size
+        batch_size = config.data.global_batch_size
         program = build_program(config, mesh, num_classes=NUM_CLASSES, num_examples=batch_size)
         begin = time.perf_counter()
         self._step = program.compile()
         seconds = time.perf_counter() - begin
-        rng = np.random.default_rng(0)
-        batch = {
-            "image": rng.integers(0, 256, (batch_size, size, size, 3), np.uint8),
-            "label": rng.integers(0, NUM_CLASSES, batch_size).astype(np.int32),
-            "mask": np.ones(batch_size, bool),
-        }
-        self._batch = to_devices(batch, mesh)
+        self._batch = to_devices(program.example_batch(), mesh)
+        self._frozen = program.load_frozen()
         self._state = program.init()
         memory: Any = self._step.memory_analysis()
         peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
@@ -107,13 +101,13 @@ class JaxStep:
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            self._state, metrics = self._step(self._state, self._batch)
+            self._state, metrics = self._step(self._state, self._batch, *self._frozen)
         jax.block_until_ready((self._state, metrics))
         return (time.perf_counter() - begin) / steps
 
     def close(self) -> None:
         """Lets go of the state's memory."""
-        self._state, self._batch = None, None
+        self._state, self._batch, self._frozen = None, None, ()
 
 
 class TorchStep:

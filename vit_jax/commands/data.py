@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive
-from vit_jax.errors import ConfigError, DataError
-from vit_jax.train.signals import EXIT_STOPPED
+from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")
     parser.add_argument(
-        "--step", type=int, help="step of the checkpoint; default: the run's result"
+        "--step", type=int, help="step of the checkpoint (default: the run's result)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.run.folder import read_config
 
-    read_config(args.workdir)  # Says so where there is no run.
+    read_config(args.workdir)  # Raises an error if there is no run.
     config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
     if not config.evaluation.all_splits:
         raise ConfigError(
@@ -58,12 +58,13 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(
         config, config.evaluation.all_splits, mesh,
-        num_classes=num_classes,
+        preprocessing=program.task.eval_preprocessing,
+        make_totals=program.task.make_totals,
         report=args.workdir.expanduser() / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
     )  # fmt: skip
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
-    figures = evaluator(program.eval_step, params) or {}
+    figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
     if not is_first_host():
         return
     if config.evaluation.by_class:

@@ -29,9 +29,9 @@ from vit_jax.config.data import DataConfig
 from vit_jax.config.fewshot import FewshotRunConfig
 from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config, LoggingConfig
-from vit_jax.errors import ConfigError
+from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
-from vit_jax.train.signals import EXIT_STOPPED, StopSignals
+from vit_jax.train.signals import StopSignals
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import positive
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.launcher import EXIT_FAILED, only_launcher
 from vit_jax.sweep.ledger import Ledger
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import summary
-from vit_jax.train.signals import EXIT_STOPPED, StopSignals
+from vit_jax.train.signals import StopSignals
 
 # What comes behind it is an option of the cluster.
 OVERRIDES = "--slurm."

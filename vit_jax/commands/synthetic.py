@@ -25,9 +25,9 @@ from vit_jax.commands.arguments import positive, whole
 from vit_jax.config.file import set_key
 from vit_jax.config.run import LoggingConfig
 from vit_jax.config.synthetic import ModelName, SyntheticConfig, TaskName
-from vit_jax.errors import ConfigError
+from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
-from vit_jax.train.signals import EXIT_STOPPED, StopSignals
+from vit_jax.train.signals import StopSignals
 
 log = logging.getLogger(__name__)
 

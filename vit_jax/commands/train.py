@@ -1,11 +1,12 @@
-"""Train a model, or go on training in a run folder.
+"""Train a model, or resume a run.
 
     python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m vit_jax train --config=FILE.py:ARG --workdir=DIR --config.optimizer.learning_rate=1e-3
 
-The same command on the same folder resumes; on a finished run it says so. SIGTERM or Ctrl-C saves
-and exits with code 75. Several processes: the same command on every host, told apart by SLURM, a
-TPU pod, Kubernetes or Open MPI, or by --coordinator, --num_processes and --process_id.
+The same command on the same folder resumes the run; on a finished run it only says so. SIGTERM or
+Ctrl-C saves and exits with code 75. For several processes, start the same command on every host.
+They find each other through SLURM, a TPU pod, Kubernetes or Open MPI, or through --coordinator,
+--num_processes and --process_id.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from typing import Any
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
-from vit_jax.train.signals import EXIT_STOPPED, Stopped, StopSignals
+from vit_jax.errors import EXIT_STOPPED
+from vit_jax.train.signals import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")
     parser.add_argument(
         "--deterministic", action="store_true",
-        help="only kernels that give the same bits every time: the same as they are on CPU and TPU,"
-        " slower on GPU",
+        help="use only kernels whose results are equal in every run: slower on GPU, no change on"
+        " CPU and TPU",
     )  # fmt: skip
     add_process_arguments(parser)
 
@@ -38,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if args.deterministic:
-        # Read when the first device is used. XLA then neither times kernels to choose among them
-        # nor takes those that add in an order of their own.
+        # XLA reads this when the first device is used. It then does not choose kernels by timing
+        # them, and uses none that sum in an undefined order.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    # From the first moment: a signal during the imports is one to stop, too.
+    # Before the imports, so that a signal during them stops the run too.
     with StopSignals() as stop:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         try:
@@ -69,7 +71,7 @@ def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
     try:
         result = train(config, workdir, stop)
     except Stopped as stopped:
-        log.info("stopped and saved at step %d; run the same command to go on", stopped.step)
+        log.info("stopped and saved at step %d; run the same command again to resume", stopped.step)
         return EXIT_STOPPED
     if is_first_host():
         picture = workdir / "report" / "curves.png"

@@ -6,9 +6,10 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.config.classification import LossConfig, MixingConfig
+import pydantic
+
 from vit_jax.config.data import DataConfig
 from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
@@ -18,10 +19,11 @@ from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.split_overlap import shares
-from vit_jax.config.task import MaskedPatchesConfig, TaskName, check_task
+from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, option, section
+from vit_jax.tasks import TASKS
 
 # Metrics of an evaluated split; higher is better.
 _SHARES = ("accuracy_top1", "accuracy_top5")
@@ -73,6 +75,8 @@ class LoggingConfig(Section):
     """
     example_ids: Literal["none", "hash", "all"] = option("none")
     """What examples-HOST.jsonl records of each step's examples: a "hash" of their ids, or "all"."""
+    profile_steps: tuple[int, int] | None = option(None)
+    """First and last step of a profiler trace, written to the folder `profile` of the run."""
 
 
 class DivergenceConfig(Section):
@@ -91,18 +95,27 @@ class DivergenceConfig(Section):
     """
 
 
-class Config(Section):
-    """The config of one training run."""
+# The task and the sections that tasks add, e.g. `loss`.
+_literal: Any = Literal
+_fields: dict[str, Any] = {"task": (_literal[TASKS], option("classification"))}
+_fields |= {key: (cls, section(cls)) for key, cls in task_sections().items()}
+_TaskSections: type[Section] = pydantic.create_model("_TaskSections", __base__=Section, **_fields)
+
+
+class Config(_TaskSections):
+    """The config of one training run.
+
+    `task` names what the run learns; tasks add sections of their own, see `vit_jax.tasks`.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     seed: int = option(0, at_least=0, below=2**32)
     """All randomness derives from this seed, a stream name and the step."""
-    task: TaskName = option("classification")
-    """What is learned: the classes of images; or, without labels, colours of patches (B.1.2)."""
-    masked_patches: MaskedPatchesConfig = section(MaskedPatchesConfig)
     model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()
     data: DataConfig = section()
-    mixing: MixingConfig = section(MixingConfig)
-    loss: LossConfig = section(LossConfig)
     optimizer: OptimizerConfig = section()
     train_steps: int | None = option(None, at_least=1, below=2**31)
     train_epochs: float | None = option(None, above=0)

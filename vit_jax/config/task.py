@@ -1,107 +1,97 @@
-"""What a run learns: the config section of masked patch prediction, and what cannot go with it."""
+"""The config side of tasks: their sections, the options they refuse, and the model they train.
 
-from typing import Any, Literal
+A task declares it as `TASK = TaskConfig(...)` in `vit_jax/tasks/NAME/config.py`. That module
+imports only `schema`, `errors` and config sections, because the root config reads it.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
-
-TaskName = Literal["classification", "masked_patches"]
-
-# Keys that are about labels or what blends images, or a head that patches do not have. With masked
-# patches they keep their defaults.
-_OF_CLASSIFICATION = (
-    "mixing.mixup_alpha",
-    "mixing.cutmix_alpha",
-    "loss.name",
-    "loss.label_smoothing",
-    "loss.class_weights",
-    "data.sampling",
-    "data.augment.erasing_probability",
-    "evaluation.by_class",
-    "init.keep_head",
-    "model.representation_size",
-)
-_POOLINGS = ("token", "gap")
+from vit_jax.schema import Section
+from vit_jax.tasks import TASKS
 
 
-class MaskedPatchesConfig(Section):
-    """Masked patch prediction: embeddings of patches are corrupted, their mean colours predicted.
+def _no_check(config: Any) -> None:
+    del config
 
-    Source: arXiv:2010.11929, B.1.2.
+
+def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config["model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """What the config, checkpoints and weights files must know about a task.
+
+    Attributes:
+        sections: key in the root config -> section class, for the sections that this task adds.
+        reads: keys of sections that other tasks add and this one reads too. Every other task's
+            section must keep its defaults.
+        check: root config -> None; raises ConfigError for options that do not go with the task.
+        own_parameters: regular expressions over whole names of the parameters that only this task
+            needs. They are in the run's checkpoints but are not weights of the model.
+        model_section: root config as nested dicts -> the model section that describes the weights
+            in the run's checkpoints.
     """
 
-    corrupt: float = option(0.5, above=0, at_most=1)
-    """Share of an image's patches that are corrupted and predicted."""
-    mask: float = option(0.8, at_least=0, at_most=1)
-    """Of these, the share that a learned embedding takes the place of, and the share that the
-    embedding of another patch of the image does; the rest stays as it is.
-    """
-    random: float = option(0.1, at_least=0, at_most=1)
-    bits: int = option(3, at_least=1, at_most=5)
-    """A channel; 3 makes 8 levels, and 8 * 8 * 8 colours."""
-
-    @property
-    def num_colours(self) -> int:
-        """Colours there are to predict."""
-        return 2 ** (3 * self.bits)
-
-    def check(self) -> None:
-        if self.mask + self.random > 1 + 1e-9:
-            raise ConfigError(
-                f"is {self.mask:g} and 'random' {self.random:g}",
-                "shares of the corrupted patches, at most 1 together",
-                "lower one; what is left stays as it is",
-                key="mask",
-            )
+    sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    check: Callable[[Any], None] = _no_check
+    own_parameters: tuple[str, ...] = ()
+    model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
 
 
-def check_task(config: Section) -> None:
-    """Checks that the other sections go with a run's task.
+@functools.cache
+def task_config(name: str) -> TaskConfig:
+    """Returns the config side of a task."""
+    return importlib.import_module(f"vit_jax.tasks.{name}.config").TASK
 
-    Args:
-        config: the whole run.
+
+def task_sections() -> dict[str, type[Section]]:
+    """Returns the sections that tasks add to the root config, by key."""
+    return {key: cls for name in TASKS for key, cls in task_config(name).sections.items()}
+
+
+def check_task(config: Any) -> None:
+    """Checks that all sections of a root config go with its task.
 
     Raises:
-        ConfigError: an option of another task.
+        ConfigError: an option of a section that this task does not read, or that it refuses.
     """
-    values: Any = config
-    if values.task == "classification":
-        if values.masked_patches != MaskedPatchesConfig():
-            raise ConfigError(
-                "given with task classification",
-                "task masked_patches",
-                "add --config.task=masked_patches, or leave the section out",
-                key="masked_patches",
-            )
-        return
-    for key in _OF_CLASSIFICATION:
-        value, usual = _value_and_default(config, key)
+    chosen = task_config(config.task)
+    for key, cls in task_sections().items():
+        if key in chosen.sections or key in chosen.reads:
+            continue
+        usual = cls().to_mapping()
+        for name, value in getattr(config, key).to_mapping().items():
+            if value != usual[name]:
+                raise ConfigError(
+                    f"is {value!r} with task {config.task}, which does not read it",
+                    repr(usual[name]),
+                    "leave it out, or choose another task",
+                    key=f"{key}.{name}",
+                )
+    chosen.check(config)
+
+
+def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
+    """Checks that options keep their defaults.
+
+    Args:
+        config: root config.
+        keys: dotted keys, e.g. "evaluation.by_class".
+        reason: ends the sentence "'KEY' is VALUE with ...".
+
+    Raises:
+        ConfigError: one of them has another value.
+    """
+    for key in keys:
+        *path, leaf = key.split(".")
+        section: Any = functools.reduce(getattr, path, config)
+        value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
         if value != usual:
-            raise ConfigError(
-                f"is {value!r} with task masked_patches, which predicts colours of patches",
-                repr(usual),
-                "leave it out",
-                key=key,
-            )
-    if values.model.pooling not in _POOLINGS:
-        raise ConfigError(
-            f"is {values.model.pooling!r} with task masked_patches, which pools nothing",
-            " or ".join(map(repr, _POOLINGS)),
-            "leave it out; fine-tuning may choose another",
-            key="model.pooling",
-        )
-    if values.model.name.startswith("BiT-"):
-        raise ConfigError(
-            f"is {values.model.name!r}, a ResNet, with task masked_patches",
-            "a model with patches",
-            "use a ViT or a hybrid",
-            key="model.name",
-        )
-
-
-def _value_and_default(config: Section, key: str) -> tuple[Any, Any]:
-    *path, leaf = key.split(".")
-    part: Any = config
-    for name in path:
-        part = getattr(part, name)
-    return getattr(part, leaf), type(part).model_fields[leaf].default
+            raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)

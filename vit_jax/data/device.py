@@ -1,8 +1,8 @@
-"""What happens to a batch on the device, inside the step: scaling, flips, erasing, mixup, CutMix.
+"""Augmentation on the device, inside the training step: scaling, flips, erasing, mixup, CutMix.
 
-Images travel as uint8, a quarter of the bytes of float32. All of this is element by element, and
-the compiler makes one pass over the batch of it. What is drawn belongs to a place in the global
-batch, however it is divided over devices and hosts.
+Images travel as uint8, a quarter of the bytes of float32. All operations are element-wise, so the
+compiler fuses them into one pass over the batch. Random draws depend on an example's position in
+the global batch, not on how the batch is divided over devices and hosts.
 """
 
 import math
@@ -12,27 +12,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from vit_jax.config.classification import MixingConfig
-
 Batch = dict[str, Array]
 
-# Of the image's area, and height / width. Source: arXiv:1708.04896, with torchvision's limits.
+# Area as a share of the image, and height / width. Source: arXiv:1708.04896, limits of torchvision.
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
-# Rectangles drawn until one fits into the image.
+# How often a rectangle is drawn until one fits into the image.
 _ERASING_TRIES = 10
 
 
 def to_unit_range(images: UInt8[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
-    """Returns u8 images as f32 in [-1, 1]: 0 becomes -1, 255 becomes 1, linearly.
+    """Scales u8 images linearly to f32 in [-1, 1]: 0 becomes -1, 255 becomes 1.
 
-    There is no mean and no standard deviation: the ViT papers' models see [-1, 1].
+    No mean or standard deviation is used: the ViT papers' models take images in [-1, 1].
     """
     return images.astype(jnp.float32) / 127.5 - 1
 
 
 def flip(images: Float[Array, "B H W 3"], key: jax.Array) -> Float[Array, "B H W 3"]:
-    """Mirrors each image left to right with probability 1/2."""
+    """Flips each image left to right with probability 1/2."""
     chosen = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
     return jnp.where(chosen, images[:, :, ::-1], images)
 
@@ -44,15 +42,15 @@ def erase(
     probability: float,
     fill: Literal["noise", "gray"] = "noise",
 ) -> Float[Array, "B H W 3"]:
-    """Fills a random rectangle of each image that is drawn.
+    """Fills a random rectangle of randomly chosen images.
 
-    Area is uniform in 2 to 33 % of the image, the logarithm of height / width in that of 0.3 to
-    3.3, the place uniform. An image where none of ten rectangles fits stays whole.
+    The area is uniform between 2 and 33 % of the image, height / width is log-uniform between 0.3
+    and 3.3, and the position is uniform. If none of ten rectangles fits, the image is unchanged.
 
     Args:
         images: in [-1, 1].
         key: random key.
-        probability: that an image is drawn.
+        probability: of each image to be chosen.
         fill: "noise": every value uniform in [-1, 1]; "gray": 0.
 
     Source: arXiv:1708.04896, algorithm 1.
@@ -69,7 +67,7 @@ def erase(
     inside = span(height, tops, heights)[:, :, None] & span(width, lefts, widths)[:, None, :]
     inside &= chosen[:, None, None]
     values = jnp.zeros((), jnp.float32)
-    if fill == "noise":  # Eight bits a value, as in an image: a quarter of the random numbers.
+    if fill == "noise":  # Eight bits per value, as in an image: cheaper to draw.
         values = to_unit_range(jax.random.bits(key_fill, images.shape, jnp.uint8))
     return jnp.where(inside[..., None], values, images)
 
@@ -77,7 +75,7 @@ def erase(
 def erased_boxes(
     batch: int, height: int, width: int, key: jax.Array
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
-    """Returns top, left, height and width of a rectangle an image; 0 by 0 where none fits."""
+    """Returns top, left, height and width of one rectangle per image; 0 by 0 if none fits."""
     key_area, key_ratio, key_top, key_left = jax.random.split(key, 4)
     shape = (batch, _ERASING_TRIES)
     area = jax.random.uniform(key_area, shape, minval=_ERASED_AREAS[0], maxval=_ERASED_AREAS[1])
@@ -86,7 +84,7 @@ def erased_boxes(
     heights = jnp.round(jnp.sqrt(area * height * width * ratio)).astype(jnp.int32)
     widths = jnp.round(jnp.sqrt(area * height * width / ratio)).astype(jnp.int32)
     fits = (heights < height) & (widths < width)
-    # The first that fits; argmax of nothing but False is 0.
+    # The first that fits; if none does, argmax is 0.
     first = jnp.argmax(fits, axis=1)[:, None]
     fits, heights, widths = (
         jnp.take_along_axis(values, first, axis=1)[:, 0] for values in (fits, heights, widths)
@@ -100,9 +98,9 @@ def erased_boxes(
 def mixup(
     images: Float[Array, "B H W 3"], labels: Float[Array, "B C"], share: Float[Array, ""]
 ) -> tuple[Float[Array, "B H W 3"], Float[Array, "B C"]]:
-    """Blends each example with the one before it: share * x + (1 - share) * x_before.
+    """Blends each example with the previous one: share * x + (1 - share) * x_previous.
 
-    Source: arXiv:1710.09412, equation 1; one share for the whole batch.
+    Source: arXiv:1710.09412, equation 1, with one share for the whole batch.
     """
     images = share * images + (1 - share) * jnp.roll(images, 1, axis=0)
     return images, share * labels + (1 - share) * jnp.roll(labels, 1, axis=0)
@@ -114,9 +112,10 @@ def cutmix(
     share: Float[Array, ""],
     key: jax.Array,
 ) -> tuple[Float[Array, "B H W 3"], Float[Array, "B C"]]:
-    """Pastes a box of about (1 - share) of the area from the example before; labels by true area.
+    """Pastes a box from the previous example, about (1 - share) of the area.
 
-    Source: arXiv:1905.04899, equations 1 and 2; one box for the whole batch.
+    Labels are mixed by the area that was pasted. Source: arXiv:1905.04899, equations 1 and 2, with
+    one box for the whole batch.
     """
     inside = cutmix_box(images.shape[1], images.shape[2], share, key)
     images = jnp.where(inside[None, :, :, None], jnp.roll(images, 1, axis=0), images)
@@ -127,7 +126,7 @@ def cutmix(
 def cutmix_box(
     height: int, width: int, share: Float[Array, ""], key: jax.Array
 ) -> Bool[Array, "H W"]:
-    """Returns the mask of a box with sides sqrt(1 - share) of the image's, cut at its border."""
+    """Returns the mask of a box whose sides are sqrt(1 - share) of the image's, clipped at it."""
     key_y, key_x = jax.random.split(key)
     side = jnp.sqrt(1 - share)
 
@@ -145,37 +144,39 @@ def mix(
     labels: Int[Array, " B"],
     *,
     num_classes: int,
-    config: MixingConfig,
+    mixup_alpha: float,
+    cutmix_alpha: float,
     key: jax.Array,
 ) -> tuple[Float[Array, "B H W 3"], Int[Array, " B"] | Float[Array, "B C"]]:
-    """Applies mixup, CutMix, or one of the two by a coin where both are on.
+    """Applies mixup or CutMix. If both are on, each batch uses one, chosen at random.
 
     Args:
         images: in [-1, 1].
         labels: class indices.
         num_classes: C.
-        config: alphas.
+        mixup_alpha: of Beta(alpha, alpha); 0: no mixup.
+        cutmix_alpha: the same for CutMix.
         key: random key.
 
     Returns:
-        Images and labels; labels are f32[B, C] where anything was mixed, else unchanged.
+        Images and labels. Labels are f32[B, C] if either is on, else unchanged.
     """
-    if not (config.mixup_alpha or config.cutmix_alpha):
+    if not (mixup_alpha or cutmix_alpha):
         return images, labels
     key_coin, key_mixup, key_cutmix, key_box = jax.random.split(key, 4)
     one_hot = jax.nn.one_hot(labels, num_classes)
 
     def with_mixup(images, labels):
-        share = jax.random.beta(key_mixup, config.mixup_alpha, config.mixup_alpha)
+        share = jax.random.beta(key_mixup, mixup_alpha, mixup_alpha)
         return mixup(images, labels, share)
 
     def with_cutmix(images, labels):
-        share = jax.random.beta(key_cutmix, config.cutmix_alpha, config.cutmix_alpha)
+        share = jax.random.beta(key_cutmix, cutmix_alpha, cutmix_alpha)
         return cutmix(images, labels, share, key_box)
 
-    if not config.cutmix_alpha:
+    if not cutmix_alpha:
         return with_mixup(images, one_hot)
-    if not config.mixup_alpha:
+    if not mixup_alpha:
         return with_cutmix(images, one_hot)
     coin = jax.random.bernoulli(key_coin)
     return jax.lax.cond(coin, with_cutmix, with_mixup, images, one_hot)

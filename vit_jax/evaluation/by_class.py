@@ -1,4 +1,4 @@
-"""What an evaluation says of each class: confusion matrix, accuracies, area under the ROC curve."""
+"""Figures by class: confusion matrix, accuracies, area under the ROC curve."""
 
 import csv
 import io
@@ -16,17 +16,17 @@ from vit_jax.files import write_atomically
 log = logging.getLogger(__name__)
 
 NO_CLASS = "no class"
-"""Column of a confusion matrix for examples with a logit that is no number."""
+"""Column of a confusion matrix for examples with a NaN logit."""
 
 
 def class_outputs(
     logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"]
 ) -> dict[str, Array]:
-    """Returns what `ByClass` adds up of a batch.
+    """Returns the outputs for a batch that `ByClass` adds up.
 
-    confusion: i32[C, C + 1], examples by true and predicted class, the last column for those with
-    a logit that is no number. Of two classes also score: f32[B], logit of the second minus that of
-    the first, with label and mask.
+    "confusion" i32[C, C + 1] counts examples by true and predicted class; the last column is for
+    examples with a NaN logit. With two classes there is also "score" f32[B], the second logit minus
+    the first, with "label" and "mask".
     """
     num_classes = logits.shape[1]
     predicted = jnp.where(jnp.isnan(logits).any(axis=1), num_classes, jnp.argmax(logits, axis=1))
@@ -40,11 +40,11 @@ def class_outputs(
 
 
 class ByClass:
-    """Adds up an evaluation.
+    """Adds up figures by class over the batches of a split.
 
     Args:
-        class_names: as the dataset has them.
-        num_classes: C; classes without a name get a number, and equal names one as well.
+        class_names: of the dataset. Classes without a name, or with equal names, get a number.
+        num_classes: C.
     """
 
     def __init__(self, class_names: Sequence[str], num_classes: int):
@@ -65,7 +65,7 @@ class ByClass:
             self._labels.append(outputs["label"][mask])
 
     def absent(self) -> list[str]:
-        """Returns the names of the classes of which there was no example."""
+        """Returns the names of the classes without examples."""
         counts = self.confusion.sum(axis=1)
         return [name for name, n in zip(self.names, counts, strict=True) if not n]
 
@@ -84,19 +84,19 @@ class ByClass:
         return found | {f"accuracy_class/{name}": share for name, share in shares.items()}
 
     def _roc_auc(self) -> float | None:
-        """Returns the area for the second class against the first; None where there is none."""
+        """Returns the area for the second class against the first; None if it is undefined."""
         if not self._scores:
             return None
         from sklearn.metrics import roc_auc_score
 
         scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
         if len(set(labels.tolist())) < 2 or not np.isfinite(scores).all():
-            log.warning("no area under the ROC curve: one class alone, or scores without a value")
+            log.warning("no area under the ROC curve: one class only, or scores not finite")
             return None
         return float(roc_auc_score(labels, scores))
 
     def write(self, path: Path) -> None:
-        """Writes the confusion matrix as CSV, atomically: true classes down, predicted across."""
+        """Writes the confusion matrix as CSV: a row per true class, a column per prediction."""
         matrix, names = self.confusion, [*self.names, NO_CLASS]
         if not matrix[:, -1].any():
             matrix, names = matrix[:, :-1], names[:-1]

@@ -1,21 +1,18 @@
 """Evaluation of parameters on the splits of a config."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import labelled_image
+from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
-from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import first_few
-from vit_jax.evaluation.by_class import ByClass
-from vit_jax.evaluation.classification import EvalStep, evaluate
+from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
 from vit_jax.parallel.hosts import is_first_host
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 
@@ -29,15 +26,16 @@ class SplitEvaluator:
         config: the run.
         splits: name in the metrics -> split.
         mesh: devices.
-        num_classes: C.
-        report: folder for the confusion matrices that the config asks for; None: not written.
-        suffix: of their names, after the split's.
+        preprocessing: of the task's evaluation.
+        make_totals: class names -> an empty `Totals` of the task.
+        report: folder for the tables that the totals write; None: they are not written.
+        suffix: added to the split's name in the names of these files.
 
     Attributes:
         splits: as given.
 
     Raises:
-        DataError: a split that is not there.
+        DataError: a split that does not exist.
         ConfigError: a batch that does not divide over the devices.
     """
 
@@ -47,7 +45,8 @@ class SplitEvaluator:
         splits: Mapping[str, str],
         mesh: Mesh,
         *,
-        num_classes: int,
+        preprocessing: Preprocessing,
+        make_totals: Callable[[Sequence[str]], Totals],
         report: Path | None = None,
         suffix: str = "",
     ):
@@ -55,56 +54,55 @@ class SplitEvaluator:
         batch_size = config.evaluation.batch_size or data.global_batch_size
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
         self.splits = splits
-        self._mesh, self._num_classes = mesh, num_classes
-        self._by_class = config.evaluation.by_class
+        self._mesh, self._preprocessing, self._make_totals = mesh, preprocessing, make_totals
         self._report, self._suffix = report, suffix
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._sources: dict[str, Source] = {
             name: cached(open_source(data, split), data.cache_mb) for name, split in splits.items()
         }
-        transform = make_eval_transform(data.image_size, data.eval_crop, data.augment)
-        self._preprocessing = labelled_image(transform, data.image_size, num_classes)
-        rows = host_rows(mesh, batch_size)
-        self._spec = batch_spec(data, batch_size, rows)
+        self._spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
 
     def __call__(
-        self, eval_step: EvalStep, params: Any, stop: Callable[[], bool] = lambda: False
+        self,
+        eval_step: EvalStep,
+        params: Any,
+        *,
+        frozen: tuple[Any, ...] = (),
+        stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
         """Evaluates all splits.
 
         Args:
-            eval_step: sums over one batch.
+            eval_step: jitted.
             params: the model's parameters.
-            stop: asked before each batch; when it says so, the evaluation ends.
+            frozen: last arguments of the step.
+            stop: called before each batch; if it returns True, the evaluation ends.
 
         Returns:
-            "eval/SPLIT/METRIC" -> value: loss, accuracy_top1, accuracy_top5, examples, and with
-            `evaluation.by_class` those of `ByClass`; None where it was stopped.
+            "eval/SPLIT/METRIC" -> value, for the task's metrics; None if it was stopped.
         """
         figures = {}
         try:
             for name, source in self._sources.items():
-                by_class = None
-                if self._by_class:
-                    by_class = ByClass(source.class_names, self._num_classes)
+                totals = self._make_totals(source.class_names)
                 with eval_batches(source, self._preprocessing, self._spec) as feed:
                     batches = _until(stop, feed)
-                    found = evaluate(eval_step, params, batches, self._mesh, by_class)
-                if by_class is not None:
-                    self._tell_absent(name, by_class)
-                if by_class is not None and self._report is not None and is_first_host():
-                    by_class.write(self._report / f"confusion-{name}{self._suffix}.csv")
+                    found = evaluate(eval_step, params, batches, self._mesh, totals, frozen)
+                if is_first_host():
+                    self._report_totals(name, totals)
                 figures |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
         except _StoppedError:
             return None
         return figures
 
-    def _tell_absent(self, name: str, by_class: ByClass) -> None:
-        """Says once which classes a split lacks: a tenth of a small class may be no example."""
-        absent = [repr(c) for c in by_class.absent()]
-        if absent and name not in self._told and is_first_host():
-            log.warning("evaluation split %r has no example of %s", name, first_few(absent, 5))
-        self._told.add(name)
+    def _report_totals(self, name: str, totals: Totals) -> None:
+        """Writes the tables of a split, and logs its warnings the first time."""
+        if name not in self._warned:
+            self._warned.add(name)
+            for warning in totals.warnings():
+                log.warning("evaluation split %r %s", name, warning)
+        if self._report is not None:
+            totals.write(self._report, f"{name}{self._suffix}")
 
 
 class _StoppedError(Exception):
@@ -115,5 +113,5 @@ def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[H
     for batch in batches:
         if stop():
             raise _StoppedError
-        # What was skipped is masked already; the number of examples tells.
+        # Skipped examples are masked; the figure `examples` shows how many were counted.
         yield on_device(batch)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.formats import EvalView, Published
 from vit_jax.interop.locate import local_path
 from vit_jax.interop.name_table import Row, parameters, read_row
@@ -215,7 +215,8 @@ def _keeps_head(published: Published, num_classes: int | None, keep_head: bool |
         raise WeightsError(
             f"keep_head with num_classes {num_classes} and a head of {published.num_classes}",
             "the same number",
-            "leave num_classes or keep_head out",
+            f"leave {ARGUMENT} out",
+            argument="keep_head",
         )
     return fits if keep_head is None else keep_head
 

@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from vit_jax.config.task import task_config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import WeightsError
 from vit_jax.files import read_json
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 # Value of `convert --format` for these folders, and their name in messages about reading.
 NAME, READS = "orbax", "vit_jax"
 DESCRIPTION, ARRAYS = "model.json", "params"
-# Task -> patterns of the parameters that only the task needs.
-_OWN_PARAMETERS = {"classification": (), "masked_patches": ("mask_token", "head/.*")}
 
 
 def is_native(path: Path) -> bool:
@@ -120,12 +119,12 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
         return {**about, "model": upgrade_model(about["model"])}, path / ARRAYS
     step = _chosen_step(path)
     config = read_json(step / "config" / "metadata", error=WeightsError)
-    task, side = config.get("task", "classification"), config["data"]["image_size"]
+    task, side = task_config(config.get("task", "classification")), config["data"]["image_size"]
     about = {
-        "model": upgrade_model(config["model"]),
+        "model": upgrade_model(task.model_section(config)),
         "image_size": [side, side],
         "view": _view(config["data"]),
-        "own_parameters": _OWN_PARAMETERS[task],
+        "own_parameters": task.own_parameters,
     }
     classes = step.parents[1] / "classes.json"
     if classes.is_file():

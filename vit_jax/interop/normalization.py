@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError
 
 # (mean, standard deviation) of each channel of an image in [0, 1].
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -47,7 +47,8 @@ def checked(given: Any) -> Normalization:
         raise WeightsError(
             f"normalisation {given}",
             "mean and positive standard deviation, three values each",
-            "correct the config.json beside the weights, or give normalization=",
+            f"correct the config.json beside the weights, or give {ARGUMENT}=",
+            argument="normalization",
         )
     return mean, std
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.errors import WeightsError, first_few
+from vit_jax.errors import ARGUMENT, WeightsError, first_few
 from vit_jax.interop.normalization import Normalization
 
 
@@ -81,7 +81,8 @@ class LoadReport:
                     f"{self.path} ({self.format}, as {self.model}) {problem}"
                     f" {first_few(labels, 3)}",
                     "the model's parameters and no others",
-                    f"give the right options, or allow it by a pattern in {argument}=",
+                    f"give the right options, or allow it by a pattern in {ARGUMENT}=",
+                    argument=argument,
                 )
 
     def to_mapping(self) -> dict[str, Any]:

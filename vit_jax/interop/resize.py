@@ -10,7 +10,7 @@ import numpy as np
 import scipy.ndimage
 from jaxtyping import Float
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError
 
 Grid = tuple[int, int]
 Method = Literal["zoom", "bilinear", "bicubic"]
@@ -81,7 +81,8 @@ def _fit_table(array: np.ndarray, shape: tuple[int, ...], target: Target) -> np.
         raise WeightsError(
             f"a position table of {array.shape[-2]} vectors for a grid of {old[0]}x{old[1]}",
             "one vector per patch",
-            "correct the image size in config.json, or give grid=",
+            f"correct the image size in config.json, or give {ARGUMENT}=",
+            argument="grid",
         )
     table = _each_layer(array, 3, lambda a: resample_table(a, old, new, target.method))
     extra = shape[-2] - table.shape[-2]

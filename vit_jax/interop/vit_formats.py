@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.name_table import parameters
 from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import list_models, model_options, resolve
@@ -64,7 +64,8 @@ def heads_of(width: int, given: Mapping[str, Any]) -> int:
         raise WeightsError(
             f"a model of width {width}, and the file does not contain its number of heads",
             "the number of attention heads",
-            "give num_heads=",
+            f"give {ARGUMENT}=",
+            argument="num_heads",
         )
     return heads
 
@@ -90,7 +91,8 @@ def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[in
         raise WeightsError(
             f"a position table of {rows} vectors and grid {grid}",
             "rows x columns of the patches of the pretraining images",
-            "give grid=(rows, columns)",
+            f"give {ARGUMENT}=(rows, columns)",
+            argument="grid",
         )
     return grid[0], grid[1]
 

@@ -16,7 +16,6 @@ from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced
-from vit_jax.models.corruption import Corruption, corrupt
 from vit_jax.models.family import (
     Family,
     ImageModel,
@@ -35,6 +34,8 @@ from vit_jax.models.resnet import RESNET_UNITS, ResNetShape, Trunk
 from vit_jax.models.stacking import remat_on
 from vit_jax.schema import option
 
+# Patch embeddings f32[B, N, D] -> patch embeddings.
+EditPatches = Callable[[jax.Array], jax.Array]
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 
 
@@ -205,8 +206,8 @@ class ViT(ImageModel):
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        mask_token: whether it has a learned embedding that replaces masked patches, see
-            `Corruption`.
+        mask_token: whether it has a learned embedding `mask_token`, f32[1, 1, D], which a task can
+            put in the place of patches, see `edit_patches` of the call.
         rngs: source of the initial values.
 
     Raises:
@@ -297,7 +298,8 @@ class ViT(ImageModel):
         images: Array | np.ndarray,
         *,
         key: jax.Array | None = None,
-        corruption: Corruption | None = None,
+        edit_patches: EditPatches | None = None,
+        per_patch: bool = False,
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
     ) -> Float[Array, "B *N C"] | tuple[Float[Array, "B *N C"], dict[str, jax.Array]]:
@@ -306,8 +308,10 @@ class ViT(ImageModel):
         Args:
             images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
-            corruption: which patches to replace, for a model with a mask token. The head is then
-                applied to each patch instead of the pooled features: logits [B, N, C].
+            edit_patches: function of the patch embeddings [B, N, D] before class token, registers
+                and positions are added; returns an array of the same shape.
+            per_patch: apply the head to each patch instead of the pooled features: logits
+                [B, N, C].
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
@@ -326,7 +330,7 @@ class ViT(ImageModel):
         check_intermediates(return_intermediates, INTERMEDIATES)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
-        embedded = self.embed(images, keys[0], corruption)
+        embedded = self.embed(images, keys[0], edit_patches)
         x = embedded
         padding = self.attention.padded_tokens - self.tokens
         if padding:
@@ -340,7 +344,7 @@ class ViT(ImageModel):
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
-        if corruption is not None:
+        if per_patch:
             features = encoded[:, self.num_prefix :]
         elif self.attention_pooling is not None:
             features = self.attention_pooling(encoded[:, self.num_prefix :])
@@ -356,13 +360,12 @@ class ViT(ImageModel):
         self,
         images: Float[Array, "B H W 3"],
         key: jax.Array | None = None,
-        corruption: Corruption | None = None,
+        edit_patches: EditPatches | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
         x = self.patch_embedding(self._stem_map(images))
-        if corruption is not None:
-            assert self.mask_token is not None, "the model was built without mask_token"
-            x = constrain(corrupt(x, corruption, self.mask_token[...]), "batch")
+        if edit_patches is not None:
+            x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
         shared = [
             jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix

@@ -26,7 +26,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from vit_jax.errors import ConfigError, HostsError, UserError, first_few
+from vit_jax.errors import EXIT_STOPPED, ConfigError, HostsError, UserError, first_few
 from vit_jax.parallel import hosts
 from vit_jax.parallel.channel import Ending, Member
 from vit_jax.parallel.hub import Hub
@@ -42,7 +42,6 @@ PEER_TIMEOUT_S = 60.0
 _JAX_SLOWER = 3
 _RETRY_S = 0.2
 # As `train.signals` has it: asked to stop, to be run again.
-_EXIT_STOPPED = 75
 # After an error here: so long to wait for the news that it came from another process.
 _NEWS_S = 5.0
 
@@ -313,7 +312,7 @@ def _fail(member: Member, error: BaseException) -> None:
     if isinstance(error, UserError) and not isinstance(error, HostsError):
         code, line = error.exit_code, str(error)
     elif isinstance(error, InterruptedError):
-        code, line = _EXIT_STOPPED, str(error)
+        code, line = EXIT_STOPPED, str(error)
     else:
         # A broken collective, say. If somebody is gone, the reader thread ends this process.
         ending = member.wait_for_end(_NEWS_S)

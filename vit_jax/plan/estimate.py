@@ -25,7 +25,7 @@ class Memory:
     """Bytes on one device.
 
     Attributes:
-        state: arguments by part: "parameters", "optimizer", "average", "batch".
+        state: arguments by part: "parameters", "optimizer", "average", "frozen", "batch".
         temporaries: that the step has beside them at the fullest moment, or, where the compiler
             does not tell that moment, in all; where it did not compile, what it asked for.
         program: instructions, and results that take no argument's place.
@@ -183,6 +183,7 @@ def _state_bytes(program: Program) -> dict[str, int]:
         "parameters": on_device(state.params),
         "optimizer": on_device((state.opt_state, state.step)),
         "average": on_device(state.ema),
+        "frozen": on_device(program.abstract_frozen),
         "batch": on_device(program.batch_shapes()),
     }
     return {name: size for name, size in parts.items() if size}
@@ -199,7 +200,9 @@ def _flops(program: Program, devices: int) -> tuple[float, float]:
     """Returns model FLOPs and executed FLOPs of a step, on each device."""
     model = program.flops_per_image * program.config.data.global_batch_size
     try:
-        traced = jax.make_jaxpr(program.step_fn)(program.abstract, program.batch_shapes())
+        traced = jax.make_jaxpr(program.step_fn)(
+            program.abstract, program.batch_shapes(), *program.abstract_frozen
+        )
         executed = 2 * count_macs(traced.jaxpr)
     except ValueError:  # a loop without a known number of turns
         executed = 0

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from vit_jax.errors import SweepError
+from vit_jax.errors import EXIT_STOPPED, SweepError
 from vit_jax.sweep.board import Row, changes, why_failed
 from vit_jax.sweep.ledger import Ledger
 from vit_jax.sweep.plan import PlannedJob
 from vit_jax.sweep.records import Attempt, open_lock, read_attempt, write_attempt
 from vit_jax.sweep.table import TableView
-from vit_jax.train.signals import EXIT_STOPPED
 
 EXIT_FAILED = 1
 # A job that ends again and again without having got further is not started any more.

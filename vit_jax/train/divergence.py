@@ -1,8 +1,10 @@
-"""What went wrong in a step that is not finite: the step again, looking at every tensor."""
+"""The report of a diverged run: runs the bad step again and checks every tensor."""
+
+from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,29 +12,34 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.data.device import Batch
+from vit_jax.data.loader import on_device
 from vit_jax.errors import DivergenceError
-from vit_jax.models.activation_sharding import with_mesh
-from vit_jax.named_tree import leaf_names
-from vit_jax.rng import stream
+from vit_jax.named_tree import named_leaves
+from vit_jax.parallel.hosts import is_first_host
+from vit_jax.parallel.mesh import to_devices
 from vit_jax.train.program import Program
+from vit_jax.train.start import restore_or_init
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import accumulated_gradient
+from vit_jax.train.step import dropout_key, microbatches
 
-# Intermediates that have a leading axis over the blocks, in the order of their computation.
+if TYPE_CHECKING:
+    from vit_jax.train.context import RunContext
+
+# Intermediates with a leading axis over the blocks, in the order of their computation.
 _OF_BLOCKS = ("attention_output", "mlp_output", "block_output")
 _LEFT_OUT = ("attention_weights", "max_attention_logit")
-_BEHIND_BLOCKS = ("encoded", "pre_logits")
+_AFTER_BLOCKS = ("encoded", "pre_logits")
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorFacts:
-    """What one tensor of a step held.
+    """Facts about the values of one tensor of a step.
 
     Attributes:
-        name: such as "parameter head/linear/kernel" or "mlp_output of layer 3".
+        name: e.g. "parameter head/linear/kernel" or "mlp_output of layer 3".
         size: number of values.
-        not_finite: how many of them are NaN or infinite.
-        largest: the largest absolute value among the finite ones; 0 where there is none.
+        not_finite: how many values are NaN or infinite.
+        largest: largest absolute value among the finite ones; 0 if there are none.
     """
 
     name: str
@@ -44,119 +51,16 @@ class TensorFacts:
         return f"{self.name} ({self.not_finite:,} of {self.size:,} values not finite)"
 
 
-def examine_step(program: Program, state: TrainState, batch: Batch) -> list[TensorFacts]:
-    """Runs a step once more and returns what its tensors held, in the order of their computation.
-
-    That is parameters, optimizer state, the batch after mixing, what the model computes layer by
-    layer, the loss, the gradients from the head down, the parameters after the update, the metrics.
-
-    Args:
-        program: the run.
-        state: as it was before the step.
-        batch: as it came over the wire.
-    """
-    config = program.config
-    prepare, batch_loss = program.task.prepare, program.task.batch_loss
-    table = _Table()
-
-    def look(state: TrainState, batch: Batch) -> list[tuple[jax.Array, jax.Array]]:
-        ready = prepare(batch, state.step)
-        key = stream(config.seed, "dropout", state.step)
-        loss, gradient = accumulated_gradient(
-            batch_loss, state.params, ready, key, config.accumulation_steps
-        )
-        after, metrics = program.step_fn(state, batch)
-        table.add_tree("parameter", state.params)
-        table.add_tree("optimizer state", state.opt_state)
-        table.add_tree("batch", ready)
-        _add_forward(table, program, state.params, ready, key)
-        table.add("loss", loss)
-        table.add_tree("gradient", gradient, backwards=True)
-        table.add_tree("updated parameter", after.params)
-        # A norm may overflow where every value is finite.
-        table.add_tree("metric", metrics)
-        return table.facts
-
-    everywhere = NamedSharding(program.mesh, PartitionSpec())
-    look_fn = jax.jit(with_mesh(look, program.mesh), out_shardings=everywhere)
-    found = jax.device_get(look_fn(state, batch))
-    return [
-        TensorFacts(name, size, int(not_finite), float(largest))
-        for (name, size), (not_finite, largest) in zip(table.rows, found, strict=True)
-    ]
-
-
-def first_bad(facts: list[TensorFacts]) -> TensorFacts | None:
-    """Returns the first tensor with a value that is not finite; None: all are finite."""
-    return next((row for row in facts if row.not_finite), None)
-
-
-def write_report(path: Path, step: int, facts: list[TensorFacts]) -> None:
-    """Writes all tensors of a step as a table, the first bad one on top."""
-    bad = first_bad(facts)
-    top = "every tensor was finite when the step was run again" if bad is None else f"{bad}"
-    lines = [f"step {step}, first bad tensor: {top}", "", "not finite   largest finite   tensor"]
-    lines += [f"{row.not_finite:>10,}   {row.largest:>14.4g}   {row.name}" for row in facts]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
-
-
-class _Table:
-    """Collects, while a function is traced, names of tensors and facts on them."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int]] = []
-        self.facts: list[tuple[jax.Array, jax.Array]] = []
-
-    def add(self, name: str, tensor: jax.Array) -> None:
-        values = jnp.abs(tensor.astype(jnp.float32))
-        finite = jnp.isfinite(values)
-        self.rows.append((name, tensor.size))
-        self.facts.append(
-            (jnp.sum(~finite), jnp.max(jnp.where(finite, values, 0.0), initial=0.0))
-        )  # fmt: skip
-
-    def add_tree(self, kind: str, tree: Any, *, backwards: bool = False) -> None:
-        named = list(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
-        for name, leaf in reversed(named) if backwards else named:
-            if jnp.issubdtype(leaf.dtype, jnp.inexact):
-                self.add(f"{kind} {name}", leaf)
-
-
-def _add_forward(
-    table: _Table, program: Program, params: Any, batch: Batch, key: jax.Array
-) -> None:
-    """Adds what the model computes of a batch, as the loss sees it, microbatch by microbatch."""
-    parts = program.config.accumulation_steps
-    keys = [key] if parts == 1 else jax.random.split(key, parts)
-    model = nnx.merge(program.graphdef, params)
-    names = tuple(name for name in model.intermediates if name not in _LEFT_OUT)
-    for part, key in enumerate(keys):
-        rows = jax.tree.map(lambda leaf, part=part: leaf[part::parts], batch)
-        logits, found = program.task.forward(params, rows, key=key, return_intermediates=names)
-        suffix = f" of microbatch {part}" if parts > 1 else ""
-        blocks = [name for name in _OF_BLOCKS if name in found]
-        before = [name for name in names if name not in (*blocks, *_BEHIND_BLOCKS)]
-        for name in before:
-            table.add(name + suffix, found[name])
-        for layer in range(len(found[blocks[0]]) if blocks else 0):
-            for name in blocks:
-                table.add(f"{name} of layer {layer}{suffix}", found[name][layer])
-        for name in _BEHIND_BLOCKS:
-            table.add(name + suffix, found[name])
-        table.add("logits" + suffix, logits)
-
-
-def diverged(what: str, step: int, kept: list[int], left_out: int) -> DivergenceError:
+def divergence_error(what: str, step: int, kept: list[int], left_out: int) -> DivergenceError:
     """Returns the error of a step that is not finite.
 
     Args:
-        what: figure, value and step.
-        step: that it happened at.
-        kept: steps of the checkpoints that are there.
-        left_out: batches that a rewind leaves out beside those since the last checkpoint.
+        what: metric, value and step.
+        step: at which it happened.
+        kept: steps of the checkpoints.
+        left_out: batches that a rewind skips in addition to those since the last checkpoint.
     """
-    last_good = f"that of step {kept[-1]}" if kept else "none"
+    last_good = f"step {kept[-1]}" if kept else "none"
     error = DivergenceError(
         what, "a finite number",
         "lower the learning rate, clip gradients, use float32 or set divergence.rewinds; the last"
@@ -167,9 +71,123 @@ def diverged(what: str, step: int, kept: list[int], left_out: int) -> Divergence
     return error
 
 
-def explained(error: DivergenceError, facts: list[TensorFacts], path: Path) -> DivergenceError:
-    """Returns the error with the first bad tensor, and where the report of all is."""
+def explain_divergence(context: RunContext, error: DivergenceError) -> DivergenceError:
+    """Runs the steps since the last checkpoint again and names the first tensor that is not finite.
+
+    Writes report/divergence-STEP.txt with all tensors of the bad step.
+
+    Args:
+        context: the run.
+        error: what went wrong.
+    """
+    program = context.program
+    start = restore_or_init(program, context.checkpoints, context.source)
+    context.progress.say(f"{error.got}: running from step {start.step} again to find the cause")
+    state = start.state
+    with context.open_feed(start.step) as feed:
+        for _ in range(start.step + 1, error.step):
+            batch = to_devices(on_device(next(feed)), program.mesh)
+            state, _ = program.compiled(state, batch, *context.frozen)
+        batch = to_devices(on_device(next(feed)), program.mesh)
+    facts = examine_step(program, state, batch, *context.frozen)
+    path = context.folder / "report" / f"divergence-{error.step}.txt"
+    if is_first_host():
+        write_report(path, error.step, facts)
     bad = first_bad(facts) or "all tensors finite"
-    made = DivergenceError(f"{error.got} (run again: {bad}; see {path})", error.expected, error.fix)
-    made.step, made.leave_out = error.step, error.leave_out
-    return made
+    got = f"{error.got} (when run again: {bad}; see {path})"
+    explained = DivergenceError(got, error.expected, error.fix)
+    explained.step, explained.leave_out = error.step, error.leave_out
+    return explained
+
+
+def examine_step(
+    program: Program, state: TrainState, batch: Batch, *frozen: Any
+) -> list[TensorFacts]:
+    """Runs a step and returns facts about its tensors, in the order of their computation.
+
+    These are parameters, optimizer state, the prepared batch, the model's intermediates layer by
+    layer, the loss, the gradients from the head down, the updated parameters, and the metrics.
+
+    Args:
+        program: the run.
+        state: before the step.
+        batch: as it comes to the devices.
+        *frozen: last arguments of the step.
+    """
+    names: list[tuple[str, int]] = []
+
+    def examine(state: TrainState, batch: Batch, *frozen: Any) -> list[tuple[jax.Array, jax.Array]]:
+        found: list[tuple[jax.Array, jax.Array]] = []
+        names.clear()
+
+        def add(name: str, tensor: jax.Array) -> None:
+            values = jnp.abs(tensor.astype(jnp.float32))
+            finite = jnp.isfinite(values)
+            names.append((name, tensor.size))
+            largest = jnp.max(jnp.where(finite, values, 0.0), initial=0.0)
+            found.append((jnp.sum(~finite), largest))
+
+        def observe(kind: str, tree: Any) -> None:
+            named = list(named_leaves(tree).items())
+            # Gradients are computed from the last layer to the first.
+            for name, leaf in reversed(named) if kind == "gradient" else named:
+                if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                    add(f"{kind} {name}".strip(), leaf)
+            if kind == "batch":
+                for name, leaf in _intermediates(program, state, tree):
+                    add(name, leaf)
+
+        program.step_fn(state, batch, *frozen, observe=observe)
+        return found
+
+    everywhere = NamedSharding(program.mesh, PartitionSpec())
+    found = jax.device_get(jax.jit(examine, out_shardings=everywhere)(state, batch, *frozen))
+    return [
+        TensorFacts(name, size, int(not_finite), float(largest))
+        for (name, size), (not_finite, largest) in zip(names, found, strict=True)
+    ]
+
+
+def first_bad(facts: list[TensorFacts]) -> TensorFacts | None:
+    """Returns the first tensor that is not finite; None: all are."""
+    return next((row for row in facts if row.not_finite), None)
+
+
+def write_report(path: Path, step: int, facts: list[TensorFacts]) -> None:
+    """Writes a table of all tensors of a step, with the first bad one on top."""
+    bad = first_bad(facts)
+    top = "every tensor was finite when the step was run again" if bad is None else f"{bad}"
+    lines = [f"step {step}, first bad tensor: {top}", "", "not finite   largest finite   tensor"]
+    lines += [f"{row.not_finite:>10,}   {row.largest:>14.4g}   {row.name}" for row in facts]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _intermediates(
+    program: Program, state: TrainState, batch: Batch
+) -> list[tuple[str, jax.Array]]:
+    """Returns what the model computes for a prepared batch, one microbatch after the other."""
+    parts = program.config.accumulation_steps
+    key = dropout_key(program.config, state.step)
+    cut = (batch, key)
+    if parts > 1:
+        cut = microbatches(batch, key, parts)
+    model = nnx.merge(program.graphdef, state.params)
+    names = tuple(name for name in model.intermediates if name not in _LEFT_OUT)
+    rows: list[tuple[str, jax.Array]] = []
+    for part in range(parts):
+        (microbatch, key), suffix = cut, ""
+        if parts > 1:
+            microbatch, key = jax.tree.map(lambda leaf, part=part: leaf[part], cut)
+            suffix = f" of microbatch {part}"
+        logits, found = program.task.forward(
+            state.params, microbatch, key=key, return_intermediates=names
+        )
+        blocks = [name for name in _OF_BLOCKS if name in found]
+        before = [name for name in names if name not in (*blocks, *_AFTER_BLOCKS)]
+        rows += [(name + suffix, found[name]) for name in before]
+        for layer in range(len(found[blocks[0]]) if blocks else 0):
+            rows += [(f"{name} of layer {layer}{suffix}", found[name][layer]) for name in blocks]
+        rows += [(name + suffix, found[name]) for name in _AFTER_BLOCKS]
+        rows.append(("logits" + suffix, logits))
+    return rows

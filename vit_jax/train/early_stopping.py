@@ -1,4 +1,4 @@
-"""Early stopping: which evaluation was the best, and whether a better one is still waited for."""
+"""Early stopping: the best evaluation so far, and whether to wait for a better one."""
 
 import math
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from vit_jax.config.early_stopping import EarlyStoppingConfig
 
 
 class EarlyStopping:
-    """Watches one figure of the evaluations of a run.
+    """Follows one metric over the evaluations of a run.
 
     Args:
-        config: of what, and for how long.
-        saved: what `to_json` returned at the checkpoint that the run goes on from; None: nothing.
+        config: metric and patience.
+        saved: what `to_json` returned when the checkpoint was saved; None: a new run.
 
     Attributes:
-        best_step: of the best evaluation; None: there is none yet, or it is not asked for.
+        best_step: step of the best evaluation; None: none yet, or early stopping is off.
 
     >>> early = EarlyStopping(EarlyStoppingConfig(metric="eval/dev/loss", patience_evaluations=2))
     >>> for step, loss in ((10, 2.0), (20, 1.5), (30, 1.6), (40, 1.5)):
@@ -34,16 +34,16 @@ class EarlyStopping:
 
     @property
     def is_on(self) -> bool:
-        """Whether the best weights are the result."""
+        """Whether the best weights, not the last, are the run's result."""
         return self._metric is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has waited long enough for a better evaluation."""
+        """Whether patience is used up."""
         return self._patience is not None and self._since >= self._patience
 
     def note(self, step: int, figures: Mapping[str, float]) -> None:
-        """Takes an evaluation into account, once; a figure that is not finite is never better."""
+        """Notes an evaluation; the same step counts once, and NaN is never better."""
         if self._metric is None or step <= self._step:
             return
         score = figures[self._metric]
@@ -56,7 +56,7 @@ class EarlyStopping:
             self._since += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of it."""
+        """Returns the part of a checkpoint's data that `saved` takes."""
         if not self.is_on:
             return {}
         found = {"step": self._step, "best_step": self.best_step, "best": self._best}

@@ -1,4 +1,4 @@
-"""Evaluation on frozen features during training: when it is due, and what was found."""
+"""Evaluation of frozen features during training: few-shot, kNN and linear probes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,20 +14,20 @@ from vit_jax.run.metrics import MetricsWriter
 _PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 
 
-class FewshotWatch:
-    """What the fewshot section asks for, opened before training starts.
+class FewshotEvaluator:
+    """The evaluations of the fewshot section. Datasets are opened before training starts.
 
     Args:
         config: the run.
         mesh: devices.
-        num_examples: examples an epoch.
+        num_examples: training examples per epoch.
 
     Attributes:
-        step: of the figures; -1: there are none yet.
+        step: of the latest figures; -1: there are none yet.
         figures: metric name -> value.
 
     Raises:
-        DataError: a dataset that is not there, or has too few examples of a class.
+        DataError: a dataset that does not exist, or has too few examples of a class.
     """
 
     def __init__(self, config: Config, mesh: Mesh, *, num_examples: int):
@@ -41,16 +41,15 @@ class FewshotWatch:
             batch_size=config.evaluation.batch_size or batch_size,
         )  # fmt: skip
 
-    def due(self, step: int) -> bool:
-        """Whether to evaluate after this step, which may also be the last."""
+    def is_due(self, step: int) -> bool:
+        """Whether the interval asks for an evaluation after this step."""
         return self._every is not None and step % self._every == 0
 
-    def pick_up(self, step: int, writer: MetricsWriter) -> bool:
-        """Takes what an earlier session wrote at a step; returns whether it did."""
-        found = first_does("few-shot figures", lambda: writer.evaluation_at(step, _PREFIXES))
+    def read(self, step: int, metrics: MetricsWriter) -> None:
+        """Reads the figures that an earlier session wrote at a step, if it did."""
+        found = first_does("read few-shot", lambda: metrics.evaluation_at(step, _PREFIXES))
         if found:
             self.step, self.figures = step, found
-        return bool(found)
 
     def run(self, step: int, params: Any, stop: Callable[[], bool]) -> bool:
         """Evaluates the parameters of a step, once; returns whether there are new figures.
@@ -58,7 +57,7 @@ class FewshotWatch:
         Args:
             step: number of updates made.
             params: to evaluate.
-            stop: asked before each batch; when it says so, nothing is found.
+            stop: called before each batch; if it returns True, the evaluation ends without figures.
         """
         if self.step == step:
             return False

@@ -1,9 +1,9 @@
-"""Starting from other weights: which model they are, and its parameters on this run's devices."""
+"""Starting a run from other weights: finding their model, and putting them on the devices."""
 
 import contextlib
+import dataclasses
 import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,52 +20,60 @@ from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_options, resolve
-from vit_jax.models.vit import ViTShape
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
+# Argument of `read_weights` -> config key that sets it.
+_CONFIG_KEYS = {
+    **{
+        name: f"init.{name}"
+        for name in ("allow_missing", "allow_unexpected", "grid", "keep_head", "normalization")
+    },
+    "num_heads": "model.num_heads",
+}
+
 
 def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, Any]:
     """Returns the model section of the weights that a run starts from, for `model.name=auto`.
 
-    Of it only what the model is: dropout, type, remat and the like are the run's own, and without
-    the head its hidden layer goes, too.
+    Options that do not describe the weights, such as dropout, dtype and remat, are left out, and so
+    is the head's hidden layer unless the head is kept.
 
     Args:
         config: with `init_from`.
-        workdir: run folder; what a run there has found already is taken from its config.json, so
-            that the weights need not be there any more.
+        workdir: run folder. If a run was started there from the same weights, its config.json is
+            read instead, so that the weights are no longer needed.
 
     Raises:
-        WeightsError: no weights there, or of an unknown kind.
+        WeightsError: no weights there, or of an unknown format.
     """
     assert config.init_from is not None
     options = _found_before(config, workdir)
     if options is None:
         usual = model_options(AUTO).to_mapping()
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
-        with _keys_of_the_config():
+        with _config_keys():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
     left = OF_THE_RUN if config.init.keep_head else {*OF_THE_RUN, "representation_size"}
     return {key: value for key, value in options.items() if key not in left}
 
 
 def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
-    """Returns the state at step 0 with the parameters that `init_from` names, and what they are.
+    """Returns the state at step 0 with the weights of `init_from`, and a report of loading them.
 
-    Every host reads the file; each device gets its own part, from the host's memory. What the file
-    does not give is as in a new model; a moving average starts as a copy.
+    Every host reads the file, and each device receives only its part. Parameters that the file does
+    not have are initialised as in a new model. A moving average starts as a copy.
 
     Raises:
-        WeightsError: weights that cannot be read, or not be made to fit.
+        WeightsError: the weights cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
     init, side = config.init, config.data.image_size
     assert config.init_from is not None
-    with _keys_of_the_config():
+    with _config_keys():
         _check_family(config)
         found = read_weights(
             config.init_from,
@@ -83,7 +91,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         )
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
-    # What serves the run's own task alone is not in the weights of a model.
+    # Weights of a model do not have the parameters that only this run's task needs.
     of_task = [n for n in wanted if n not in found.arrays and n not in found.lacking]
     found.report.add(Status.REINITIALISED, *of_task)
     new = (*found.lacking, *of_task)
@@ -96,7 +104,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
     params = jax.tree.unflatten(treedef, [arrays[name] for name in wanted])
 
     def start(params: Any) -> TrainState:
-        # Copies, since on a CPU these arrays may be the file's memory, and steps give theirs away.
+        # Copied: on a CPU these arrays may share the file's memory, and steps donate theirs.
         return program.start_from(jax.tree.map(jax.numpy.copy, params))
 
     shardings = jax.tree.map(lambda s: s.sharding, abstract)
@@ -106,7 +114,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
 def _new_parameters(
     program: Program, wanted: dict[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
-    """Returns some parameters by name as a new model of this run has them."""
+    """Returns some parameters by name, initialised as in a new model of this run."""
     if not wanted:
         return {}
 
@@ -119,46 +127,41 @@ def _new_parameters(
 
 
 def _found_before(config: Config, workdir: Path | None) -> dict[str, Any] | None:
-    """Returns the model section of a run from the same weights in a folder, if there is one."""
+    """Returns the model section of the run in a folder, if it started from the same weights."""
     if workdir is None:
         return None
     try:
         saved = json.loads((Path(workdir).expanduser() / "config.json").read_text())
         return upgrade_model(saved["model"]) if saved["init_from"] == config.init_from else None
-    except (OSError, ValueError, KeyError, TypeError):  # No run, or one that is told of later.
-        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # There is no run. One that is damaged is an error later.
 
 
 def _check_family(config: Config) -> None:
-    """Raises WeightsError where the weights are of a model of another kind or size."""
+    """Raises WeightsError if the weights are of a model of another family or size."""
     assert config.init_from is not None
     given = {k: v for k, v in config.model.to_mapping().items() if v}
     options = read_options(config.init_from, {**given, "grid": config.init.grid})
     theirs, ours = resolve(model_options(**options)), resolve(config.model)
-    if isinstance(theirs, ViTShape) and isinstance(ours, ViTShape):
-        sizes = ("width", "depth", "mlp_dim", "num_heads", "stem")
-        differing = [s for s in sizes if getattr(theirs, s) != getattr(ours, s)]
-    else:
-        differing = [] if theirs == ours else ["kind"]
-    if differing:
-        said = ", ".join(
-            f"{s} {getattr(theirs, s)}" for s in differing if s not in ("kind", "stem")
-        )  # fmt: skip
+    differing: dict[str, Any] = {}
+    if type(theirs) is type(ours):
+        # Patches of another size are resampled.
+        sizes = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(theirs)}
+        sizes.pop("patch_size", None)
+        differing = {name: size for name, size in sizes.items() if size != getattr(ours, name)}
+    if differing or type(theirs) is not type(ours):
+        sizes = ", ".join(f"{n} {s}" for n, s in differing.items() if isinstance(s, int))
         raise WeightsError(
-            f"{config.init_from} holds a {options['name']}{f' ({said})' if said else ''}",
+            f"{config.init_from} holds a {options['name']}{f' ({sizes})' if sizes else ''}",
             f"the {config.model.name} of the model section",
             "set model.name=auto to take the model from the weights, or give other weights",
         )
 
 
 @contextlib.contextmanager
-def _keys_of_the_config() -> Iterator[None]:
-    """Makes errors of loading name the config's keys."""
+def _config_keys() -> Iterator[None]:
+    """Makes errors of loading weights name config keys instead of arguments."""
     try:
         yield
     except WeightsError as error:
-        names = r"\b(allow_missing|allow_unexpected|grid|normalization|keep_head)\b"
-        fix = re.sub(names, r"init.\1", error.fix)
-        fix = re.sub(r"\bnum_heads\b", "model.num_heads", fix)
-        fix = fix.replace("num_classes", "data.num_classes")
-        raise WeightsError(error.got, error.expected, fix) from None
+        raise error.renamed(_CONFIG_KEYS) from None

@@ -1,10 +1,11 @@
-"""Everything of a run that is computed on devices, built from a config and three numbers.
+"""Everything that a run computes on devices, built from a config and facts about its data.
 
-Training, evaluation, benchmarks, plans and the tests of every recipe all start here. Nothing is
-computed and no array is made until asked for.
+Training, evaluation, benchmarks, plans and the tests of every recipe start here. Building a program
+computes nothing and makes no arrays.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import batch_shapes, labelled_image_arrays
+from vit_jax.data.arrays import batch_shapes
 from vit_jax.errors import ConfigError
-from vit_jax.evaluation.classification import EvalStep, jit_eval_step
+from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
-from vit_jax.models.flops import training_flops
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
-from vit_jax.train.classification import classification
-from vit_jax.train.masked_patches import masked_patches
+from vit_jax.tasks.task import DataFacts, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule
-from vit_jax.train.state import StartFrom, TrainState, abstract_state, init_sharded, make_start_from
+from vit_jax.train.state import (
+    StartFrom,
+    TrainState,
+    abstract_frozen,
+    abstract_state,
+    make_start_from,
+    shard_arrays,
+)
 from vit_jax.train.step import StepFn, make_train_step
-from vit_jax.train.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,55 +44,84 @@ class Program:
     Attributes:
         config: as given.
         mesh: devices.
-        num_classes: C of the dataset.
-        task: what is learned.
+        task: what the run learns.
         total_steps: length of the run.
         schedule: step -> learning rate.
         step_fn: one training step, not jitted.
-        abstract: shapes, types and shardings of the state.
+        abstract: shapes, dtypes and shardings of the state.
+        abstract_frozen: the same for the last arguments of the step: (), or one tree of arrays.
         init_params: makes the parameters of a new model; may be traced.
-        start_from: makes the state at step 0 of parameters; may be traced.
-        eval_step: sums over one batch, jitted.
-        flops_per_image: model FLOPs of training on one image.
+        start_from: parameters -> state at step 0; may be traced.
+        eval_step: evaluates one batch, jitted.
     """
 
     config: Config
     mesh: Mesh
-    num_classes: int
     task: Task
     total_steps: int
     schedule: optax.Schedule
     step_fn: StepFn
     abstract: TrainState
+    abstract_frozen: tuple[Any, ...]
     init_params: Callable[[], Any]
     start_from: StartFrom
     eval_step: EvalStep
-    flops_per_image: int
 
     @property
     def graphdef(self) -> nnx.GraphDef:
         """The model without its parameters."""
         return self.task.graphdef
 
+    @property
+    def flops_per_image(self) -> int:
+        """Model FLOPs of training on one image."""
+        return self.task.flops_per_image
+
     def init(self) -> TrainState:
         """Makes the state at step 0, sharded."""
-        return init_sharded(lambda: self.start_from(self.init_params()), self.abstract)
+        return self._init_fn()
+
+    @functools.cached_property
+    def _init_fn(self) -> Callable[[], TrainState]:
+        shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
+        return jax.jit(lambda: self.start_from(self.init_params()), out_shardings=shardings)
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """What `compile` returns, compiled at the first use."""
+        return self.compile()
+
+    def load_frozen(self) -> tuple[Any, ...]:
+        """Returns the last arguments of the step: (), or the frozen arrays, sharded."""
+        if self.task.frozen is None:
+            return ()
+        return (shard_arrays(self.task.frozen.load(), self.abstract_frozen[0]),)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a training batch as it comes over the wire."""
-        data = self.config.data
-        arrays = labelled_image_arrays(data.image_size)
-        return batch_shapes(arrays, data.global_batch_size, batch_sharding(self.mesh))
+        """Returns the shapes of a training batch as it comes to the devices."""
+        arrays = self.task.train_preprocessing.arrays
+        return batch_shapes(arrays, self.config.data.global_batch_size, batch_sharding(self.mesh))
+
+    def example_batch(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns a training batch of random bytes and zeros, to time or test a step with."""
+        rng = np.random.default_rng(seed)
+
+        def fill(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+            if shape.dtype == np.uint8:
+                return rng.integers(0, 256, shape.shape, np.uint8)
+            return (np.ones if shape.dtype == np.bool_ else np.zeros)(shape.shape, shape.dtype)
+
+        return {name: fill(shape) for name, shape in self.batch_shapes().items()}
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the jitted step, its state donated, traced for the shapes of this run."""
+        """Returns the jitted step, traced for the shapes of this run. Its state is donated."""
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, everywhere))
-        return jitted.lower(self.abstract, self.batch_shapes())
+        return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
     def compile(self) -> jax.stages.Compiled:
-        """Returns the compiled step.
+        """Returns the compiled step: (state, batch, *frozen) -> (state, metrics).
 
         Raises:
             ConfigError: a compiler option that XLA does not know.
@@ -104,7 +138,7 @@ class Program:
             ) from None
 
     def num_parameters(self) -> int:
-        """Returns the number of trainable values."""
+        """Returns the number of trained values."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
 
 
@@ -122,24 +156,19 @@ def build_program(
         config: the run.
         mesh: devices.
         num_classes: C of the dataset.
-        num_examples: examples an epoch.
-        class_weights: f32[C], factors of the loss by class; None: 1.
+        num_examples: examples per epoch.
+        class_weights: f32[C], weight of an example's loss by its class; None: all 1.
 
     Raises:
         ConfigError, ModelError: sizes that do not go together.
+        WeightsError: frozen weights that cannot be read.
     """
     batch_size = config.data.global_batch_size
     check_batch_size(mesh, batch_size, "data.global_batch_size", config.accumulation_steps)
-    platform = mesh.devices.flat[0].platform
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
-
-    if config.task == "masked_patches":
-        task = masked_patches(config, platform=platform)
-    else:
-        task = classification(
-            config, num_classes=num_classes, class_weights=class_weights, platform=platform
-        )
+    platform = mesh.devices.flat[0].platform
+    task = build_task(config, DataFacts(num_classes, class_weights), platform=platform)
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
@@ -150,7 +179,10 @@ def build_program(
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
     start_from = make_start_from(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
-    shardings = jax.tree.map(lambda s: s.sharding, abstract.params)
+    frozen = ()
+    if task.frozen is not None:
+        frozen = (abstract_frozen(task.frozen.shapes, mesh, config.mesh),)
+    shardings, *frozen_shardings = jax.tree.map(lambda s: s.sharding, (abstract.params, *frozen))
     step_fn = make_train_step(
         config,
         batch_loss=task.batch_loss,
@@ -162,14 +194,15 @@ def build_program(
     return Program(
         config=config,
         mesh=mesh,
-        num_classes=num_classes,
         task=task,
         total_steps=total_steps,
         schedule=schedule,
         step_fn=with_mesh(step_fn, mesh),
         abstract=abstract,
+        abstract_frozen=frozen,
         init_params=init_params,
         start_from=start_from,
-        eval_step=jit_eval_step(with_mesh(task.eval_step, mesh), shardings, mesh),
-        flops_per_image=training_flops(task.forward_macs),
+        eval_step=jit_eval_step(
+            with_mesh(task.eval_step, mesh), mesh, shardings, *frozen_shardings
+        ),
     )

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere."""
+"""Console output of a run: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any
@@ -13,8 +13,8 @@ class ProgressView:
 
     Args:
         total_steps: of the run.
-        start_step: where it continues from.
-        enabled: False on all hosts but the first.
+        start_step: step that this session starts from.
+        enabled: False on all hosts but the first, which then print nothing.
     """
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool = True):
@@ -47,8 +47,8 @@ class ProgressView:
     def stepped(self, step: int) -> None:
         """Moves the bar."""
         if self._begin is None:
-            # The first step carries the warm-up: the estimate starts after it, and so does the bar,
-            # below whatever was logged while compiling.
+            # The first step includes warm-up, so the time estimate starts after it. The bar starts
+            # here too, below anything that was logged while compiling.
             self._begin, self._first = time.perf_counter(), step
             if self._bar is not None:
                 self._bar.start()
@@ -68,7 +68,7 @@ class ProgressView:
             )
 
     def evaluated(self, step: int, figures: dict[str, float]) -> None:
-        """Shows the accuracies of an evaluation."""
+        """Shows the losses and accuracies of an evaluation."""
         shown = [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items()
                  if name.endswith(("accuracy_top1", "loss"))]  # fmt: skip
         if shown:

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM and SIGINT ask, the loop answers at the end of a step."""
+"""Stopping on request: SIGTERM and SIGINT set a flag that the loop reads after each step."""
 
 import os
 import signal
@@ -6,8 +6,6 @@ import sys
 from types import FrameType
 from typing import Any
 
-# sysexits.h EX_TEMPFAIL: "try again later". Schedulers are told to requeue on it.
-EXIT_STOPPED = 75
 _EXIT_INTERRUPTED = 130
 
 
@@ -15,7 +13,7 @@ class Stopped(Exception):
     """The run was asked to stop and has saved its state.
 
     Attributes:
-        step: step of the checkpoint; 0 when nothing was trained yet.
+        step: step of the checkpoint; 0 if no step was made.
     """
 
     def __init__(self, step: int):
@@ -27,13 +25,13 @@ class StopSignals:
     """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
     Args:
-        first: what is said at the first signal.
-        again: at the second.
+        first: message at the first signal.
+        again: message at the second SIGINT.
     """
 
     def __init__(
         self,
-        first: str = "stopping: finishing this step and saving (Ctrl-C again to end without)",
+        first: str = "stopping: finishing this step and saving (Ctrl-C again: exit without saving)",
         again: str = "interrupted without saving",
     ) -> None:
         self.requested = False
@@ -52,7 +50,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.requested and number == signal.SIGINT:
-            # Not by an exception: it would surface wherever the main thread happens to be.
+            # An exception would be raised wherever the main thread happens to be.
             os.write(sys.stderr.fileno(), f"{self._again}\n".encode())
             os._exit(_EXIT_INTERRUPTED)
         if not self.requested:

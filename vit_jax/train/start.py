@@ -1,4 +1,4 @@
-"""Where a run starts: from its latest checkpoint, from other parameters, or from nothing."""
+"""Where a run starts: at its latest checkpoint, from other weights, or from a new model."""
 
 import dataclasses
 import logging
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The state to go on from.
+    """The state that a session of a run starts from.
 
     Attributes:
         state: the training state.
-        step: its number of updates.
+        step: number of updates made.
         elapsed_s: seconds that earlier sessions of this run took.
-        left_out: batches that were left out after a divergence; step s sees batch s + left_out.
-        report: what was taken of other weights, where it starts from them.
-        early_stopping: what was noted for early stopping; None: nothing.
+        left_out: batches skipped after divergences; step s reads batch s + left_out.
+        report: how other weights were loaded, if the run starts from them.
+        early_stopping: state of early stopping; None: nothing was evaluated.
     """
 
     state: TrainState
@@ -41,12 +41,12 @@ class Start:
 
 
 def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
-    """Returns the state of the latest checkpoint, or a new one (from `init_from` where given).
+    """Returns the state of the latest checkpoint, or a new one (from `init_from` if it is set).
 
     Raises:
-        CheckpointError: a checkpoint that is damaged or of another architecture.
-        DataError: the dataset is not the one that the run began with.
-        WeightsError: `init_from` cannot be read, or not be made to fit.
+        CheckpointError: the checkpoint is damaged or of another architecture.
+        DataError: the dataset is not the one that the run started with.
+        WeightsError: the weights of `init_from` cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
     if not checkpoints.steps():
@@ -54,17 +54,17 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
             return Start(program.init(), 0, 0.0)
         state, report = start_from_weights(program)
         return Start(state, 0, 0.0, report=report)
-    wanted = {"params": abstract.params, "optimizer": abstract.opt_state}
+    items = {"params": abstract.params, "optimizer": abstract.opt_state}
     if abstract.ema is not None:
-        wanted["ema"] = abstract.ema
-    found = checkpoints.restore(wanted)
+        items["ema"] = abstract.ema
+    found = checkpoints.restore(items)
     expected = data_position(config, source, found.step)
-    there = {name: found.data.get(name) for name in expected}
-    if there != expected:
+    saved = {name: found.data.get(name) for name in expected}
+    if saved != expected:
         raise DataError(
-            f"checkpoint at data position {there}",
+            f"checkpoint at data position {saved}",
             f"{expected}",
-            "restore the dataset that the run began with, or choose another --workdir",
+            "restore the dataset that the run started with, or choose another --workdir",
         )
     log.info("resuming from step %d", found.step)
     state = TrainState(
@@ -82,17 +82,17 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     )
 
 
-def other_checkpoints(process: int, there: list[int], first: list[int]) -> CheckpointError:
-    """Returns the error of a host that sees other checkpoints than the first."""
+def different_checkpoints(process: int, steps: list[int], first: list[int]) -> CheckpointError:
+    """Returns the error for a process that sees other checkpoints than process 0."""
     return CheckpointError(
-        f"process {process} sees checkpoints of steps {there}, process 0 of {first}",
+        f"process {process} sees checkpoints of steps {steps}, process 0 of {first}",
         "one folder that all hosts share",
-        "put --workdir on a shared disk, or wait until it shows the same everywhere",
+        "put --workdir on a shared disk, or wait until all hosts see the same files",
     )
 
 
 def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:
-    """Returns what decides which examples come next: (seed, step) and the dataset's identity."""
+    """Returns everything that determines the next examples: seed, step and dataset."""
     return {
         "step": step,
         "seed": config.seed,

@@ -1,4 +1,4 @@
-"""The training state, born sharded."""
+"""The training state. It is created sharded: no device ever holds all of it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import optax
 from jax.sharding import Mesh
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.parallel.sharding import sharding_rules, state_shardings
+from vit_jax.parallel.sharding import parameter_shardings, sharding_rules, state_shardings
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything a step reads and writes.
+    """Everything that a step reads and writes.
 
     Attributes:
         step: i32 scalar, number of updates made.
@@ -26,7 +26,7 @@ class TrainState:
             None.
     """
 
-    # Any: the same tree also holds shapes, shardings or names in place of the arrays.
+    # Any: the same tree also holds shapes, shardings or names instead of arrays.
     step: Any
     params: Any
     opt_state: Any
@@ -56,12 +56,12 @@ def make_start_from(optimizer: optax.GradientTransformation, *, ema: bool) -> St
 
 
 def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshConfig) -> TrainState:
-    """Returns the state's shapes, types and shardings, computing nothing.
+    """Returns the state's shapes, dtypes and shardings without computing anything.
 
     Args:
         init_fn: makes the state.
         mesh: devices.
-        config: the mesh section, whose preset and rules say what lies where.
+        config: the mesh section; its preset and rules say how arrays are sharded.
 
     Raises:
         ConfigError: rules that do not fit the parameters or the mesh.
@@ -69,6 +69,24 @@ def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshCo
     shapes = jax.eval_shape(init_fn)
     rules = sharding_rules(config, shapes.params, mesh)
     shardings = state_shardings(shapes, shapes.params, mesh, rules)
+    return _with_shardings(shapes, shardings)
+
+
+def abstract_frozen(shapes: Any, mesh: Mesh, config: MeshConfig) -> Any:
+    """Returns shapes, dtypes and shardings of frozen parameters: sharded by the preset's rules.
+
+    `mesh.rules` are about the trained model's parameters and are not used.
+
+    Args:
+        shapes: tree of `jax.ShapeDtypeStruct`.
+        mesh: devices.
+        config: the mesh section.
+    """
+    rules = sharding_rules(config.replace(rules=()), shapes, mesh)
+    return _with_shardings(shapes, parameter_shardings(shapes, mesh, rules))
+
+
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
@@ -76,7 +94,10 @@ def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshCo
     )
 
 
-def init_sharded(init_fn: Callable[[], TrainState], abstract: TrainState) -> TrainState:
-    """Makes the state directly on the devices that hold its parts; no device sees the whole."""
-    shardings = jax.tree.map(lambda s: s.sharding, abstract)
-    return jax.jit(init_fn, out_shardings=shardings)()
+def shard_arrays(arrays: Any, abstract: Any) -> Any:
+    """Puts a tree of host arrays on the devices; each device receives only its part."""
+
+    def put(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda part: array[part])
+
+    return jax.tree.map(put, arrays, abstract)

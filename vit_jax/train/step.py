@@ -1,4 +1,7 @@
-"""One training step: a pure function of state and batch, and its jitted, donated form."""
+"""One training step: a pure function of state, batch and frozen arrays.
+
+Training, divergence reports, plans and benchmarks all use this function.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +14,18 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
+from vit_jax.tasks.task import BatchLoss, Metrics, Prepare
 from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.state import TrainState
-from vit_jax.train.task import BatchLoss, Prepare
 
-Metrics = dict[str, Float[Array, ""]]
-StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+# Receives a kind of tensor, such as "gradient", and a tree of them, while the step is traced.
+Observe = Callable[[str, Any], None]
+# (state, batch, *frozen, observe=...) -> (state, metrics).
+StepFn = Callable[..., tuple[TrainState, Metrics]]
+
+
+def _ignore(kind: str, tree: Any) -> None:
+    del kind, tree
 
 
 def make_train_step(
@@ -28,35 +37,46 @@ def make_train_step(
     schedule: optax.Schedule,
     shardings: Any = None,
 ) -> StepFn:
-    """Returns step_fn(state, batch) -> (state, metrics).
+    """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
     Args:
         config: seed, accumulation and EMA are read.
-        batch_loss: what is minimised.
-        prepare: from the batch that came over the wire to the one that the loss reads.
+        batch_loss: the loss to minimise.
+        prepare: makes the batch that the loss reads from the one that came to the device.
         optimizer: update rule.
         schedule: for the metric only; the optimizer has its own.
-        shardings: of the parameters, and so of their gradients; None: as the compiler likes.
+        shardings: of the parameters, and so of their gradients; None: the compiler chooses.
 
-    Metrics, f32 scalars: train/loss, train/learning_rate, and the global norms
+    The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
-    train/update_norm.
+    train/update_norm, and those of the task.
+
+    `observe` is called with, in order: "parameter", "optimizer state", "batch", "loss", "gradient",
+    "updated parameter" and "metric", and the tree of each.
     """
 
-    def placed_loss(params: Any, batch: Batch, key: jax.Array) -> Float[Array, ""]:
-        # A constraint holds for the gradient too: no device needs the sum of more than it keeps.
+    def sharded_loss(params: Any, *rest: Any) -> tuple[Float[Array, ""], Metrics]:
+        # The constraint also holds for the gradient: no device sums more of it than it keeps.
         if shardings is not None:
             params = jax.lax.with_sharding_constraint(params, shardings)
-        return batch_loss(params, batch, key)
+        return batch_loss(params, *rest)
 
-    def step_fn(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step_fn(
+        state: TrainState, batch: Batch, *frozen: Any, observe: Observe = _ignore
+    ) -> tuple[TrainState, Metrics]:
+        observe("parameter", state.params)
+        observe("optimizer state", state.opt_state)
         batch = prepare(batch, state.step)
-        key = stream(config.seed, "dropout", state.step)
-        loss, grads = accumulated_gradient(
-            placed_loss, state.params, batch, key, config.accumulation_steps
-        )
+        observe("batch", batch)
+        (loss, task_metrics), grads = accumulated_gradient(
+            sharded_loss, state.params, batch, dropout_key(config, state.step), frozen,
+            config.accumulation_steps,
+        )  # fmt: skip
+        observe("loss", loss)
+        observe("gradient", grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        observe("updated parameter", params)
         ema = state.ema
         if config.optimizer.averages_parameters:
             ema = schedule_free_params(opt_state, params)
@@ -68,30 +88,52 @@ def make_train_step(
             "train/gradient_norm": optax.tree.norm(grads),
             "train/parameter_norm": optax.tree.norm(state.params),
             "train/update_norm": optax.tree.norm(updates),
+            **{f"train/{name}": value for name, value in task_metrics.items()},
         }
+        observe("metric", metrics)
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
     return step_fn
 
 
-def accumulated_gradient(
-    batch_loss: BatchLoss, params: Any, batch: Batch, key: jax.Array, parts: int
-) -> tuple[Float[Array, ""], Any]:
-    """Returns the mean loss and gradient over a batch, taken in `parts` equal microbatches.
+def dropout_key(config: Config, step: jax.Array) -> jax.Array:
+    """Returns the random key of a step's dropout."""
+    return stream(config.seed, "dropout", step)
 
-    Row r goes to microbatch r % parts, so that each device cuts up only rows of its own.
+
+def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.Array]:
+    """Returns a batch cut into `parts` along a new first axis, and a random key for each.
+
+    Row r goes to microbatch r % parts, so that each device cuts only its own rows.
     """
-    if parts == 1:
-        return jax.value_and_grad(batch_loss)(params, batch, key)
 
     def split(rows: Array) -> Array:
         return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
 
-    def body(total: tuple, part: tuple) -> tuple[tuple, None]:
-        found = jax.value_and_grad(batch_loss)(params, *part)
+    return jax.tree.map(split, batch), jax.random.split(key, parts)
+
+
+def accumulated_gradient(
+    batch_loss: BatchLoss,
+    params: Any,
+    batch: Batch,
+    key: jax.Array,
+    frozen: tuple[Any, ...],
+    parts: int,
+) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
+    """Returns the mean (loss, metrics) and gradient over a batch, in `parts` microbatches."""
+    loss_and_gradient = jax.value_and_grad(batch_loss, has_aux=True)
+    if parts == 1:
+        return loss_and_gradient(params, batch, key, *frozen)
+
+    def body(total: Any, part: tuple) -> tuple[Any, None]:
+        found = loss_and_gradient(params, *part, *frozen)
         return jax.tree.map(jnp.add, total, found), None
 
-    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    keys = jax.random.split(key, parts)
-    total, _ = jax.lax.scan(body, zero, (jax.tree.map(split, batch), keys))
+    parts_of_batch = microbatches(batch, key, parts)
+    first = jax.tree.map(lambda leaf: leaf[0], parts_of_batch)
+    values = jax.eval_shape(batch_loss, params, *first, *frozen)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), values)
+    zero = (zero, jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(body, zero, parts_of_batch)
     return jax.tree.map(lambda x: x / parts, total)

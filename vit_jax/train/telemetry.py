@@ -1,4 +1,4 @@
-"""Speed and memory of a run: images/s, data wait, MFU, device and host memory."""
+"""Speed and memory of a run: images/s, time spent waiting for data, MFU, memory."""
 
 import concurrent.futures
 import logging
@@ -9,8 +9,8 @@ import psutil
 
 log = logging.getLogger(__name__)
 
-# Part of `Device.device_kind` -> dense bfloat16 peak in TFLOP/s of one JAX device; the first match
-# counts. TPU v2 and v3 devices are cores, half a chip. Source: the makers' data sheets.
+# Part of `Device.device_kind` -> dense bfloat16 peak in TFLOP/s of one JAX device. The first match
+# is used. TPU v2 and v3 devices are cores, half a chip. Source: vendors' data sheets.
 _PEAK_TFLOPS = (
     ("TPU v2", 22.5),
     ("TPU v3", 61.5),
@@ -37,7 +37,7 @@ _PEAK_TFLOPS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the bfloat16 peak of a device in FLOP/s, or None for an unknown one.
+    """Returns the bfloat16 peak of a device in FLOP/s; None if it is unknown.
 
     >>> peak_flops("NVIDIA H200")
     989000000000000.0
@@ -49,7 +49,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 class DeviceClock:
-    """Knows since when the device has been idle, by a thread that waits for the newest step."""
+    """Measures since when the device has been idle: a thread waits for the newest step."""
 
     def __init__(self) -> None:
         self._waiter = concurrent.futures.ThreadPoolExecutor(1, "device-clock")
@@ -62,11 +62,11 @@ class DeviceClock:
         self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def stepped(self, result: jax.Array) -> None:
-        """Takes a result of the step that was just dispatched."""
+        """Notes the step that was just dispatched, by one of its outputs."""
         self._done = self._waiter.submit(_time_when_ready, result)
 
     def idle_since(self) -> float | None:
-        """Returns the clock's time at which the newest step ended; None while it is under way."""
+        """Returns the time at which the newest step ended; None while it is still running."""
         if self._done is None or not self._done.done():
             return None
         return self._done.result()
@@ -78,10 +78,10 @@ def _time_when_ready(result: jax.Array) -> float:
 
 
 class Telemetry:
-    """Clocks a run. Time in evaluation and saving, put inside `pause`, does not count.
+    """Measures the speed of a run. Time passed to `pause`, such as evaluation, does not count.
 
     Args:
-        global_batch_size: images a step.
+        global_batch_size: images per step.
         flops_per_image: model FLOPs of training on one image.
     """
 
@@ -92,7 +92,7 @@ class Telemetry:
         self._flops_per_image = flops_per_image
         self._peak = peak_flops(device.device_kind)
         if self._peak is None:
-            log.info("no MFU: peak FLOP/s of %r unknown", device.device_kind)
+            log.info("MFU is not logged: the peak FLOP/s of %r is unknown", device.device_kind)
         self._process = psutil.Process()
         self._start = time.perf_counter()
         self._paused = 0.0
@@ -100,11 +100,11 @@ class Telemetry:
         self._steps = 0
 
     def waited(self, seconds: float) -> None:
-        """Counts time in which the device had nothing to do but wait for data."""
+        """Adds host time spent waiting for data while the device was idle."""
         self._waited += seconds
 
     def pause(self, seconds: float) -> None:
-        """Takes time out of the clock."""
+        """Excludes time from the measurement."""
         self._paused += seconds
 
     def stepped(self) -> None:
@@ -112,7 +112,7 @@ class Telemetry:
         self._steps += 1
 
     def read(self) -> dict[str, float]:
-        """Returns the figures since the last reading, and starts anew."""
+        """Returns the figures since the last call, and starts a new measurement."""
         elapsed = max(time.perf_counter() - self._start - self._paused, 1e-9)
         images_per_second = self._steps * self._batch_size / elapsed
         per_device = images_per_second / jax.device_count()

@@ -1,4 +1,4 @@
-"""What is corrupted, and that the model sees it before positions are added."""
+"""Which patches are corrupted, and that corruption comes before positions are added."""
 
 from functools import partial
 
@@ -9,9 +9,14 @@ import pytest
 from random_models import random_images, randomize
 
 from vit_jax.errors import ModelError
-from vit_jax.models.corruption import Corruption, corrupt, draw_corruption, num_corrupted
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import build_model, model_options
+from vit_jax.tasks.masked_patches.corruption import (
+    Corruption,
+    corrupt,
+    draw_corruption,
+    num_corrupted,
+)
 
 TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 
@@ -23,7 +28,7 @@ def draw(images, patches, **shares):
     return np.asarray(chosen), np.asarray(source), np.asarray(hidden)
 
 
-def test_shares_are_as_said():
+def test_corrupted_hidden_and_moved_patches_have_the_given_shares():
     """8,000 images of 16 patches: 64,000 corrupted ones."""
     chosen, source, hidden = draw(8000, 16, share=0.5, mask=0.8, random=0.1)
     assert (chosen.sum(1) == 8).all()
@@ -57,7 +62,7 @@ def test_all_hidden_none_hidden_and_a_single_patch():
     assert num_corrupted(9, 0.5) == 4
 
 
-def test_patches_are_taken_from_where_the_source_says_to_the_last_bit():
+def test_moved_patches_are_equal_bit_for_bit():
     patches = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)), jnp.float32)
     source = jnp.array([[0, 0, 2], [2, 1, 0]])
     hidden = jnp.array([[False, False, True], [False, False, False]])
@@ -81,26 +86,30 @@ def model(request):
     )
 
 
-def test_positions_are_those_of_the_place_not_of_what_stands_there(model):
+def test_a_moved_patch_has_the_position_of_its_new_place(model):
     images = jnp.asarray(random_images(1, 8))
     plain = Corruption(jnp.arange(4)[None], jnp.zeros((1, 4), bool))
     moved = Corruption(jnp.array([[0, 3, 2, 3]]), jnp.array([[True, False, False, False]]))
 
+    def edit(corruption):
+        return lambda patches: corrupt(patches, corruption, model.mask_token[...])
+
     @jax.jit
     def embed(corruption):
-        return model.embed(images, None, corruption)
+        return model.embed(images, None, corruption and edit(corruption))
 
     without = embed(None)
     np.testing.assert_array_equal(embed(plain), without)
     found, (table,) = embed(moved), model.position_embedding.table[...]
-    # Class token and register come first; the table has a row for the class token and none else.
+    # Class token and register come first; the table has no row for the register.
     own = without[0, 2:] - table[1:]
     changed = found[0, 2:] - table[1:]
     np.testing.assert_allclose(changed[0], model.mask_token[...][0, 0], atol=1e-5)
     np.testing.assert_allclose(changed[1], own[3], atol=1e-5)
     np.testing.assert_array_equal(found[0, 4:], without[0, 4:])
     np.testing.assert_array_equal(found[0, :2], without[0, :2])
-    assert jax.eval_shape(lambda: model(images, corruption=moved)).shape == (1, 4, 8)
+    logits = jax.eval_shape(lambda: model(images, edit_patches=edit(moved), per_patch=True))
+    assert logits.shape == (1, 4, 8)
     assert jax.eval_shape(lambda: model(images)).shape == (1, 8)
 
 
@@ -112,7 +121,7 @@ def test_a_resnet_has_no_mask_token():
         )  # fmt: skip
 
 
-def test_a_head_a_patch_costs_as_many_times_more():
+def test_the_macs_of_a_head_per_patch():
     """196 patches of 768 features to 512 colours, instead of one."""
     config = model_options("ViT-B/16")
     sizes = {"num_classes": 512, "image_size": (224, 224)}

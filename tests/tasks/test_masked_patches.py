@@ -1,4 +1,4 @@
-"""Masked patch prediction on the one trainer: loss, evaluation, resume, and what is fine-tuned."""
+"""Masked patch prediction: loss, evaluation, resume, and fine-tuning from it."""
 
 import json
 
@@ -9,19 +9,19 @@ import pytest
 from flax import nnx
 from processes import one_line
 from random_models import randomize
+from shared_programs import stop_after
 
 from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
-from vit_jax.evaluation.classification import evaluate
-from vit_jax.evaluation.masked_patches import evaluation_batch
+from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
+from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
-from vit_jax.train.masked_patches import corrupted_loss
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
@@ -29,12 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 MODEL = {
     "name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2, "dropout": 0.1,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def mapping(**changes):
@@ -96,8 +90,8 @@ def test_only_corrupted_patches_count_in_the_loss():
     assert float(corrupted_loss(logits.at[0, 2, 2].add(9.0), colour, corrupted)) != float(loss)
 
 
-def test_a_new_model_finds_all_colours_alike(program, prepare):
-    """Log of 512 classes; the head starts at zero, and there are 512 of them, not 10."""
+def test_a_new_model_predicts_all_colours_equally(program, prepare):
+    """The head is zero at first, so the loss is the log of its 512 classes."""
     batch = {"image": pixels(16)}
     params = program.init().params
     assert params["head"]["linear"]["kernel"].shape == (16, 512)
@@ -105,15 +99,15 @@ def test_a_new_model_finds_all_colours_alike(program, prepare):
     assert np.abs(params["mask_token"]).max() > 0
     ready = prepare(batch, jnp.int32(3))
     batch_loss = jax.jit(program.task.batch_loss)
-    loss = batch_loss(params, ready, jax.random.key(0))
+    loss, _ = batch_loss(params, ready, jax.random.key(0))
     assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
     assert (ready["corrupted"].sum(1) == 8).all()
     other = prepare(batch, jnp.int32(4))
     assert (ready["corrupted"] != other["corrupted"]).any()
 
 
-def test_colours_are_those_of_the_image_after_augmentation(prepare):
-    """Mirrored images have mirrored colours."""
+def test_colours_are_of_the_augmented_image(prepare):
+    """Flipped images have flipped colours."""
     images = jnp.zeros((16, 16, 16, 3), jnp.uint8).at[:, :, :8].set(255)
     ready = prepare({"image": images}, jnp.int32(0))
     left = np.asarray(ready["image"][:, 0, 0, 0]) > 0
@@ -123,8 +117,8 @@ def test_colours_are_those_of_the_image_after_augmentation(prepare):
     assert (colour[:, :, 3] == np.where(left, 0, 511)[:, None]).all()
 
 
-def test_a_hidden_colour_is_told_from_the_patches_that_are_seen():
-    """Images are all black or all white: without the others log 2 = 0.69 is the best there is."""
+def test_hidden_colours_are_predicted_from_visible_patches():
+    """Images are black or white. Without visible patches the loss is at least log 2 = 0.69."""
     config = Config.from_mapping(mapping(train_steps=60))
     program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
     step_fn, state = program.compile(), program.init()
@@ -156,7 +150,8 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
             filled = np.concatenate([rows, np.zeros((missing, 16, 16, 3), np.uint8)])
             mask = np.arange(size) < len(rows)
             batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
-        return evaluate(program.eval_step, params, batches, program.mesh)
+        totals = program.task.make_totals(())
+        return evaluate(program.eval_step, params, batches, program.mesh, totals)
 
     want = figures(np.arange(24), 24, 0)
     found = figures(np.random.default_rng(1).permutation(24), 8, 3)
@@ -177,21 +172,10 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     assert want["accuracy_top1"] == right.sum() / (24 * 8)
 
 
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(config, finished, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     folder, want = finished
-    stop = StopSignals()
-    from vit_jax.train import loop
-
-    original = loop._Run._after
-
-    def after(self, step, state):
-        stop.requested = step == 2
-        return original(self, step, state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_after", after)
-        with pytest.raises(Stopped, match="step 2"):
-            train(config, tmp_path / "stopped", stop)
+    with pytest.raises(Stopped, match="step 2"):
+        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
     got = train(config, tmp_path / "stopped", StopSignals())
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
     losses = [
@@ -204,8 +188,8 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(config, finished, tmp_path, m
     assert want["eval/test/examples"] == 360
 
 
-def test_what_fine_tuning_takes_and_leaves(config, finished, tmp_path):
-    """A new head at another size of image; mask token and head of colours are left out."""
+def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tmp_path):
+    """It also makes a new head and resizes the position table for another image size."""
     folder, _ = finished
     tuned = mapping(
         task="classification", model={"name": "auto"}, init_from=str(folder), train_steps=1,
@@ -224,7 +208,7 @@ def test_what_fine_tuning_takes_and_leaves(config, finished, tmp_path):
     assert report["missing"] == report["unexpected"] == []
 
 
-def test_as_weights_it_is_a_model_of_features(finished):
+def test_its_weights_are_a_model_without_a_head(finished):
     loaded = load(finished[0])
     assert loaded.num_classes == 0
     assert loaded.model.mask_token is None
@@ -246,7 +230,7 @@ def test_analyze_draws_what_it_predicts(finished, tmp_path, capsys):
     assert (output / "masked_patches.png").stat().st_size > 5_000
 
 
-def test_analyze_of_another_run_says_so_in_one_line(tmp_path, capfd):
+def test_analyze_refuses_a_run_of_another_task(tmp_path, capfd):
     from weight_files import random_weights
 
     random_weights(tmp_path / "ours")
@@ -267,10 +251,13 @@ def test_analyze_of_another_run_says_so_in_one_line(tmp_path, capfd):
         ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
         ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
         ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
-        ({"task": "classification", "masked_patches": {"bits": 2}}, "'masked_patches' given with"),
+        (
+            {"task": "classification", "masked_patches": {"bits": 2}},
+            "'masked_patches.bits' is 2 with",
+        ),
     ],
 )
-def test_what_makes_no_sense_together_is_refused(changes, message):
+def test_options_of_other_tasks_are_refused(changes, message):
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping(mapping(**changes))
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""The weighted loss against one computed by hand."""
+"""The weighted loss against values computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import pytest
 from flax import nnx
 
 from vit_jax.config.run import Config
-from vit_jax.train.classification import make_batch_loss
+from vit_jax.tasks.classification.task import make_batch_loss
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
 WEIGHTS = np.array([0.5, 4.0, 1.0], np.float32)
 
 
 class Fixed(nnx.Module):
-    """Gives the same logits whatever it sees."""
+    """Returns the same logits for all images."""
 
     def __init__(self):
         self.logits = nnx.Param(jnp.asarray(LOGITS))
@@ -34,10 +34,10 @@ def loss_of(labels, weights, **loss):
     batch = {"image": jnp.zeros((3, 2, 2, 3)), "label": jnp.asarray(labels)}
     with jax.numpy_dtype_promotion("standard"):
         function = make_batch_loss(graphdef, config, weights)
-        return float(function(nnx.to_pure_dict(state), batch, jax.random.key(0)))
+        return float(function(nnx.to_pure_dict(state), batch, jax.random.key(0))[0])
 
 
-def test_each_example_counts_by_the_weight_of_its_class():
+def test_each_example_has_the_weight_of_its_class():
     labels = np.array([0, 1, 2], np.int32)
     chance = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     losses = -np.log(chance[np.arange(3), labels])
@@ -46,7 +46,7 @@ def test_each_example_counts_by_the_weight_of_its_class():
     assert loss_of(labels, None) == pytest.approx(losses.mean(), rel=1e-6)
 
 
-def test_a_mixed_example_counts_by_its_shares():
+def test_a_mixed_example_is_weighted_by_its_labels():
     shares = np.array([[1, 0, 0], [0.25, 0.75, 0], [0, 0, 1]], np.float32)
     logs = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
     losses = -(shares * logs).sum(axis=1)
@@ -54,7 +54,7 @@ def test_a_mixed_example_counts_by_its_shares():
     assert loss_of(shares, WEIGHTS) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_smoothing_changes_the_targets_and_not_the_weight():
+def test_label_smoothing_does_not_change_the_weight():
     labels = np.array([1, 1, 1], np.int32)
     assert loss_of(labels, WEIGHTS, label_smoothing=0.1) == pytest.approx(
         4 * loss_of(labels, None, label_smoothing=0.1), rel=1e-6

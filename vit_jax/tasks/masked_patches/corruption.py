@@ -1,4 +1,4 @@
-"""Corrupting embedded patches, of which masked patch prediction asks what they were."""
+"""Corruption of patch embeddings for masked patch prediction."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Corruption(NamedTuple):
-    """What stands in the place of each patch.
+    """What replaces each patch embedding.
 
     Attributes:
-        source: i32[B, N], the patch of the same image whose embedding is taken; its own where
-            nothing is changed.
-        hidden: bool[B, N], whether the mask token is taken instead.
+        source: i32[B, N], the patch of the same image whose embedding is used; the patch itself
+            if it is not replaced.
+        hidden: bool[B, N], whether the mask token is used instead.
     """
 
     source: Int[Array, "B N"]
@@ -23,10 +23,10 @@ class Corruption(NamedTuple):
 def corrupt(
     patches: Float[Array, "B N D"], corruption: Corruption, mask_token: Float[Array, "1 1 D"]
 ) -> Float[Array, "B N D"]:
-    """Returns embedded patches, some of them others' or the mask token.
+    """Replaces patch embeddings by those of other patches or by the mask token.
 
-    Patches are moved by a product with zeros and ones, exact, whose gradient is a product as well:
-    that of a gather would add up in an order that accelerators choose.
+    Patches are moved by a matrix product with zeros and ones, which is exact. Its gradient is a
+    product as well, while a gather's gradient sums in an undefined order on accelerators.
     """
     places = jax.nn.one_hot(corruption.source, patches.shape[1], dtype=patches.dtype)
     moved = jnp.einsum("bnm,bmd->bnd", places, patches, precision="highest")
@@ -36,25 +36,25 @@ def corrupt(
 def draw_corruption(
     key: jax.Array, num_patches: int, *, share: float, mask: float, random: float
 ) -> tuple[Bool[Array, " N"], Corruption]:
-    """Draws what becomes of the patches of one image.
+    """Draws the corruption of one image.
 
-    Of N patches the nearest whole number to share * N, at least one, are corrupted: exactly as many
-    in every image, ours, so that each image counts alike. Each of these is hidden with probability
-    `mask`, replaced by another patch of the image, all equally likely, with probability `random`,
-    and else kept.
+    The same number of patches is corrupted in every image, see `num_corrupted`. Each of them is
+    hidden with probability `mask`, replaced by a random other patch of the image with probability
+    `random`, and otherwise kept.
 
     Args:
         key: random key.
         num_patches: N.
-        share: of the patches, see `num_corrupted`.
+        share: of the patches that are corrupted.
         mask: probability.
         random: probability.
 
     Returns:
-        bool[N], which are corrupted; and what stands in their place, without the axis B.
+        bool[N], which patches are corrupted; and their replacement, without the axis B.
 
-    Source: arXiv:2010.11929, B.1.2; "another patch" is of the same image, ours, so that what a
-    model sees of an image does not depend on the others of its batch.
+    Source: arXiv:2010.11929, B.1.2. Two details are ours: the number of corrupted patches is exact,
+    so that images count equally, and "another patch" is of the same image, so that an image does
+    not depend on the rest of its batch.
     """
     key_place, key_kind, key_other = jax.random.split(key, 3)
     order = jnp.argsort(jax.random.uniform(key_place, (num_patches,)))
@@ -69,7 +69,7 @@ def draw_corruption(
 
 
 def num_corrupted(num_patches: int, share: float) -> int:
-    """Returns how many patches of an image are corrupted.
+    """Returns the number of corrupted patches per image: share * N, rounded, at least 1.
 
     >>> num_corrupted(196, 0.5), num_corrupted(4, 0.01)
     (98, 1)

@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config.classification import LossConfig
-from vit_jax.train.losses import make_loss
+from vit_jax.tasks.classification.config import LossConfig
+from vit_jax.tasks.classification.losses import make_loss
 
 LOGITS = jnp.asarray(
     [[0.0, np.log(3.0)], [np.log(4.0), 0.0]], jnp.float32

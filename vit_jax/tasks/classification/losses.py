@@ -1,4 +1,4 @@
-"""Classification losses, float32, one value an example."""
+"""Classification losses in float32, one value per example."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config.classification import LossConfig
+from vit_jax.tasks.classification.config import LossConfig
 
 Labels = Int[Array, " B"] | Float[Array, "B C"]
 LossFn = Callable[[Float[Array, "B C"], Labels], Float[Array, " B"]]
@@ -29,7 +29,7 @@ def make_loss(config: LossConfig) -> LossFn:
 
 
 def as_distribution(labels: Labels, num_classes: int) -> Float[Array, "B C"]:
-    """Returns class indices as one-hot rows, distributions as they are."""
+    """Returns class indices as one-hot rows, and distributions unchanged."""
     return jax.nn.one_hot(labels, num_classes) if labels.ndim == 1 else labels
 
 

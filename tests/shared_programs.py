@@ -1,0 +1,48 @@
+"""Programs that the tests of a process share: equal programs are compiled once."""
+
+import json
+
+import pytest
+
+from vit_jax.train import loop
+from vit_jax.train.hooks.log import LogHook
+from vit_jax.train.program import build_program
+from vit_jax.train.signals import StopSignals
+
+# Sections and keys that a program does not depend on.
+_SECTIONS = ("checkpoint", "logging", "divergence", "early_stopping", "fewshot")
+_KEYS = ("splits", "final_splits", "interval_steps", "interval_epochs", "interval_examples")
+_programs = {}
+
+
+def shared_program(config, mesh, **facts):
+    """Returns `build_program(...)`, or what it returned before for a config with equal program."""
+    mapping = {k: v for k, v in config.to_mapping().items() if k not in _SECTIONS}
+    mapping["evaluation"] = {k: v for k, v in mapping["evaluation"].items() if k not in _KEYS}
+    weights = facts.get("class_weights")
+    facts_key = [facts["num_classes"], facts["num_examples"], str(weights)]
+    key = json.dumps([mapping, facts_key, str(mesh)], sort_keys=True)
+    if key not in _programs:
+        _programs[key] = build_program(config, mesh, **facts)
+    return _programs[key]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _share_programs():
+    """Makes every run of these tests share programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "build_program", shared_program)
+        yield
+
+
+def stop_after(step, monkeypatch, stop=None):
+    """Returns StopSignals that are requested after a step. A later request is not affected."""
+    stop = stop or StopSignals()
+    dispatched = LogHook.after_step
+
+    def after_step(self, context, output):
+        stop.requested = stop.requested or output.step == step
+        dispatched(self, context, output)
+
+    monkeypatch.setattr(LogHook, "after_step", after_step)
+    return stop

@@ -1,0 +1,233 @@
+"""Distillation: losses by hand, a frozen teacher, the distillation token, and a run."""
+
+import json
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from processes import ROOT
+from shared_programs import shared_program, stop_after
+from weight_files import random_weights
+
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
+from vit_jax.config.task import task_config
+from vit_jax.errors import ConfigError, WeightsError
+from vit_jax.interop.load import load
+from vit_jax.named_tree import named_leaves
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.metrics import read_metrics
+from vit_jax.tasks.distillation.task import hard_loss, soft_loss
+from vit_jax.train.loop import train
+from vit_jax.train.program import build_program
+from vit_jax.train.signals import Stopped, StopSignals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+STUDENT = jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])
+TEACHER = jnp.array([[3.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+TINY = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A teacher with 10 classes for images of 16 pixels."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    random_weights(folder, num_classes=10, image_size=(16, 16))
+    return folder
+
+
+def config_of(teacher, **changes):
+    content = {
+        "task": "distillation",
+        "distillation": {"teacher": str(teacher), **changes.pop("distillation", {})},
+        "model": TINY,
+        "data": {
+            "name": "digits", "image_size": 8, "global_batch_size": 16, "eval_crop": "resize",
+            "augment": {"crop": "resize"},
+        },
+        "mixing": {"mixup_alpha": 0.2},
+        "optimizer": {"learning_rate": 1e-2},
+        "train_steps": 6,
+        "evaluation": {"splits": {"test": "test"}},
+        "checkpoint": {"interval_steps": 3},
+        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
+    }  # fmt: skip
+    return Config.from_mapping(content | changes)
+
+
+def with_data(config, folder):
+    return config.replace(data=config.data.replace(data_dir=str(folder)))
+
+
+def program_of(config):
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_soft_loss_by_hand(temperature):
+    p, q = softmax(TEACHER / temperature), softmax(STUDENT / temperature)
+    want = temperature**2 * (p * np.log(p / q)).sum(axis=1)
+    np.testing.assert_allclose(soft_loss(STUDENT, TEACHER, temperature), want, rtol=1e-5)
+    np.testing.assert_allclose(soft_loss(TEACHER, TEACHER, temperature), [0, 0], atol=1e-6)
+
+
+def test_the_hard_loss_by_hand():
+    want = [-np.log(softmax(STUDENT)[0, 0]), -np.log(softmax(STUDENT)[1, 2])]
+    np.testing.assert_allclose(hard_loss(STUDENT, TEACHER), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["soft", "hard"])
+def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
+    """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
+    section = {"targets": targets, "token": True, "alpha": 0.3}
+    program = program_of(config_of(teacher, distillation=section))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(p + 0.1 * rng.standard_normal(p.shape), jnp.float32),
+        program.init().params,
+    )
+    batch = program.example_batch()
+    ready = jax.jit(program.task.prepare)(batch, jnp.int32(2))
+    frozen = program.load_frozen()
+    key = jax.random.key(0)  # The model has no dropout.
+    loss, metrics = jax.jit(program.task.batch_loss)(params, ready, key, *frozen)
+
+    model = nnx.merge(program.graphdef, params)
+    logits, found = model(ready["image"], return_intermediates=("encoded",))
+    # Class token, distillation token, four patches.
+    assert found["encoded"].shape == (16, 6, 16)
+    head = params["distillation_head"]["linear"]
+    student = found["encoded"][:, 1] @ head["kernel"] + head["bias"][None]
+    resized = jax.image.resize(ready["image"], (16, 16, 16, 3), "bilinear")
+    theirs = load(teacher).model(resized)
+    log_softmax = jax.nn.log_softmax(logits)
+    label_loss = -np.mean(np.sum(ready["label"] * log_softmax, axis=1))
+    teacher_loss = (soft_loss(student, theirs, 1.0) if targets == "soft"
+                    else hard_loss(student, theirs)).mean()  # fmt: skip
+    assert float(metrics["label_loss"]) == pytest.approx(float(label_loss), rel=1e-4)
+    assert float(metrics["teacher_loss"]) == pytest.approx(float(teacher_loss), rel=1e-4)
+    assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
+
+
+def test_the_student_learns_to_predict_like_its_teacher(teacher):
+    config = config_of(teacher, distillation={"alpha": 1.0}, mixing={}, train_steps=40)
+    program = program_of(config)
+    state, frozen = program.init(), program.load_frozen()
+    before = jax.tree.map(np.array, frozen[0])
+    losses = []
+    for number in range(40):
+        batch = to_devices(program.example_batch(number), program.mesh)
+        state, metrics = program.compiled(state, batch, *frozen)
+        losses.append(float(metrics["train/teacher_loss"]))
+        assert losses[-1] == float(metrics["train/loss"])
+    assert np.mean(losses[-5:]) < 0.8 * losses[0]
+    # The teacher is neither donated nor changed.
+    jax.tree.map(np.testing.assert_array_equal, before, frozen[0])
+    file = load(teacher).model
+    jax.tree.map(
+        np.testing.assert_array_equal, before,
+        jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(file))),
+    )  # fmt: skip
+
+
+def test_the_teacher_is_an_argument_of_the_step_and_not_a_constant(teacher):
+    program = program_of(config_of(teacher))
+    teacher_size = sum(leaf.size for leaf in jax.tree.leaves(program.abstract_frozen))
+    traced = jax.make_jaxpr(program.step_fn)(
+        program.abstract, program.batch_shapes(), *program.abstract_frozen
+    )
+    assert max((np.size(c) for c in traced.consts), default=0) < 1000 < teacher_size
+    own = sum(leaf.size for leaf in jax.tree.leaves(program.abstract.params))
+    assert program.num_parameters() == own
+
+
+@pytest.fixture(scope="module")
+def finished(teacher, digits_dir, tmp_path_factory):
+    """A finished run with a distillation token, its config and its result."""
+    folder = tmp_path_factory.mktemp("distillation") / "run"
+    section = {"token": True, "targets": "hard"}
+    config = with_data(config_of(teacher, distillation=section), digits_dir)
+    return folder, config, train(config, folder, StopSignals())
+
+
+def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
+    folder, config, want = finished
+    with pytest.raises(Stopped, match="step 2"):
+        train(config, tmp_path / "run", stop_after(2, monkeypatch))
+    monkeypatch.undo()
+    got = train(config, tmp_path / "run", StopSignals())
+    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    assert 0 <= want["eval/test/teacher_agreement"] <= 1
+    losses = [
+        [row["train/loss"] for row in read_metrics(f / "metrics.jsonl") if "train/loss" in row]
+        for f in (folder, tmp_path / "run")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 6
+
+
+def test_its_weights_are_a_model_whose_token_is_a_register(finished):
+    folder, config, _ = finished
+    loaded = load(folder)
+    assert loaded.options.to_mapping()["num_registers"] == 1
+    assert loaded.num_classes == 10
+    names = set(named_leaves(nnx.to_pure_dict(nnx.state(loaded.model))))
+    program = program_of(config)
+    own = set(named_leaves(program.abstract.params))
+    assert own - names == {"distillation_head/linear/kernel", "distillation_head/linear/bias"}
+    # The teacher is not in the checkpoint.
+    about = json.loads((folder / "checkpoints" / "6" / "about" / "metadata").read_text())
+    assert set(about["arrays"]["params"]) == own
+
+
+@pytest.mark.parametrize(("arg", "classes"), [("deit", 1000), ("patient", 1000), ("small", 10)])
+def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
+    random_weights(tmp_path / "weights", num_classes=classes, image_size=(16, 16))
+    overrides = [f"distillation.teacher={tmp_path / 'weights'}"]
+    if arg != "small":
+        overrides += ["model.name=ViT-Ti/16", "data.image_size=32", "data.global_batch_size=8"]
+    config = load_config(f"{ROOT}/configs/distillation.py:{arg}", overrides)
+    program = build_program(
+        config, make_mesh(config.mesh), num_classes=classes, num_examples=100_000
+    )
+    _, metrics = jax.eval_shape(
+        program.step_fn, program.abstract, program.batch_shapes(), *program.abstract_frozen
+    )
+    assert {"train/label_loss", "train/teacher_loss"} < set(metrics)
+
+
+def test_a_teacher_with_other_classes_is_refused(tmp_path):
+    random_weights(tmp_path / "other", num_classes=5, image_size=(16, 16))
+    with pytest.raises(WeightsError, match="a teacher with 5 classes"):
+        program_of(config_of(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher": None}, "'distillation.teacher' is not set"),
+        ({"targets": "hard", "temperature": 2.0}, "'distillation.temperature' is 2 with hard"),
+        ({"alpha": 1.5}, "'distillation.alpha' is 1.5"),
+    ],
+)
+def test_impossible_sections_are_config_errors(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of("teacher", distillation=changes)
+
+
+def test_no_other_module_knows_distillation():
+    """A task is its folder, and its name in the list of tasks."""
+    found = subprocess.run(
+        ["git", "grep", "-il", "distill", "--", "vit_jax"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    outside = [f for f in found if not f.startswith("vit_jax/tasks/distillation/")]
+    assert outside == ["vit_jax/tasks/__init__.py"]
+    assert set(task_config("distillation").sections) == {"distillation"}

@@ -1,0 +1,80 @@
+"""The evaluation loop: every example counts once, on any number of devices and hosts."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.parallel.mesh import batch_sharding, to_devices
+
+# (params, batch, *frozen) -> name -> array: the same on every device, over the whole batch.
+EvalStep = Callable[..., dict[str, jax.Array]]
+# Batches that the device may be working on while the host reads the outputs of earlier ones.
+_BATCHES_IN_FLIGHT = 2
+
+
+@runtime_checkable
+class Totals(Protocol):
+    """Adds up the outputs of an evaluation step over the batches of one split."""
+
+    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Adds one batch."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Returns metric name -> value."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """Returns what a user should know about the split, such as classes without examples."""
+        ...
+
+    def write(self, folder: Path, name: str) -> None:
+        """Writes tables of the split `name` into a report folder, if there are any."""
+        ...
+
+
+def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:
+    """Returns the step jitted, with its outputs on every device.
+
+    Args:
+        eval_step: not jitted.
+        mesh: devices.
+        shardings: of the parameters, and of the frozen arrays if there are any.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params, *frozen = shardings
+    return jax.jit(
+        eval_step, in_shardings=(params, batch_sharding(mesh), *frozen), out_shardings=everywhere
+    )
+
+
+def evaluate(
+    eval_step: EvalStep,
+    params: Any,
+    batches: Iterable[dict[str, np.ndarray]],
+    mesh: Mesh,
+    totals: Totals,
+    frozen: tuple[Any, ...] = (),
+) -> dict[str, float]:
+    """Evaluates all batches of this host and returns the figures.
+
+    Args:
+        eval_step: jitted.
+        params: the model's parameters.
+        batches: this host's rows.
+        mesh: devices.
+        totals: empty; adds up the outputs of the step.
+        frozen: last arguments of the step.
+    """
+    pending: list[dict[str, jax.Array]] = []
+    for batch in batches:
+        pending.append(eval_step(params, to_devices(batch, mesh), *frozen))
+        if len(pending) > _BATCHES_IN_FLIGHT:
+            totals.add(jax.device_get(pending.pop(0)))
+    for outputs in pending:
+        totals.add(jax.device_get(outputs))
+    return totals.figures()

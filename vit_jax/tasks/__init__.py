@@ -1,0 +1,17 @@
+"""The tasks that a run can learn. Each is a folder of this package:
+
+config.py     its config sections, and which options do not go with it
+task.py       `build_task`: example, augmentation on the device, loss, metrics, evaluation
+pictures.py   optional: pictures of what a trained model of this task does
+
+To add a task, write its folder and add its name here.
+"""
+
+from importlib.util import find_spec
+
+TASKS = ("classification", "masked_patches", "distillation")
+
+
+def tasks_with_pictures() -> list[str]:
+    """Returns the tasks that have a `pictures.py`."""
+    return [name for name in TASKS if find_spec(f"{__name__}.{name}.pictures")]

@@ -1,0 +1,1 @@
+"""Classification of images: flips, erasing, mixup and CutMix; softmax or sigmoid cross-entropy."""

@@ -1,0 +1,31 @@
+"""Config sections of classification: mixing and loss."""
+
+from typing import Literal
+
+from vit_jax.config.task import TaskConfig
+from vit_jax.schema import Section, option
+
+
+class MixingConfig(Section):
+    """Mixing of image pairs on the device. If both are on, each batch uses one at random."""
+
+    mixup_alpha: float = option(0.0, at_least=0)
+    """Of Beta(alpha, alpha), from which mixup draws its ratio (arXiv:1710.09412); 0: off."""
+    cutmix_alpha: float = option(0.0, at_least=0)
+    """The same for CutMix (arXiv:1905.04899)."""
+
+
+class LossConfig(Section):
+    """The loss between logits and labels."""
+
+    name: Literal["softmax_cross_entropy", "sigmoid_cross_entropy"] = option(
+        "softmax_cross_entropy"
+    )
+    label_smoothing: float = option(0.0, at_least=0, below=1)
+    class_weights: Literal["none", "balanced", "sqrt"] = option("none")
+    """Weight of an example's loss if n of N training examples are of its class, one of C classes.
+    balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). Both average 1 over the examples.
+    """
+
+
+TASK = TaskConfig(sections={"mixing": MixingConfig, "loss": LossConfig})

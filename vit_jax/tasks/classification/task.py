@@ -1,0 +1,149 @@
+"""The task of classification."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.config.run import Config
+from vit_jax.data.arrays import Preprocessing, labelled_image
+from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
+from vit_jax.evaluation.by_class import ByClass, class_outputs
+from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
+from vit_jax.evaluation.loop import EvalStep
+from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.registry import build_model
+from vit_jax.rng import stream
+from vit_jax.tasks.classification.losses import LossFn, as_distribution, make_loss
+from vit_jax.tasks.task import BatchLoss, DataFacts, Metrics, Prepare, Task
+
+
+def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+    """Returns the task.
+
+    Raises:
+        ModelError: sizes that do not go together.
+    """
+    side, num_classes = config.data.image_size, data.num_classes
+
+    def build(key: jax.Array) -> nnx.Module:
+        return build_model(
+            config.model, num_classes=num_classes, image_size=side, key=key, platform=platform
+        )
+
+    graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
+
+    def forward(params: Any, batch: Batch, **options: Any) -> Any:
+        return nnx.merge(graphdef, params)(batch["image"], **options)
+
+    def make_totals(class_names: Any) -> PredictionTotals:
+        by_class = ByClass(class_names, num_classes) if config.evaluation.by_class else None
+        return PredictionTotals(by_class)
+
+    macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
+    train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
+    return Task(
+        build=build,
+        graphdef=graphdef,
+        num_outputs=num_classes,
+        flops_per_image=training_flops(macs),
+        train_preprocessing=train_preprocessing,
+        eval_preprocessing=eval_preprocessing,
+        prepare=make_prepare(config, num_classes),
+        forward=forward,
+        batch_loss=make_batch_loss(graphdef, config, data.class_weights),
+        eval_step=make_eval_step(graphdef, eval_loss(config), by_class=config.evaluation.by_class),
+        make_totals=make_totals,
+    )
+
+
+def labelled_images(config: Config, num_classes: int) -> tuple[Preprocessing, Preprocessing]:
+    """Returns the preprocessing of labelled images for training and for evaluation."""
+    data = config.data
+    return (
+        labelled_image(
+            make_train_transform(data.image_size, data.augment), data.image_size, num_classes
+        ),
+        labelled_image(
+            make_eval_transform(data.image_size, data.eval_crop, data.augment),
+            data.image_size,
+            num_classes,
+        ),
+    )
+
+
+def make_prepare(config: Config, num_classes: int) -> Prepare:
+    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip, erase and mix them.
+
+    The random draws depend on (seed, step).
+    """
+    augment, mixing = config.data.augment, config.mixing
+
+    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        images = to_unit_range(batch["image"])
+        if augment.flip:
+            images = flip(images, stream(config.seed, "flip", step))
+        if augment.erasing_probability:
+            images = erase(
+                images, stream(config.seed, "erasing", step),
+                probability=augment.erasing_probability, fill=augment.erasing_fill,
+            )  # fmt: skip
+        images, labels = mix(
+            images, batch["label"], num_classes=num_classes, mixup_alpha=mixing.mixup_alpha,
+            cutmix_alpha=mixing.cutmix_alpha, key=stream(config.seed, "mixing", step),
+        )  # fmt: skip
+        return {"image": images, "label": labels}
+
+    return prepare_fn
+
+
+def make_batch_loss(
+    graphdef: nnx.GraphDef, config: Config, class_weights: np.ndarray | None = None
+) -> BatchLoss:
+    """Returns batch_loss_fn(params, batch, key), the mean loss with dropout on.
+
+    Args:
+        graphdef: the model without its parameters.
+        config: the loss section is read.
+        class_weights: f32[C], weight of an example's loss by its class. A mixed example is weighted
+            in proportion to its labels. None: all 1.
+    """
+    loss = make_loss(config.loss)
+
+    def batch_loss_fn(
+        params: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Float[Array, ""], Metrics]:
+        logits = nnx.merge(graphdef, params)(batch["image"], key=key)
+        losses = loss(logits, batch["label"])
+        if class_weights is not None:
+            losses *= as_distribution(batch["label"], logits.shape[-1]) @ class_weights
+        return losses.mean(), {}
+
+    return batch_loss_fn
+
+
+def eval_loss(config: Config) -> LossFn:
+    """Returns the loss of evaluation: the training loss without label smoothing."""
+    return make_loss(config.loss.replace(label_smoothing=0.0))
+
+
+def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = False) -> EvalStep:
+    """Returns eval_step_fn(params, batch) -> what `PredictionTotals` adds up.
+
+    Args:
+        graphdef: the model without its parameters.
+        loss: one value per example.
+        by_class: also return the outputs that `ByClass` adds up.
+    """
+
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        labels, mask = batch["label"], batch["mask"]
+        logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
+        sums = prediction_sums(logits, labels, mask, loss) | {"examples": jnp.sum(mask)}
+        return sums | (class_outputs(logits, labels, mask) if by_class else {})
+
+    return eval_step_fn

@@ -1,0 +1,1 @@
+"""Distillation: classification that also learns from the predictions of a frozen teacher."""

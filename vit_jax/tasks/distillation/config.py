@@ -1,0 +1,65 @@
+"""Config section of distillation, and the options that do not go with it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option
+
+
+class DistillationConfig(Section):
+    """Distillation: minimises (1 - alpha) * label loss + alpha * teacher loss."""
+
+    teacher: str | None = option(None)
+    """Weights of the teacher: any path that `load_pretrained` reads. It sees the same augmented
+    and mixed images as the student (arXiv:2106.05237), resized if its image size differs.
+    """
+    targets: Literal["soft", "hard"] = option("soft")
+    """soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);
+    hard: cross-entropy with the teacher's most likely class (arXiv:2012.12877).
+    """
+    temperature: float = option(1.0, above=0)
+    """Divides the logits of both models before the softmax of soft targets."""
+    alpha: float = option(0.5, at_least=0, at_most=1)
+    """Weight of the teacher loss; 1: labels are not used."""
+    token: bool = option(False)
+    """Adds a distillation token with its own head, which learns from the teacher, while the usual
+    head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877).
+    """
+
+
+def _check(config: Any) -> None:
+    section: DistillationConfig = config.distillation
+    if section.teacher is None:
+        raise ConfigError(
+            "is not set with task distillation",
+            "the weights of a teacher",
+            "add --config.distillation.teacher=PATH",
+            key="distillation.teacher",
+        )
+    if section.targets == "hard" and section.temperature != 1:
+        raise ConfigError(
+            f"is {section.temperature:g} with hard targets",
+            "1.0, because hard targets have no temperature",
+            "leave it out, or set distillation.targets=soft",
+            key="distillation.temperature",
+        )
+    check_defaults(config, ("loss.class_weights",), "task distillation")
+
+
+def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Counts the distillation token as a register, which it is to a model without its head."""
+    model = dict(config["model"])
+    if config["distillation"]["token"]:
+        model["num_registers"] = (model.get("num_registers") or 0) + 1
+    return model
+
+
+TASK = TaskConfig(
+    sections={"distillation": DistillationConfig},
+    reads=("mixing", "loss"),
+    check=_check,
+    own_parameters=("distillation_head/.*",),
+    model_section=_model_section,
+)

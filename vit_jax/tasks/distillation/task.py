@@ -1,0 +1,220 @@
+"""The task of distillation: learn from labels and from the predictions of a frozen teacher."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.config.run import Config
+from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.errors import ModelError, WeightsError
+from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
+from vit_jax.evaluation.loop import EvalStep
+from vit_jax.interop.load import Weights, read_weights
+from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.heads import Head
+from vit_jax.models.registry import build_model
+from vit_jax.models.vit import ViT
+from vit_jax.named_tree import map_named
+from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
+from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
+from vit_jax.tasks.distillation.config import DistillationConfig
+from vit_jax.tasks.task import BatchLoss, DataFacts, Forward, Frozen, Metrics, Task
+
+# (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
+TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
+# (params, images, dropout key) -> logits that learn from labels, and from the teacher.
+Heads = Callable[..., tuple[Float[Array, "B C"], Float[Array, "B C"]]]
+
+# Attribute of the student that holds the head of the distillation token.
+_HEAD = "distillation_head"
+
+
+def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+    """Returns the task.
+
+    Raises:
+        ModelError: a distillation token for a model that has no tokens.
+        WeightsError: a teacher that cannot be read, or with another number of classes.
+    """
+    section: DistillationConfig = config.distillation
+    side, num_classes = config.data.image_size, data.num_classes
+    options = config.model
+    if section.token:
+        registers = getattr(options, "num_registers", None)
+        if registers is None:
+            raise ModelError(
+                f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
+            )
+        options = options.replace(num_registers=registers + 1)
+
+    def build(key: jax.Array) -> nnx.Module:
+        model = build_model(
+            options, num_classes=num_classes, image_size=side, key=key, platform=platform
+        )
+        if section.token:
+            assert isinstance(model, ViT)
+            assert model.registers is not None
+            width = model.registers[...].shape[-1]
+            head = Head(width, num_classes, rngs=nnx.Rngs(params=key))
+            setattr(model, _HEAD, head)
+        return model
+
+    graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
+
+    def forward(params: Any, batch: Batch, **call_options: Any) -> Any:
+        return nnx.merge(graphdef, params)(batch["image"], **call_options)
+
+    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes)
+    heads = make_heads(forward, graphdef, token=section.token)
+    macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
+    train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
+    return Task(
+        build=build,
+        graphdef=graphdef,
+        num_outputs=num_classes,
+        flops_per_image=training_flops(macs) + 2 * teacher_macs,
+        train_preprocessing=train_preprocessing,
+        eval_preprocessing=eval_preprocessing,
+        prepare=make_prepare(config, num_classes),
+        forward=forward,
+        batch_loss=make_batch_loss(config, heads, teacher_fn),
+        eval_step=make_eval_step(config, heads, teacher_fn),
+        make_totals=lambda class_names: PredictionTotals(shares={"teacher_agreement": "agreed"}),
+        frozen=frozen,
+    )
+
+
+def make_heads(forward: Forward, graphdef: nnx.GraphDef, *, token: bool) -> Heads:
+    """Returns heads_fn(params, images, key=None) -> label logits and teacher logits.
+
+    With a distillation token these come from two heads, else both are the model's logits. The
+    distillation token is the last register of the model.
+    """
+
+    def heads_fn(params: Any, images: jax.Array, key: jax.Array | None = None) -> Any:
+        batch = {"image": images}
+        if not token:
+            logits = forward(params, batch, key=key)
+            return logits, logits
+        logits, found = forward(params, batch, key=key, return_intermediates=("encoded",))
+        model = nnx.merge(graphdef, params)
+        head = getattr(model, _HEAD)
+        teacher_logits, _ = head(found["encoded"][:, model.num_prefix - 1])
+        return logits, teacher_logits
+
+    return heads_fn
+
+
+def make_batch_loss(config: Config, heads: Heads, teacher_fn: TeacherFn) -> BatchLoss:
+    """Returns batch_loss_fn(params, batch, key, teacher_params).
+
+    The teacher predicts the batch as the student sees it: augmented and mixed.
+    """
+    section: DistillationConfig = config.distillation
+    loss = make_loss(config.loss)
+
+    def batch_loss_fn(
+        params: Any, batch: Batch, key: jax.Array, teacher_params: Any
+    ) -> tuple[Float[Array, ""], Metrics]:
+        logits, student = heads(params, batch["image"], key)
+        teacher = teacher_fn(teacher_params, batch["image"])
+        label_loss = loss(logits, batch["label"]).mean()
+        if section.targets == "soft":
+            teacher_loss = soft_loss(student, teacher, section.temperature).mean()
+        else:
+            teacher_loss = hard_loss(student, teacher).mean()
+        total = (1 - section.alpha) * label_loss + section.alpha * teacher_loss
+        return total, {"label_loss": label_loss, "teacher_loss": teacher_loss}
+
+    return batch_loss_fn
+
+
+def soft_loss(
+    student: Float[Array, "B C"], teacher: Float[Array, "B C"], temperature: float
+) -> Float[Array, " B"]:
+    """Returns T^2 KL(softmax(teacher / T) || softmax(student / T)).
+
+    The factor keeps the gradient's size about the same for every temperature T.
+
+    Source: arXiv:1503.02531, section 2.
+
+    >>> soft_loss(jnp.zeros((1, 2)), jnp.array([[100.0, 0.0]]), 1.0).round(4)  # log 2
+    Array([0.6931], dtype=float32)
+    """
+    targets = jax.nn.softmax(teacher.astype(jnp.float32) / temperature)
+    log_targets = jax.nn.log_softmax(teacher.astype(jnp.float32) / temperature)
+    log_predictions = jax.nn.log_softmax(student.astype(jnp.float32) / temperature)
+    divergence = jnp.sum(targets * (log_targets - log_predictions), axis=-1)
+    return temperature**2 * divergence
+
+
+def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Float[Array, " B"]:
+    """Returns the cross-entropy with the teacher's most likely class.
+
+    Source: arXiv:2012.12877, equation 3.
+    """
+    labels = jax.nn.one_hot(jnp.argmax(teacher, axis=-1), teacher.shape[-1])
+    return softmax_cross_entropy(student.astype(jnp.float32), labels)
+
+
+def make_eval_step(config: Config, heads: Heads, teacher_fn: TeacherFn) -> EvalStep:
+    """Returns eval_step_fn(params, batch, teacher_params) -> sums for `PredictionTotals`.
+
+    Predictions are the mean of both heads' logits. "agreed" counts the examples for which student
+    and teacher predict the same class.
+    """
+    loss = eval_loss(config)
+
+    def eval_step_fn(params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
+        images, mask = to_unit_range(batch["image"]), batch["mask"]
+        logits, student = heads(params, images)
+        logits = (logits + student) / 2
+        teacher = teacher_fn(teacher_params, images)
+        agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
+        return prediction_sums(logits, batch["label"], mask, loss) | {
+            "agreed": jnp.sum(agreed & mask),
+            "examples": jnp.sum(mask),
+        }
+
+    return eval_step_fn
+
+
+def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, int]:
+    """Returns the teacher's parameters, its function, and its multiply-accumulates per image."""
+    path = config.distillation.teacher
+    assert path is not None
+
+    def read() -> Weights:
+        return read_weights(path, dtype=config.model.dtype)
+
+    weights = read()
+    if weights.num_classes != num_classes or weights.lacking:
+        raise WeightsError(
+            f"a teacher with {weights.num_classes} classes in {path}",
+            f"the {num_classes} classes of the data",
+            "fine-tune the teacher on this dataset first",
+        )
+    image_size = weights.image_size
+    graphdef, state = nnx.split(weights.model)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), nnx.to_pure_dict(state)
+    )
+
+    def load() -> Any:
+        # The file is read again, so that the host does not keep a copy of the arrays.
+        arrays = read().arrays
+        return map_named(lambda name, _: arrays[name], shapes)
+
+    def teacher_fn(teacher_params: Any, images: jax.Array) -> jax.Array:
+        size = (images.shape[0], *image_size, 3)
+        if images.shape != size:
+            images = jax.image.resize(images, size, "bilinear")
+        logits: Any = nnx.merge(graphdef, teacher_params)(images)
+        return jax.lax.stop_gradient(logits)
+
+    macs = forward_macs(weights.options, num_classes=num_classes, image_size=image_size)
+    return Frozen(shapes, load), teacher_fn, macs

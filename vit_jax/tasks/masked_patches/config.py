@@ -1,0 +1,75 @@
+"""Config section of masked patch prediction, and the options that do not go with it."""
+
+from typing import Any
+
+from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option
+
+# Options about labels, or about a head on the whole image.
+_ABOUT_LABELS = (
+    "data.sampling",
+    "data.augment.erasing_probability",
+    "evaluation.by_class",
+    "init.keep_head",
+    "model.representation_size",
+)
+_POOLINGS = ("token", "gap")
+
+
+class MaskedPatchesConfig(Section):
+    """Masked patch prediction: corrupt patch embeddings and predict the patches' mean colours.
+
+    Source: arXiv:2010.11929, B.1.2.
+    """
+
+    corrupt: float = option(0.5, above=0, at_most=1)
+    """Share of an image's patches that are corrupted and predicted."""
+    mask: float = option(0.8, at_least=0, at_most=1)
+    """Share of the corrupted patches that a learned embedding replaces."""
+    random: float = option(0.1, at_least=0, at_most=1)
+    """Share of the corrupted patches that the embedding of another patch of the image replaces.
+    The rest keep their own embedding.
+    """
+    bits: int = option(3, at_least=1, at_most=5)
+    """Per channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
+
+    @property
+    def num_colours(self) -> int:
+        """Number of colour classes."""
+        return 2 ** (3 * self.bits)
+
+    def check(self) -> None:
+        if self.mask + self.random > 1 + 1e-9:
+            raise ConfigError(
+                f"is {self.mask:g} and 'random' {self.random:g}",
+                "shares of the corrupted patches, at most 1 together",
+                "lower one; the rest of the corrupted patches keep their embedding",
+                key="mask",
+            )
+
+
+def _check(config: Any) -> None:
+    check_defaults(config, _ABOUT_LABELS, "task masked_patches, which predicts colours of patches")
+    if config.model.name.startswith("BiT-"):
+        raise ConfigError(
+            f"is {config.model.name!r}, a ResNet, with task masked_patches",
+            "a model with patches",
+            "use a ViT or a hybrid",
+            key="model.name",
+        )
+    if config.model.pooling not in _POOLINGS:
+        raise ConfigError(
+            f"is {config.model.pooling!r} with task masked_patches, which does not pool",
+            " or ".join(map(repr, _POOLINGS)),
+            "leave it out; fine-tuning may choose another",
+            key="model.pooling",
+        )
+
+
+# The head predicts colours, not classes of images.
+TASK = TaskConfig(
+    sections={"masked_patches": MaskedPatchesConfig},
+    check=_check,
+    own_parameters=("mask_token", "head/.*"),
+)

@@ -1,0 +1,245 @@
+"""The picture of masked patch prediction: images, their corruption, predicted and true colours."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Bool, Float, Int, UInt8
+
+from vit_jax.data.colours import colours_of_classes
+from vit_jax.errors import DataError, ModelError
+from vit_jax.interop.load import filled
+from vit_jax.interop.native import open_native
+from vit_jax.interop.tensors import to_jax
+from vit_jax.models.vit import ViT
+from vit_jax.run.folder import read_config
+from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
+from vit_jax.tasks.masked_patches.task import build_masked_model, evaluation_batch, make_forward
+from vit_jax.tasks.task import Picture
+
+_MASKED_GRAY = 128
+_SHOWN = ("corrupted", "hidden", "source", "colour")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedPrediction:
+    """Images as a model saw them, and the colours that it predicts. R x C is the grid of patches.
+
+    Attributes:
+        corrupted: patches whose colour is predicted.
+        hidden: corrupted patches that the mask token replaces.
+        source: for each place, the patch whose embedding is there, counted in raster order.
+        colour: class of each patch's mean colour, see `data.colours`.
+        predicted: class with the largest logit.
+        bits: per channel.
+    """
+
+    corrupted: Bool[np.ndarray, "M R C"]
+    hidden: Bool[np.ndarray, "M R C"]
+    source: Int[np.ndarray, "M R C"]
+    colour: Int[np.ndarray, "M R C"]
+    predicted: Int[np.ndarray, "M R C"]
+    bits: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the corrupted patches whose colour is predicted exactly."""
+        return float((self.predicted == self.colour)[self.corrupted].mean())
+
+    def rows(self) -> list[dict[str, int]]:
+        """Returns one row of a table per corrupted patch."""
+        return [
+            {
+                "image": int(place[0]),
+                "row": int(place[1]),
+                "column": int(place[2]),
+                "hidden": int(self.hidden[place]),
+                "source": int(self.source[place]),
+                "colour": int(self.colour[place]),
+                "predicted": int(self.predicted[place]),
+            }
+            for place in zip(*np.nonzero(self.corrupted), strict=True)
+        ]
+
+
+def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
+    """Returns the picture of a run.
+
+    Args:
+        run: run folder.
+        checkpoint: that folder, or one step in it.
+        pixels: u8[M, H, W, 3] images of the size that the model was trained at.
+        batch_size: images at once.
+
+    Raises:
+        ModelError: a run of another task, or images of another size.
+        WeightsError: no checkpoint there.
+        DataError: no images.
+    """
+    model, config = load_masked_model(run, checkpoint)
+    if pixels.shape[1:3] != model.image_size:
+        height, width = pixels.shape[1:3]
+        raise ModelError(
+            f"masked_patches at {height}x{width} pixels of a model for {model.image_size[0]}",
+            "the size that it was trained at",
+            "leave --image_size out",
+        )
+    found = predict_masked(model, pixels, config, batch_size=batch_size)
+    fields = {f.name: np.asarray(getattr(found, f.name)) for f in dataclasses.fields(found)}
+    summary = (
+        f"images: {len(pixels)}, {found.corrupted[0].sum()} of {found.corrupted[0].size} patches"
+        f" corrupted, {found.accuracy:.1%} of their colours predicted exactly"
+    )
+    return Picture(draw_masked(found, pixels), fields, found.rows(), summary)
+
+
+def load_masked_model(run: Path, checkpoint: Path) -> tuple[ViT, MaskedPatchesConfig]:
+    """Returns the model of a run with its mask token and head of colours, and the task's section.
+
+    Raises:
+        ModelError: a run of another task.
+        RunFolderError, WeightsError: no run there, or no checkpoint.
+    """
+    config = read_config(run)
+    if config.task != "masked_patches":
+        raise ModelError(
+            f"{run} is a run of task {config.task}",
+            "the run folder of a run with task masked_patches",
+            "train one with configs/masked_patches.py",
+        )
+    section, side = config.masked_patches, config.data.image_size
+
+    def build() -> nnx.Module:
+        return build_masked_model(
+            config.model, section.num_colours, image_size=side, key=jax.random.key(0)
+        )
+
+    file, _ = open_native(checkpoint)
+    model = filled(nnx.eval_shape(build), lambda name: to_jax(file.read(name)))
+    assert isinstance(model, ViT)
+    return model, section
+
+
+def predict_masked(
+    model: ViT,
+    pixels: UInt8[np.ndarray, "M H W 3"],
+    config: MaskedPatchesConfig,
+    *,
+    batch_size: int = 16,
+) -> MaskedPrediction:
+    """Returns what a model predicts for images that are corrupted as in evaluation.
+
+    Args:
+        model: with a mask token and a head of colours.
+        pixels: images of the model's size.
+        config: as the model was trained.
+        batch_size: images at once.
+
+    Raises:
+        DataError: no images.
+    """
+    if not len(pixels):
+        raise DataError("0 images", "at least one", "give some")
+    graphdef, state = nnx.split(model)
+    params = nnx.to_pure_dict(state)
+    forward, stride = make_forward(graphdef), model.image_size[0] // model.grid[0]
+
+    @jax.jit
+    def predict(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        batch = evaluation_batch(images, config, stride)
+        predicted = jnp.argmax(forward(params, batch), axis=-1)
+        return {name: batch[name] for name in _SHOWN} | {"predicted": predicted}
+
+    parts = [
+        jax.device_get(predict(params, jnp.asarray(pixels[start : start + batch_size])))
+        for start in range(0, len(pixels), batch_size)
+    ]
+    maps = {
+        name: np.concatenate([part[name] for part in parts]).reshape(-1, *model.grid)
+        for name in parts[0]
+    }
+    return MaskedPrediction(**maps, bits=config.bits)
+
+
+def draw_masked(found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"]) -> Any:
+    """Draws four rows: the images, the images as corrupted, predicted and true mean colours.
+
+    Hidden patches are gray with a dot. Moved patches show the patch whose embedding they have. The
+    rows of colours show patches that are not predicted unchanged.
+
+    Args:
+        found: prediction for these images.
+        pixels: the images.
+    """
+    from matplotlib.figure import Figure
+
+    rows = {
+        "input": pixels,
+        "shown": shown(found, pixels),
+        "predicted": coloured(found, pixels, found.predicted),
+        "true colours": coloured(found, pixels, found.colour),
+    }
+    count = len(pixels)
+    figure = Figure(figsize=(0.6 + 1.25 * count, 5.5), layout="constrained")
+    panels = figure.subplots(len(rows), count, squeeze=False)
+    height = pixels.shape[1] // found.colour.shape[1]
+    width = pixels.shape[2] // found.colour.shape[2]
+    for number, (name, images) in enumerate(rows.items()):
+        for column, image in enumerate(images):
+            axes = panels[number, column]
+            axes.imshow(image.astype(np.uint8), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if name == "shown":
+                y, x = np.nonzero(found.hidden[column])
+                axes.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "w.", markersize=2)
+        panels[number, 0].set_ylabel(name, fontsize=8)
+    figure.suptitle(
+        f"Masked patch prediction: {found.accuracy:.0%} of the colours exact", fontsize=10
+    )
+    return figure
+
+
+def shown(
+    found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"]
+) -> UInt8[np.ndarray, "M H W 3"]:
+    """Returns the images with patches hidden and moved as in the model's input."""
+    tiles = _tiles(pixels, found)
+    source = found.source.reshape(len(tiles), -1)[..., None, None, None]
+    hidden = found.hidden.reshape(len(tiles), -1)[..., None, None, None]
+    moved = np.take_along_axis(tiles, source, 1)
+    return _joined(np.where(hidden, np.uint8(_MASKED_GRAY), moved), found)
+
+
+def coloured(
+    found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"], classes: np.ndarray
+) -> UInt8[np.ndarray, "M H W 3"]:
+    """Returns the images with corrupted patches painted in the colours of `classes`."""
+    tiles = _tiles(pixels, found)
+    colours: Float[np.ndarray, "M N 3"] = colours_of_classes(
+        classes.reshape(len(tiles), -1), found.bits
+    )
+    corrupted = found.corrupted.reshape(len(tiles), -1)[..., None, None, None]
+    return _joined(np.where(corrupted, colours[:, :, None, None].astype(np.uint8), tiles), found)
+
+
+def _tiles(pixels: np.ndarray, found: MaskedPrediction) -> np.ndarray:
+    """Cuts images [M, H, W, 3] into patches [M, N, h, w, 3]."""
+    count, height, width, _ = pixels.shape
+    rows, columns = found.colour.shape[1:]
+    cut = pixels.reshape(count, rows, height // rows, columns, width // columns, 3)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(
+        count, rows * columns, height // rows, width // columns, 3
+    )
+
+
+def _joined(tiles: np.ndarray, found: MaskedPrediction) -> np.ndarray:
+    """Joins patches [M, N, h, w, 3] into images [M, H, W, 3]."""
+    count, _, height, width, _ = tiles.shape
+    rows, columns = found.colour.shape[1:]
+    grid = tiles.reshape(count, rows, columns, height, width, 3).transpose(0, 1, 3, 2, 4, 5)
+    return grid.reshape(count, rows * height, columns * width, 3)

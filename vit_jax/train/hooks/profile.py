@@ -1,0 +1,45 @@
+"""Writes a profiler trace of some steps to the run folder."""
+
+import jax
+
+from vit_jax.train.context import RunContext, StepOutput
+from vit_jax.train.hooks.log import LogHook
+
+
+class ProfileHook:
+    """Traces the steps of `logging.profile_steps` into the folder `profile` of the run.
+
+    A resumed run traces those of the steps that it still runs.
+
+    Args:
+        context: the run.
+        log: of the run.
+    """
+
+    def __init__(self, context: RunContext, log: LogHook):
+        self._log, self._folder = log, context.folder / "profile"
+        self._steps = context.config.logging.profile_steps
+        self._tracing = False
+        if self._steps is not None and self._steps[0] <= context.start.step + 1 <= self._steps[1]:
+            self._start()
+
+    def after_step(self, context: RunContext, output: StepOutput) -> None:
+        """Starts the trace before its first step and ends it after its last."""
+        if self._steps is None:
+            return
+        if output.step == self._steps[0] - 1:
+            self._start()
+        elif output.step == self._steps[1]:
+            with self._log.paused():
+                self.close()
+
+    def _start(self) -> None:
+        with self._log.paused():
+            jax.profiler.start_trace(self._folder)
+        self._tracing = True
+
+    def close(self) -> None:
+        """Ends the trace, also when the run stops before the last of the steps."""
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()

@@ -1,0 +1,72 @@
+"""Saves checkpoints when they are due, after the best evaluation, and at the end."""
+
+import time
+
+from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.train.context import RunContext, StepOutput
+from vit_jax.train.hooks.evaluate import EvaluateHook
+from vit_jax.train.hooks.log import LogHook
+from vit_jax.train.start import data_position
+
+# Steps between saves if the config does not say.
+_DEFAULT_INTERVAL = 1000
+
+
+class SaveHook:
+    """Saves checkpoints.
+
+    Args:
+        context: the run.
+        log: of the run.
+        evaluation: of the run; it measures `checkpoint.best_metric` and knows the best step.
+    """
+
+    def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
+        self._log, self._evaluation = log, evaluation
+        self._saved = context.start.step or -1
+        config = context.config
+        interval = duration_in_steps(
+            config.checkpoint, "interval",
+            batch_size=config.data.global_batch_size, num_examples=len(context.source),
+        )  # fmt: skip
+        self._every = interval or _DEFAULT_INTERVAL
+
+    def after_step(self, context: RunContext, output: StepOutput) -> None:
+        """Saves if this step is due, the last, or the best so far.
+
+        Raises:
+            RunFolderError: an earlier save could not be written.
+        """
+        context.checkpoints.check()
+        step = output.step
+        best = context.early_stopping.best_step == step
+        if context.is_last(step) or best or is_due(step, self._every):
+            self.save(context, output)
+
+    def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
+        """Starts to save a state, unless it is saved already. All steps so far were finite.
+
+        Args:
+            context: the run.
+            output: of the step.
+            evaluate: measure `checkpoint.best_metric` first, if there is one.
+        """
+        step, config = output.step, context.config
+        if self._saved == step:
+            return
+        with self._log.paused():
+            if evaluate and config.checkpoint.best_metric is not None:
+                self._evaluation.evaluate_splits(step, output.state.eval_params)
+            begin = time.perf_counter()
+            context.checkpoints.pinned = context.early_stopping.best_step
+            context.checkpoints.save(
+                step, output.state,
+                data=data_position(config, context.source, step)
+                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.left_out}
+                | context.early_stopping.to_json(),
+                config=config.to_mapping(),
+                metrics=self._evaluation.figures_at(step),
+            )  # fmt: skip
+            self._saved = step
+            blocked = time.perf_counter() - begin
+            context.metrics.write(step, {"checkpoint/blocked_s": blocked})

@@ -1,0 +1,31 @@
+"""Stops a run on request, after saving it."""
+
+from vit_jax.train.context import RunContext, StepOutput
+from vit_jax.train.hooks.evaluate import EvaluateHook
+from vit_jax.train.hooks.save import SaveHook
+from vit_jax.train.signals import Stopped
+
+
+class StopHook:
+    """Saves and raises `Stopped` after the step at which the processes agree to stop.
+
+    Args:
+        evaluation: of the run. A run that has only its result left to write does not stop.
+        save: of the run.
+    """
+
+    def __init__(self, evaluation: EvaluateHook, save: SaveHook):
+        self._evaluation, self._save = evaluation, save
+
+    def after_step(self, context: RunContext, output: StepOutput) -> None:
+        """Saves and stops if that was requested.
+
+        Raises:
+            Stopped: the state is saved.
+        """
+        if not context.stop_requested():
+            return
+        self._save.save(context, output, evaluate=False)
+        if not (context.is_last(output.step) and self._evaluation.is_complete(output.step)):
+            context.checkpoints.wait()
+            raise Stopped(output.step)
