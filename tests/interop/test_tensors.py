@@ -246,10 +246,12 @@ def test_an_unknown_width_asks_for_the_heads(tmp_path):
     assert load(path, num_heads=HEADS).options.num_heads == HEADS
 
 
-def test_a_hybrid_and_a_resnet_of_no_registered_size(tmp_path):
+def test_a_hybrid_and_a_resnet_of_unknown_sizes_are_errors(tmp_path):
     small = {"conv_root/kernel": (7, 7, 3, 8), "embedding/kernel": (4, 4, 8, WIDTH)}
     path = write_npz(tmp_path / "hybrid.npz", tiny(**small))
-    assert "expected one of R+ViT-Ti/16, R26+ViT-S/32" in refusal(path)
+    said = refusal(path)
+    assert "is a hybrid of ViTShape(width=16, " in said
+    assert "expected the sizes of ViT-{Ti,S,M,B," in said
     root = {"resnet/root_block/standardized_conv2d/kernel": np.zeros((7, 7, 3, 8), np.float32)}
     said = refusal(write_npz(tmp_path / "resnet.npz", root))
     assert "a ResNet with stages of [] units and width 8; expected one of BiT-R26x1" in said

@@ -1,7 +1,7 @@
 """Write weights in the format of another project.
 
-The formats depend on the model: ViTs and hybrids can be written as vision_transformer, transformers
-or timm, ResNets as big_transfer. `orbax` is our own format and holds every model.
+Each model family has its own formats, e.g. vision_transformer, transformers and timm for ViTs.
+`orbax` is ours and holds every model. The error for an unknown format lists all names.
 
 python -m vit_jax convert runs/b16 b16.npz --format=vision_transformer
 python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=384

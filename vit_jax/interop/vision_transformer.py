@@ -19,9 +19,8 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
-from vit_jax.models.registry import list_models, model_options, resolve
 from vit_jax.models.resnet import RESNET_UNITS, ResNetShape
-from vit_jax.models.vit import VIT_SIZES, ViTShape
+from vit_jax.models.vit import VIT, VIT_SIZES, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -239,16 +238,13 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
 
 
 def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
-    names = list_models()
-    if shape.stride % 16 == 0:
-        names += [f"R{r}+ViT-{v}/{shape.stride}" for r in RESNET_UNITS for v in VIT_SIZES]
-    for name in names:
-        if resolve(model_options(name)) == shape:
+    names = [f"R{n}+ViT-{size}/{shape.stride}" for n in RESNET_UNITS for size in VIT_SIZES]
+    for name in (*VIT.sizes, *names):
+        if (VIT.sizes.get(name) or VIT.parse(name)) == shape:
             return {"name": name}, shape.stride
-    hybrids = [name for name in list_models() if "+" in name]
     raise WeightsError(
         f"{file.path} is a hybrid of {shape}",
-        f"one of {', '.join(hybrids)}",
+        f"the sizes of {VIT.pattern}",
         "add its sizes to the ViT family in vit_jax/models",
     )
 
