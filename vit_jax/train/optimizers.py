@@ -104,7 +104,7 @@ _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
 # The start of the name of a parameter that is in a stack, with a leading axis over its layers.
 _STACK = re.compile(r"(.*?/)?blocks(?=/)")
-# Where a parameter is in the order of layers: 0 for the embedding, 1 for blocks and units, 2 for
+# A parameter's position in the order of layers: 0 for the embedding, 1 for blocks and units, 2 for
 # the head; the stage of the unit; whether it is in the stage's stack, after its first unit.
 _Place = tuple[int, int, bool]
 _EMBEDDING: _Place = (0, 0, False)
@@ -125,10 +125,10 @@ def build_optimizer(
         params: parameters or their shapes, for masks by name.
 
     Raises:
-        ConfigError: an unknown optimizer or option, one that does not go with another, a parameter
-            that no weight-decay pattern covers, a freeze pattern that matches nothing.
+        ConfigError: an unknown optimizer or option, options that exclude each other, a parameter
+            that no weight-decay pattern matches, a freeze pattern that matches no parameter.
     """
-    weight_decay_mask(config, params)  # Fails early if a parameter is not covered.
+    weight_decay_mask(config, params)  # Raises early if a pattern is missing.
     # adamw is adam with the decay that the chain adds anyway.
     name = "adam" if config.name == "adamw" else config.name
     options = _checked_options(config, _arguments(name))
