@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +125,8 @@ def test_another_image_size_equals_loading_the_weights_at_that_size(tmp_path, me
 
 def test_features_that_overflow_are_an_error(tmp_path, mesh, data):
     loaded = random_weights(tmp_path / "model")
+    # A copy, because tests share the loaded model.
+    loaded = dataclasses.replace(loaded, model=nnx.clone(loaded.model))
     loaded.model.norm.scale[...] = jnp.full_like(loaded.model.norm.scale[...], jnp.inf)
     with pytest.raises(WeightsError, match="features that are not finite"):
         frozen_features(loaded, *data, mesh)

@@ -63,5 +63,5 @@ def test_step_decay_of_bit():
 def test_step_at_and_step_factor_are_used():
     got = rates([0, 49, 50, 99], decay="step", step_at=(0.5,), step_factor=0.5)
     np.testing.assert_allclose(got, [1, 1, 0.5, 0.5])
-    with pytest.raises(ConfigError, match="shares of the run between 0 and 1"):
+    with pytest.raises(ConfigError, match="fractions of the run between 0 and 1"):
         ScheduleConfig(decay="step", step_at=(30.0,))

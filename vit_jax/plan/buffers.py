@@ -55,7 +55,7 @@ def find_buffers(program: Program, text: str) -> list[Buffer]:
         text: text of the program; its first line names the results that overwrite an argument.
     """
     kept = _donated_results(text.partition("\n")[0])
-    _, live = _Walk(program).peak(program.entry, None, kept)
+    _, live = _peak(program, program.entry, None, kept)
     together: dict[tuple[str, str], list[int]] = {}
     for value in live:
         together.setdefault((value.shape, value.part), []).append(value.size)
@@ -69,116 +69,94 @@ def _donated_results(header: str) -> set[int]:
     return {int(i) for i in re.findall(r"\{(\d+)\}: \(", match[1])} if match else set()
 
 
-class _Walk:
-    def __init__(self, program: Program):
-        self._program = program
+def _peak(
+    program: Program, name: str, arguments: _Held | None, kept: set[int]
+) -> tuple[int, list[_Value]]:
+    """Returns the most bytes that the arrays of a computation need, and these arrays.
 
-    def peak(self, name: str, arguments: _Held | None, kept: set[int]) -> tuple[int, list[_Value]]:
-        """Returns the most bytes that the arrays of a computation need, and these arrays.
+    Args:
+        program: the program.
+        name: name of the computation.
+        arguments: values of its parameters, which belong to the caller.
+        kept: indices of results that need no memory of their own.
+    """
+    computation = program.computations.get(name, {})
+    held: dict[str, _Held] = {}
+    last_read: dict[int, int] = {}
+    results: _Held = []
+    for step, instruction in enumerate(computation.values()):
+        held[instruction.name] = _values(instruction, held, computation, arguments)
+        # Taking an element out of a tuple does not read the other elements.
+        takes = instruction.opcode == "get-tuple-element"
+        for used in (instruction.name, *(() if takes else instruction.operands)):
+            last_read.update({id(v): step for v in held.get(used, ()) if v is not None})
+        if instruction.root:
+            results = held[instruction.name]
+    last_read.update({id(v): len(computation) for v in results if v is not None})
+    ignored = {id(v) for v in arguments or ()} | {id(results[k]) for k in kept if k < len(results)}
 
-        Args:
-            name: name of the computation.
-            arguments: values of its parameters, which belong to the caller.
-            kept: indices of results that need no memory of their own.
-        """
-        computation = self._program.computations.get(name, {})
-        instructions = list(computation.values())
-        held = self._hold(instructions, computation, arguments)
-        root = next((i for i in instructions if i.root), None)
-        in_place = set()
-        if root is not None:
-            in_place = {id(v) for k, v in enumerate(held[root.name]) if v is not None and k in kept}
-        last: dict[int, int] = {}
-        for step, instruction in enumerate(instructions):
-            # Taking an element out of a tuple does not read the other elements.
-            takes = instruction.opcode == "get-tuple-element"
-            for used in (instruction.name, *(() if takes else instruction.operands)):
-                for value in held.get(used, ()):
-                    if value is not None:
-                        last[id(value)] = step
-        if root is not None:
-            for value in held[root.name]:
-                if value is not None:
-                    last[id(value)] = len(instructions)
-        outside = {id(v) for v in arguments or ()}
-        return self._sweep(instructions, held, last, outside | in_place)
+    alive: dict[int, _Value] = {}
+    most, alive_then = 0, []
+    for step, instruction in enumerate(computation.values()):
+        values = held[instruction.name]
+        alive.update({id(v): v for v in values if v is not None and id(v) not in ignored})
+        inner, alive_inside = 0, []
+        if instruction.opcode == "while" and (body := dict(instruction.called).get("body")):
+            inner, alive_inside = _peak(program, body, values, set(range(len(values))))
+        size = sum(v.size for v in alive.values()) + inner
+        if size > most:
+            most, alive_then = size, [*alive.values(), *alive_inside]
+        alive = {key: v for key, v in alive.items() if last_read.get(key, -1) > step}
+    return most, alive_then
 
-    def _sweep(
-        self, instructions: list[Instruction], held: dict[str, _Held], last: dict[int, int],
-        ignored: set[int],
-    ) -> tuple[int, list[_Value]]:  # fmt: skip
-        live: dict[int, _Value] = {}
-        best, best_live = 0, []
-        for step, instruction in enumerate(instructions):
-            for value in held[instruction.name]:
-                if value is not None and id(value) not in ignored:
-                    live[id(value)] = value
-            inner, inner_live = 0, []
-            roles = dict(instruction.called)
-            body = roles.get("body") if instruction.opcode == "while" else None
-            if body is not None:
-                carried = held[instruction.name]
-                inner, inner_live = self.peak(body, carried, set(range(len(carried))))
-            now = sum(v.size for v in live.values()) + inner
-            if now > best:
-                best, best_live = now, [*live.values(), *inner_live]
-            live = {k: v for k, v in live.items() if last.get(k, -1) > step}
-        return best, best_live
 
-    def _hold(
-        self, instructions: list[Instruction], computation: Computation, arguments: _Held | None
-    ) -> dict[str, _Held]:
-        held: dict[str, _Held] = {}
-        for instruction in instructions:
-            held[instruction.name] = self._values(instruction, held, computation, arguments)
-        return held
+def _values(
+    instruction: Instruction, held: dict[str, _Held], computation: Computation,
+    arguments: _Held | None,
+) -> _Held:  # fmt: skip
+    kind, count = instruction.opcode, len(instruction.arrays)
+    given = [held.get(name, []) for name in instruction.operands]
+    if kind == "parameter":
+        return list(arguments) if arguments is not None else [None] * count
+    if kind == "tuple":
+        return [value for values in given for value in values]
+    if kind == "get-tuple-element":
+        index = re.search(r"index=(\d+)", instruction.text)
+        source = computation.get(instruction.operands[0])
+        if index and source is not None and len(source.arrays) == len(given[0]):
+            return given[0][int(index[1]) : int(index[1]) + count]
+        return [None] * count
+    if kind == "while" or (kind in _FORWARDED and given and len(given[0]) == count):
+        return list(given[0])
+    if kind in _FORWARDED:  # The end of an asynchronous operation: operand and result.
+        fitting = [v for v in (given[0] if given else []) if v is not None]
+        return ([*fitting[:count], *[None] * count])[:count]
+    if kind == "constant":
+        return [None] * count
+    made: _Held = [
+        _Value(a.padded_bytes, str(a), _part(instruction)) if a.space == 0 else None
+        for a in instruction.arrays
+    ]
+    if kind in ("copy-start", "slice-start"):
+        return [v if k == (0 if kind == "copy-start" else count - 2) else None
+                for k, v in enumerate(made)]  # fmt: skip
+    return [_shared(instruction, k, v, given) for k, v in enumerate(made)]
 
-    def _values(
-        self, instruction: Instruction, held: dict[str, _Held], computation: Computation,
-        arguments: _Held | None,
-    ) -> _Held:  # fmt: skip
-        kind, count = instruction.opcode, len(instruction.arrays)
-        given = [held.get(name, []) for name in instruction.operands]
-        if kind == "parameter":
-            return list(arguments) if arguments is not None else [None] * count
-        if kind == "tuple":
-            return [value for values in given for value in values]
-        if kind == "get-tuple-element":
-            index = re.search(r"index=(\d+)", instruction.text)
-            source = computation.get(instruction.operands[0])
-            if index and source is not None and len(source.arrays) == len(given[0]):
-                return given[0][int(index[1]) : int(index[1]) + count]
-            return [None] * count
-        if kind == "while" or (kind in _FORWARDED and given and len(given[0]) == count):
-            return list(given[0])
-        if kind in _FORWARDED:  # The end of an asynchronous operation: operand and result.
-            fitting = [v for v in (given[0] if given else []) if v is not None]
-            return ([*fitting[:count], *[None] * count])[:count]
-        if kind == "constant":
-            return [None] * count
-        made: _Held = [
-            _Value(a.padded_bytes, str(a), _part(instruction)) if a.space == 0 else None
-            for a in instruction.arrays
-        ]
-        if kind in ("copy-start", "slice-start"):
-            return [v if k == (0 if kind == "copy-start" else count - 2) else None
-                    for k, v in enumerate(made)]  # fmt: skip
-        return [self._shared(instruction, k, v, given) for k, v in enumerate(made)]
 
-    def _shared(
-        self, instruction: Instruction, index: int, value: _Value | None, given: list[_Held]
-    ) -> _Value | None:
-        """Returns the operand's value if the result updates it in place, else the new value."""
-        if value is None:
-            return None
-        name = instruction.name
-        updates = instruction.opcode == "dynamic-update-slice" or "dynamic-update-slice" in name
-        for values in given if updates and index == 0 else ():
-            for other in values:
-                if other is not None and (other.shape, other.size) == (value.shape, value.size):
-                    other.part = value.part  # The part that fills the array.
-                    return other
-        return value
+def _shared(
+    instruction: Instruction, index: int, value: _Value | None, given: list[_Held]
+) -> _Value | None:
+    """Returns the operand's value if the result updates it in place, else the new value."""
+    if value is None:
+        return None
+    name = instruction.name
+    updates = instruction.opcode == "dynamic-update-slice" or "dynamic-update-slice" in name
+    for values in given if updates and index == 0 else ():
+        for other in values:
+            if other is not None and (other.shape, other.size) == (value.shape, value.size):
+                other.part = value.part  # The part that fills the array.
+                return other
+    return value
 
 
 def _part(instruction: Instruction) -> str:

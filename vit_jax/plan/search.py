@@ -100,7 +100,7 @@ def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
 
 def policies(config: Config, platform: str) -> tuple[Remat, ...]:
     """Returns the remat policies that give different programs."""
-    scan = getattr(config.model, "scan", False) and _num_heads(config) is not None
+    scan = config.model.scan and _num_heads(config) is not None
     same = remat_on(platform, "none", scan=scan)
     return tuple(r for r in REMATS if r == "none" or r != same)
 

@@ -120,7 +120,7 @@ def _step_table(plan: Plan) -> Table:
         mfu = bound.mfu(seconds)
         note = "" if mfu is None else f"MFU {mfu:.1%}"
         if name == "overlapped" and bound.limited_by and seconds is not None:
-            note = f"{note} at most, limited by {bound.limited_by}"
+            note = f"{note} at most, {bound.limited_by}-bound"
         table.add_row(f"[bold]{name}", "", "", f"[bold]{_ms(seconds)}", note)
     return table
 

@@ -121,10 +121,10 @@ def build_optimizer(
         params: parameters or their shapes, for masks by name.
 
     Raises:
-        ConfigError: an unknown optimizer or option, one that does not go with another, a parameter
-            that no weight-decay pattern covers, a freeze pattern that matches nothing.
+        ConfigError: an unknown optimizer or option, options that exclude each other, a parameter
+            that no weight-decay pattern matches, a freeze pattern that matches no parameter.
     """
-    weight_decay_mask(config, params)  # Fails early if a parameter is not covered.
+    weight_decay_mask(config, params)  # Raises early if a pattern is missing.
     # adamw is adam with the decay that the chain adds anyway.
     name = "adam" if config.name == "adamw" else config.name
     options = _checked_options(config, _arguments(name))
