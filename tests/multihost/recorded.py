@@ -16,11 +16,11 @@ from pathlib import Path
 
 def main() -> int:
     from vit_jax.__main__ import main as command_line
-    from vit_jax.train import loop
+    from vit_jax.train import context, loop
 
     put = loop.to_devices
     if "RECORD_STATES" in os.environ:
-        _note_states(loop, Path(sys.argv[1] + ".states"))
+        _note_states(context, Path(sys.argv[1] + ".states"))
     if "STUCK_AT_SAVE" in os.environ:
         _get_stuck(f"--process_id={os.environ['STUCK_AT_SAVE']}" in sys.argv)
     with Path(sys.argv[1]).open("a") as file:
@@ -37,10 +37,10 @@ def main() -> int:
         return command_line(sys.argv[2:])
 
 
-def _note_states(loop, path):
+def _note_states(context, path):
     from vit_jax.run.checkpoints import CheckpointFolder
 
-    restore, save = loop.restore_or_init, CheckpointFolder.save
+    restore, save = context.restore_or_init, CheckpointFolder.save
 
     def note(what, step, state):
         with path.open("a") as file:
@@ -56,7 +56,7 @@ def _note_states(loop, path):
         note("saved", step, state)
         save(self, step, state, **others)
 
-    loop.restore_or_init, CheckpointFolder.save = restoring, saving
+    context.restore_or_init, CheckpointFolder.save = restoring, saving
 
 
 def _get_stuck(here):

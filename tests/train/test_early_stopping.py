@@ -192,9 +192,9 @@ def test_a_stop_while_a_resumed_run_evaluates_loses_no_evaluation(
     ("overrides", "said"),
     [
         (["early_stopping.metric=eval/test/accuracy_top1"], "one of eval/dev/accuracy_top1"),
-        (["evaluation.interval_steps=none"], "evaluations only at the end"),
+        (["evaluation.interval_steps=none"], "evaluation happens only after training"),
         (["early_stopping.metric=none"], "'early_stopping.patience_evaluations' is 3 without"),
-        (["data.train_split=train"], "of 'train[80%:]', and 'train' is trained on"),
+        (["data.train_split=train"], "overlaps the training split 'train'"),
         (["evaluation.splits={'a/b': 'train[80%:]'}"], "has the name 'a/b'"),
         (["evaluation.final_splits={'dev': 'test'}"], "splits' and 'final_splits' both have 'dev'"),
     ],

@@ -1,4 +1,4 @@
-"""Runs that start from other weights: what they take, what they make new, what they remember."""
+"""Runs that start from other weights: what is loaded, what is new, and how they resume."""
 
 import json
 import shutil
@@ -75,13 +75,13 @@ def named(params):
     return named_leaves(params)
 
 
-def test_auto_takes_what_the_model_is_and_the_config_says_how_it_is_run(tmp_path, npz):
+def test_auto_reads_the_architecture_and_the_config_adds_the_rest(tmp_path, npz):
     model = config_of(tmp_path, mapping(npz, model={"dropout": 0.1, "scan": False})).model
     assert (model.name, model.width, model.depth, model.mlp_dim) == ("ViT-Ti/4", 16, 2, 32)
     assert (model.num_heads, model.dropout, model.scan) == (2, 0.1, False)
 
 
-def test_auto_leaves_the_dropout_and_the_type_of_a_run_of_ours_behind(tmp_path):
+def test_auto_does_not_take_over_dropout_and_dtype(tmp_path):
     random_weights(
         tmp_path / "ours", pooling="gap", dropout=0.3, dtype="bfloat16", head_bias_init=-10.0,
         representation_size=8,
@@ -96,7 +96,7 @@ def test_auto_leaves_the_dropout_and_the_type_of_a_run_of_ours_behind(tmp_path):
     assert config_of(tmp_path, content).model.representation_size == 8
 
 
-def test_the_first_loss_is_log_c_and_the_features_are_those_of_the_file(tmp_path, npz):
+def test_the_first_loss_is_log_c_and_the_features_are_the_files(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz, ema_decay=0.99))
     program = program_of(config)
     state, report = start_from_weights(program)
@@ -147,14 +147,14 @@ def test_a_published_file_goes_from_224_to_384(tmp_path):
     np.testing.assert_allclose(found["pre_logits"], wanted, atol=1e-4)
 
 
-def test_scan_or_not_the_same_parameters_are_taken(tmp_path, npz):
+def test_scanned_and_unscanned_models_load_the_same_parameters(tmp_path, npz):
     stacked, _ = start_from_weights(program_of(config_of(tmp_path, mapping(npz))))
     written_out = config_of(tmp_path, mapping(npz, model={"scan": False}))
     other, _ = start_from_weights(program_of(written_out))
     jax.tree.map(np.testing.assert_array_equal, stacked.params, other.params)
 
 
-def test_a_head_that_is_kept(tmp_path, npz):
+def test_a_kept_head_has_the_values_of_the_file(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz, init={"keep_head": True}, model={"scan": False}))
     state, _ = start_from_weights(program_of(config, 3))
     kernel = named(state.params)["head/linear/kernel"]
@@ -163,7 +163,7 @@ def test_a_head_that_is_kept(tmp_path, npz):
         start_from_weights(program_of(config, 7))
 
 
-def test_normalisation_is_folded_where_the_config_says_so(tmp_path, npz):
+def test_the_normalisation_of_the_config_is_folded_in(tmp_path, npz):
     plain, _ = start_from_weights(program_of(config_of(tmp_path, mapping(npz))))
     config = config_of(tmp_path, mapping(npz, init={"normalization": "imagenet"}))
     folded, report = start_from_weights(program_of(config))
@@ -173,7 +173,7 @@ def test_normalisation_is_folded_where_the_config_says_so(tmp_path, npz):
     assert report.to_mapping()["normalization"][1] == (0.229, 0.224, 0.225)
 
 
-def test_the_way_of_resampling_is_read(tmp_path, npz):
+def test_the_resampling_method_is_used(tmp_path, npz):
     tables = []
     for how in ("zoom", "bicubic"):
         config = config_of(tmp_path, mapping(npz, init={"position_resize": how}))
@@ -182,7 +182,7 @@ def test_the_way_of_resampling_is_read(tmp_path, npz):
     assert np.abs(tables[0] - tables[1]).max() > 0.01
 
 
-def test_what_may_be_missing_starts_as_in_a_new_model(tmp_path):
+def test_allowed_missing_parameters_start_as_in_a_new_model(tmp_path):
     tensors = tiny(extra=(3, 3))
     del tensors["Transformer/encoder_norm/bias"]
     path = write_npz(tmp_path / "part.npz", tensors)
@@ -205,7 +205,7 @@ def test_what_may_be_missing_starts_as_in_a_new_model(tmp_path):
         ({"model": {"name": "ViT-Ti/4", "depth": 12, "width": 16, "mlp_dim": 32}}, "depth 2"),
     ],
 )
-def test_weights_of_another_family_or_size_are_one_line(tmp_path, npz, options, said):
+def test_weights_of_another_family_or_size_are_an_error(tmp_path, npz, options, said):
     content = mapping(npz)
     content["model"] = {k: v for k, v in (content["model"] | options["model"]).items() if v}
     with pytest.raises(WeightsError, match=r"set model\.name=auto") as raised:
@@ -218,7 +218,7 @@ def test_auto_and_init_need_weights():
     with pytest.raises(ConfigError, match=r"add --config\.init_from=PATH, or name the model"):
         Config.from_mapping(mapping(None))
     content = mapping(None, model={"name": "ViT-Ti/4"}, init={"keep_head": True})
-    with pytest.raises(ConfigError, match="'init' given without 'init_from'"):
+    with pytest.raises(ConfigError, match="'init' is set without 'init_from'"):
         Config.from_mapping(content)
     with pytest.raises(ConfigError, match="not a regular expression"):
         InitConfig(allow_missing=("(",))
@@ -238,9 +238,7 @@ def run_mapping(source, digits_dir):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit_after_its_weights_are_gone(
-    tmp_path, npz, digits_dir, monkeypatch
-):
+def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digits_dir, monkeypatch):
     source = tmp_path / "weights.npz"
     shutil.copy(npz, source)
     config = config_of(tmp_path, run_mapping(source, digits_dir))
@@ -286,7 +284,7 @@ def test_a_run_goes_on_bit_for_bit_after_its_weights_are_gone(
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written
 
 
-def test_a_frozen_body_stays_as_the_file_has_it_and_the_head_learns(tmp_path, npz, digits_dir):
+def test_frozen_layers_keep_the_values_of_the_file(tmp_path, npz, digits_dir):
     content = run_mapping(npz, digits_dir) | {"ema_decay": None}
     content["optimizer"] |= {"freeze": ["(?!head/).*"], "layer_decay": 0.75}
     train(config_of(tmp_path, content), tmp_path / "run", StopSignals())
@@ -300,7 +298,7 @@ def test_a_frozen_body_stays_as_the_file_has_it_and_the_head_learns(tmp_path, np
 
 
 @pytest.mark.slow
-def test_layer_decay_slows_the_lower_layers_of_a_fine_tuned_model(tmp_path, npz):
+def test_layer_decay_slows_lower_layers(tmp_path, npz):
     """The embedding of a model of two blocks lies three layers below the head."""
     batch = {
         "image": np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3)).astype(np.uint8),
@@ -320,7 +318,7 @@ def test_layer_decay_slows_the_lower_layers_of_a_fine_tuned_model(tmp_path, npz)
         )
 
 
-def test_reading_the_model_section_starts_no_device(tmp_path, npz):
+def test_reading_the_model_section_initialises_no_device(tmp_path, npz):
     """It happens before processes find each other, which has to be first."""
     program = (
         "import sys, jax\n"
@@ -338,7 +336,7 @@ def test_reading_the_model_section_starts_no_device(tmp_path, npz):
         assert done.stdout.strip() == name
 
 
-def test_the_config_of_a_run_has_its_model_by_name(tmp_path, npz):
+def test_the_config_of_a_run_names_its_model(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz))
     assert config.model.name == "ViT-Ti/4"
     assert config.to_mapping()["init_from"] == str(npz)

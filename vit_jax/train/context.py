@@ -1,7 +1,9 @@
 """What the parts of a run share, and the interface of hooks."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,14 +14,17 @@ from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.order import BalancedOrder
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, TrainingData
+from vit_jax.parallel.hosts import StopAgreement, check_same
 from vit_jax.parallel.mesh import host_rows
 from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.folder import RunFolder
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
-from vit_jax.train.start import Start
+from vit_jax.train.signals import StopSignals
+from vit_jax.train.start import Start, different_checkpoints, restore_or_init
 from vit_jax.train.state import TrainState
 
 
@@ -107,3 +112,70 @@ class Hook(Protocol):
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Called after each step has been dispatched to the devices."""
         ...
+
+
+@contextlib.contextmanager
+def open_context(
+    config: Config,
+    program: Program,
+    training: TrainingData,
+    order: BalancedOrder | None,
+    folder: RunFolder,
+    stop: StopSignals,
+    left_out: int | None,
+) -> Iterator[RunContext]:
+    """Restores or starts a run, and opens its outputs.
+
+    Args:
+        config: the run.
+        program: built for it.
+        training: the training data.
+        order: of the examples; None: `ExampleOrder`.
+        folder: open run folder.
+        stop: asks the run to stop.
+        left_out: batches to skip after a rewind; None: as many as the checkpoint says.
+
+    Raises:
+        UserError: see `restore_or_init`.
+    """
+    with contextlib.ExitStack() as stack:
+        checkpoints = CheckpointFolder(folder.path / "checkpoints", config.checkpoint)
+        stack.enter_context(checkpoints)
+        check_same("checkpoints", checkpoints.steps(), different_checkpoints)
+        start = restore_or_init(program, checkpoints, training.source)
+        if left_out is not None:
+            start = dataclasses.replace(start, left_out=left_out)
+        folder.write_config()
+        folder.write_json("classes.json", {"names": training.source.class_names})
+        if start.report is not None:
+            folder.write_json("init.json", start.report.to_mapping())
+            if folder.is_writer:
+                start.report.print()
+        if training.manifest is not None:
+            folder.write_json("subset.json", training.manifest)
+        metrics = MetricsWriter(
+            folder.path, config.logging,
+            start_step=start.step, run_config=config.to_mapping(), enabled=folder.is_writer,
+        )  # fmt: skip
+        examples = ExampleLog(
+            folder.path, jax.process_index(),
+            host_rows(program.mesh, config.data.global_batch_size),
+            start_step=start.step, kind=config.logging.example_ids,
+        )  # fmt: skip
+        progress = ProgressView(program.total_steps, start.step, enabled=folder.is_writer)
+        yield RunContext(
+            config=config,
+            program=program,
+            frozen=program.load_frozen(),
+            source=training.source,
+            order=order,
+            start=start,
+            folder=folder.path,
+            checkpoints=checkpoints,
+            metrics=stack.enter_context(metrics),
+            examples=stack.enter_context(examples),
+            progress=stack.enter_context(progress),
+            early_stopping=EarlyStopping(config.early_stopping, start.early_stopping),
+            stop_requested=StopAgreement(lambda: stop.requested).reached,
+            begin_s=time.perf_counter() - start.elapsed_s,
+        )

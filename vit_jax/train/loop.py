@@ -1,10 +1,9 @@
 """The training loop."""
 
 import contextlib
-import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,17 @@ import jax
 from vit_jax.config.run import Config
 from vit_jax.data.balance import build_balance
 from vit_jax.data.loader import on_device
-from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import (
-    TrainingData,
     class_count,
     open_training_data,
     with_subset_hash,
 )
 from vit_jax.errors import DivergenceError
-from vit_jax.parallel.mesh import host_rows, make_mesh, to_devices
-from vit_jax.parallel.processes import StopAgreement, barrier, check_same, on_first_host
-from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.parallel.hosts import barrier, first_does
+from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.folder import RunFolder
-from vit_jax.run.metrics import ExampleLog, MetricsWriter
-from vit_jax.train.context import Hook, RunContext, StepOutput
+from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
 from vit_jax.train.divergence import explain_divergence
-from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.hooks.evaluate import EvaluateHook, Evaluators
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.hooks.profile import ProfileHook
@@ -36,9 +30,7 @@ from vit_jax.train.hooks.save import SaveHook
 from vit_jax.train.hooks.stop import StopHook
 from vit_jax.train.hooks.watch_attention import WatchAttentionHook
 from vit_jax.train.program import Program, build_program
-from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import Stopped, StopSignals
-from vit_jax.train.start import different_checkpoints, restore_or_init
 from vit_jax.train.state import TrainState
 from vit_jax.train.telemetry import DeviceClock
 
@@ -109,66 +101,12 @@ def _train_once(
             log.info("run in %s is already finished; nothing to do", folder.path)
             return finished
         with (
-            _open_context(config, program, training, balance.order, folder, stop, left_out) as run,
+            open_context(config, program, training, balance.order, folder, stop, left_out) as run,
             DeviceClock() as clock,
         ):
             result = _run(run, evaluators, clock, explain=explain and config.divergence.report)
         folder.write_json("result.json", result)
     return result
-
-
-@contextlib.contextmanager
-def _open_context(
-    config: Config,
-    program: Program,
-    training: TrainingData,
-    order: BalancedOrder | None,
-    folder: RunFolder,
-    stop: StopSignals,
-    left_out: int | None,
-) -> Iterator[RunContext]:
-    """Restores or starts the run and opens its outputs."""
-    with contextlib.ExitStack() as stack:
-        checkpoints = CheckpointFolder(folder.path / "checkpoints", config.checkpoint)
-        stack.enter_context(checkpoints)
-        check_same("checkpoints", checkpoints.steps(), different_checkpoints)
-        start = restore_or_init(program, checkpoints, training.source)
-        if left_out is not None:
-            start = dataclasses.replace(start, left_out=left_out)
-        folder.write_config()
-        folder.write_json("classes.json", {"names": training.source.class_names})
-        if start.report is not None:
-            folder.write_json("init.json", start.report.to_mapping())
-            if folder.is_writer:
-                start.report.print()
-        if training.manifest is not None:
-            folder.write_json("subset.json", training.manifest)
-        metrics = MetricsWriter(
-            folder.path, config.logging,
-            start_step=start.step, run_config=config.to_mapping(), enabled=folder.is_writer,
-        )  # fmt: skip
-        examples = ExampleLog(
-            folder.path, jax.process_index(),
-            host_rows(program.mesh, config.data.global_batch_size),
-            start_step=start.step, kind=config.logging.example_ids,
-        )  # fmt: skip
-        progress = ProgressView(program.total_steps, start.step, enabled=folder.is_writer)
-        yield RunContext(
-            config=config,
-            program=program,
-            frozen=program.load_frozen(),
-            source=training.source,
-            order=order,
-            start=start,
-            folder=folder.path,
-            checkpoints=checkpoints,
-            metrics=stack.enter_context(metrics),
-            examples=stack.enter_context(examples),
-            progress=stack.enter_context(progress),
-            early_stopping=EarlyStopping(config.early_stopping, start.early_stopping),
-            stop_requested=StopAgreement(lambda: stop.requested).reached,
-            begin_s=time.perf_counter() - start.elapsed_s,
-        )
 
 
 def _run(
