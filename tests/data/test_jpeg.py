@@ -224,7 +224,7 @@ def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
                 with pytest.raises(UnsupportedJpegError, match="no libjpeg-turbo"):
                     decode_part(encode(smooth(8, 8), "JPEG"), (0, 0, 8, 8))
         (line,) = caplog.messages
-        assert line.startswith("no libjpeg-turbo 3 found: JPEGs are decoded whole, by Pillow")
+        assert line.startswith("no libjpeg-turbo 3 found: Pillow decodes whole JPEGs")
     finally:
         jpeg.library.cache_clear()
 

@@ -12,6 +12,7 @@ from vit_jax.data.sources import labels as labels_module
 from vit_jax.data.sources.labels import cache_dir, cached_labels
 from vit_jax.data.sources.subset import apportion, take_subset
 from vit_jax.errors import ConfigError, DataError
+from vit_jax.rng import seeded_hash
 
 
 class Labelled:
