@@ -239,6 +239,7 @@ def _set_block(
     head_bias: np.ndarray,
 ) -> None:
     attention = model.mixers[0]
+    assert isinstance(attention, SelfAttention)
     _set(model.embed.kernel, np.eye(inputs, model.embed.out_features))
     _set(attention.qkv.kernel, qkv)
     _set(attention.qkv.bias, bias)
@@ -247,6 +248,7 @@ def _set_block(
     _set(model.head.bias, head_bias)
 
 
-def _set(param: nnx.Variable, value: np.ndarray) -> None:
+def _set(param: nnx.Variable | None, value: np.ndarray) -> None:
+    assert param is not None
     assert param.shape == value.shape
     param[...] = jnp.asarray(value, jnp.float32)

@@ -14,7 +14,8 @@ from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
 
-SHORT = ["--seconds=0.05", "--rounds=2", "--processes=0", "--config.data.image_size=8"]
+SHORT = ["--seconds=0.02", "--rounds=2", "--processes=0", "--config.data.image_size=8",
+         "--config.data.global_batch_size=16"]  # fmt: skip
 
 
 def data(folder, **changes):

@@ -75,7 +75,7 @@ def config_of(**options):
     )  # fmt: skip
 
 
-def test_a_config_gets_what_it_asks_for(digits_dir):
+def test_the_config_chooses_weights_and_order(digits_dir):
     source = TfdsSource("digits", "train[:100]", str(digits_dir))
     balance = build_balance(config_of(), source, 10)
     assert (balance.weights, balance.order) == (None, None)

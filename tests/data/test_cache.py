@@ -71,7 +71,7 @@ def test_all_images_have_to_fit_under_the_cap(count, cap_mb, kept):
     assert isinstance(cached(source, cap_mb), DecodedSource) is kept
 
 
-def test_what_is_beyond_the_cap_is_decoded_alike_but_not_kept():
+def test_images_beyond_the_cap_are_decoded_but_not_kept():
     """Each image has 600 bytes of pixels."""
     source = Counting(4)
     kept = DecodedSource(source, cap_mb=2 * 600 / 1e6)
@@ -87,7 +87,7 @@ def test_a_cap_of_0_keeps_nothing():
 
 
 @pytest.mark.skipif(library() is None, reason="needs libjpeg-turbo")
-def test_keeping_changes_what_large_jpegs_become_so_that_a_resumed_run_may_not_change_it():
+def test_caching_changes_pixels_of_shrunk_jpegs_so_a_resumed_run_may_not_change_it():
     file = io.BytesIO()
     Image.fromarray(photo()).save(file, "JPEG")
     source = Counting(1)

@@ -122,7 +122,7 @@ def test_every_record_is_the_same_shard_for_shard(old_format):
         assert list(read_tfrecords(old, slow_crc32c)) == records_of(new)
 
 
-def test_a_stopped_conversion_goes_on_with_the_next_shard(old_format, monkeypatch):
+def test_a_stopped_conversion_resumes_with_the_next_shard(old_format, monkeypatch):
     original = ShardFolder.write
 
     def write(self, name, records, facts):
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named_and_nothing_is_converted_for_it(old_format, dam
         TfdsSource("pixels", "test", str(old_format.parents[1]))
 
 
-def test_a_file_with_fewer_records_than_told_is_refused(old_format):
+def test_a_file_with_fewer_records_than_its_metadata_is_refused(old_format):
     path = old_format / "pixels-test.tfrecord-00000-of-00003"
     path.write_bytes(tfrecord(list(read_tfrecords(path, slow_crc32c))[:99]))
     with pytest.raises(DataError, match="holds 99 records; expected 100"):
@@ -175,7 +175,7 @@ def test_without_the_checksum_package_the_line_says_how_to_get_it(old_format, mo
         convert(builder(old_format), None)
 
 
-def test_what_is_array_record_already_needs_nothing(digits_dir, monkeypatch):
+def test_an_array_record_dataset_needs_no_conversion(digits_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     assert convert(open_builder("digits", str(digits_dir)), None).was_complete
 

@@ -34,7 +34,7 @@ def test_sizes(data, size):
         ({"name": "cifar10", "train_split": "training"}, "split 'training' of cifar10"),
     ],
 )
-def test_what_a_dataset_has_not(data, line):
+def test_a_missing_split_or_a_too_large_subset_is_an_error(data, line):
     with pytest.raises(DataError, match=line):
         known_size(DataConfig.from_mapping({"global_batch_size": 1, **data}))
 

@@ -218,7 +218,7 @@ def test_unreadable_bytes_are_a_data_error_in_either_decoder(decoder, encoded, p
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, TypeError, ZeroDivisionError])
-def test_what_pillow_raises_of_a_damaged_file_is_a_data_error(monkeypatch, error):
+def test_any_error_of_pillow_is_a_data_error(monkeypatch, error):
     def read(_):
         raise error("no color planes")  # Damaged AVIF files give RuntimeErrors.
 
@@ -228,7 +228,7 @@ def test_what_pillow_raises_of_a_damaged_file_is_a_data_error(monkeypatch, error
 
 
 @needs_library
-def test_damage_within_a_jpeg_is_a_data_error_that_says_what_libjpeg_says():
+def test_damage_within_a_jpeg_is_a_data_error_with_libjpegs_message():
     encoded = encode(photo()[:200, :200], "JPEG")
     at = len(encoded) // 2
     with pytest.raises(DataError, match=r"\(Corrupt JPEG data: premature end of data segment\)"):

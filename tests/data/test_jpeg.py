@@ -57,7 +57,7 @@ def big_endian_exif(kind: int, value: bytes) -> bytes:
     ],
     ids=["short", "long", "zero", "nine", "cut", "empty", "garbage", "xmp"],
 )
-def test_exif_of_any_make_is_read_and_broken_exif_is_no_orientation(segment, expected):
+def test_exif_in_either_byte_order_is_read_and_broken_exif_is_ignored(segment, expected):
     header = read_header(insert(encode(smooth(8, 8), "JPEG"), 0xE1, segment))
     assert header == (8, 8, expected, True, True)
 
@@ -91,7 +91,7 @@ def test_without_its_end_a_jpeg_is_not_complete(cut):
     assert not read_header(encoded[:-cut]).complete
 
 
-def test_what_follows_the_end_does_not_matter():
+def test_bytes_after_the_end_do_not_matter():
     assert read_header(encode(smooth(8, 8), "JPEG") + b"\0" * 1000).complete
 
 
@@ -189,7 +189,7 @@ def test_bytes_between_image_data_and_the_end_do_no_harm():
 
 @needs_library
 @pytest.mark.parametrize("encoded", [b"", b"no JPEG"])
-def test_what_libjpeg_turbo_refuses_is_said_to_be_so(encoded):
+def test_a_jpeg_that_libjpeg_turbo_refuses_is_unsupported(encoded):
     with pytest.raises(UnsupportedJpegError):
         decode_part(encoded, (0, 0, 1, 1))
 
@@ -224,7 +224,7 @@ def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
                 with pytest.raises(UnsupportedJpegError, match="no libjpeg-turbo"):
                     decode_part(encode(smooth(8, 8), "JPEG"), (0, 0, 8, 8))
         (line,) = caplog.messages
-        assert line.startswith("no libjpeg-turbo 3 found: JPEGs are decoded whole, by Pillow")
+        assert line.startswith("no libjpeg-turbo 3 found: Pillow decodes whole JPEGs")
     finally:
         jpeg.library.cache_clear()
 

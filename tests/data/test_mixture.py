@@ -185,8 +185,11 @@ def test_the_command_line_may_name_members(digits_dir):
 def test_an_error_in_a_member_names_its_whole_key(member, fix):
     with pytest.raises(ConfigError, match=re.escape(fix)):
         Config.from_mapping(
-            {"data": {"name": "m", "global_batch_size": 1, "mixture": {"a": member}}}
-        )
+            {
+                "model": {"name": "ViT-Ti/4"}, "optimizer": {"learning_rate": 0.1},
+                "data": {"name": "m", "global_batch_size": 1, "mixture": {"a": member}},
+            }
+        )  # fmt: skip
 
 
 def test_evaluation_reads_all_members_once_or_one_of_them(config):

@@ -1,10 +1,7 @@
 import hashlib
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 from image_files import encoded, number_of, write_folder, write_tars
 from PIL import Image
+from processes import run_command
 
 from vit_jax.data.prepare.images import fit_image
 from vit_jax.data.prepare.pack import PackOptions, pack
@@ -21,7 +19,6 @@ from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
 
-ROOT = Path(__file__).resolve().parents[2]
 # About two images of write_folder.
 TINY_SHARDS = 0.00015
 
@@ -126,20 +123,18 @@ def encode(*args):
     return real(*args)
 
 module.encode_record = encode
-options = module.PackOptions(name="photos", shard_mb={shards})
+options = module.PackOptions(name="photos", shard_mb=float(sys.argv[4]))
 module.pack(list_images(Path(sys.argv[1])), Path(sys.argv[2]), options)
 """
 
 
 @pytest.mark.parametrize("after", [[7], [3, 4]])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(photos, tmp_path, after):
+def test_a_killed_run_resumes_and_gives_the_same_bytes(photos, tmp_path, after):
+    script = tmp_path / "killed.py"
+    script.write_text(_KILLED)
     whole = prepare(photos, tmp_path / "whole", shard_mb=TINY_SHARDS).path
     for count in after:
-        code = _KILLED.format(shards=TINY_SHARDS)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(photos), str(tmp_path / "killed"), str(count)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = run_command(script, photos, tmp_path / "killed", count, TINY_SHARDS)
         assert done.returncode == -signal.SIGKILL
     left = {p.name for p in (tmp_path / "killed" / "photos" / "1.0.0").iterdir()}
     assert any(name.endswith(".incomplete") for name in left)
@@ -182,7 +177,7 @@ def test_a_complete_dataset_is_left_as_it_is(photos, tmp_path):
     ],
     ids=["empty-info", "cut-info", "no-features", "no-classes", "cut-shard", "no-shard"],
 )
-def test_what_is_damaged_is_written_again(photos, tmp_path, pattern, damage):
+def test_damaged_files_are_written_again(photos, tmp_path, pattern, damage):
     path = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS).path
     before = content(path)
     (damaged,) = path.glob(pattern)

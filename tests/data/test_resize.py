@@ -79,7 +79,7 @@ def test_with_antialiasing_every_pixel_counts():
     [(200, 0.5, 0.47), (160, 0.43, 0.3), (128, 0.3, 0.05), (96, 0.4, 0.05), (64, 0.33, 0.02),
      (32, 0.33, 0.02)],
 )  # fmt: skip
-def test_what_is_too_fine_to_show_is_averaged_away(size, past_nyquist, finest):
+def test_patterns_too_fine_for_the_result_are_averaged_away(size, past_nyquist, finest):
     # Root mean square of a cosine, and of stripes of one black pixel and one white.
     cosine, black_white = 127.5 / np.sqrt(2), 127.5
     fine = stripes(1.8 * 256 / size, 256)
@@ -90,7 +90,7 @@ def test_what_is_too_fine_to_show_is_averaged_away(size, past_nyquist, finest):
 
 
 @pytest.mark.parametrize("size", [200, 128, 96, 50])
-def test_what_is_coarse_stays(size):
+def test_coarse_patterns_stay(size):
     pixels = stripes(16 * 256 / size, 256)
     assert contrast(resize(pixels, size)) > 0.98 * contrast(pixels)
 
@@ -103,7 +103,7 @@ def test_sides_are_treated_each_by_its_own_scale(shape):
     assert abs(found.mean() - pixels.mean()) < 3
 
 
-def test_what_the_decoder_shrank_already_needs_the_rest_only():
+def test_an_image_shrunk_by_the_decoder_needs_less_blur():
     pixels = photo()[:400, 100:500]
     halved = pixels.reshape(200, 2, 200, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
     for size in (100, 80, 64, 40):

@@ -108,5 +108,5 @@ def test_a_split_of_the_dataset_goes_before_a_preset_of_that_name():
     assert expand_presets("val200", {"train": 5000, "val200": 200}, "x") == "val200"
 
 
-def test_what_is_no_preset_stays_as_it_is():
+def test_other_split_strings_are_unchanged():
     assert expand_presets("train[:5%]+nothing", {"train": 1}, "x") == "train[:5%]+nothing"

@@ -12,6 +12,7 @@ from vit_jax.data.sources import labels as labels_module
 from vit_jax.data.sources.labels import cache_dir, cached_labels
 from vit_jax.data.sources.subset import apportion, take_subset
 from vit_jax.errors import ConfigError, DataError
+from vit_jax.rng import seeded_hash
 
 
 class Labelled:
@@ -76,10 +77,10 @@ def test_apportioning_by_hand():
     assert apportion(np.array([60, 40, 20]), 120).tolist() == [60, 40, 20]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_more_examples_never_mean_fewer_of_a_class(seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_more_examples_never_take_fewer_of_a_class(seed):
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(0, 60, size=8)
+    sizes = rng.integers(0, 40, size=8)
     last = (sizes > 0).astype(int)
     for examples in range(int(last.sum()), int(sizes.sum()) + 1):
         taken = apportion(sizes, examples)
@@ -199,7 +200,7 @@ def test_too_few_or_too_many_examples_are_refused(rule, got):
     assert caught.value.expected == "between 7, one for each class, and 3,000"
 
 
-def test_a_label_that_is_no_class_is_named():
+def test_a_label_out_of_range_is_named():
     with pytest.raises(DataError, match=r"label 3 of example 2 of labelled \(1 such examples\)"):
         take_subset(Labelled([0, 1, 3, 1], 3), SubsetConfig(fraction=0.5))
 

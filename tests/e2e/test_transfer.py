@@ -119,8 +119,8 @@ def test_class_weights_count_in_the_loss(tmp_path, weights, photos):
         ("tfds", ["init.keep_head=true"], "keep_head with num_classes 10 and a head of 5"),
         ("tfds", ["model.name=BiT-R-Mini"], "holds a ViT-Ti/8; expected the BiT-R-Mini of"),
         ("tfds", ["evaluation.splits.dev=train[100%:]"], "is empty; expected at least one"),
-        ("tfds", ["data.num_classes=3"], "data.num_classes is 3, digits/1.0.0"),
-        ("vtab_clevr_count", ["data.name=digits"], "of which data.label_rule=clevr_count makes"),
+        ("tfds", ["data.num_classes=3"], "data.num_classes is 3; digits/1.0.0"),
+        ("vtab_clevr_count", ["data.name=digits"], "which data.label_rule=clevr_count reads"),
         ("pets,linear", [], "config argument 'linear'; expected words from dataset: pets,"),
     ],
 )

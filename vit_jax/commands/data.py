@@ -259,7 +259,7 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
     """Returns facts about a dataset, and its splits if they have random access."""
     path = Path(args.name).expanduser()
     kind = args.source or ("folder" if path.is_dir() else "csv" if path.is_file() else "tfds")
-    keys = {"image_key": args.image_key, "label_key": args.label_key}
+    keys: dict[str, Any] = {"image_key": args.image_key, "label_key": args.label_key}
     if kind == "tfds":
         return _open_tfds(args.name, args.data_dir, keys)
     if kind == "huggingface":
@@ -281,7 +281,7 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
 
 
 def _open_tfds(
-    name: str, data_dir: str | None, keys: Mapping[str, str | None]
+    name: str, data_dir: str | None, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, "Source"]]:
     from vit_jax.data.catalogue import RANDOM_ACCESS
     from vit_jax.data.sources import TfdsSource

@@ -6,9 +6,9 @@ by ctypes. It looks for version 3.0 or later in the wheel `turbojpeg`, then on t
 the library, Pillow decodes whole images.
 
 `turbojpeg` 0.0.2 is a small one-person wheel. Only the library file in it is used, not its Python
-code. Better maintained packages were measured in its place and cost more than a tenth of the feed's
-speed, because simplejpeg cannot decode a region and pyvips has a large cost per image. Images/s of
-CPU time relative to this module, on two busy cores (medians of five interleaved rounds):
+code. Two better maintained packages were measured in its place, and both cost more than a tenth of
+the feed's speed; simplejpeg decodes only whole images. Images per second of CPU time relative to
+this module, on two cores with other load (medians of five interleaved rounds):
 
 | decoder                          | photos of 28 kB      | photos of 97 kB      |
 |                                  | whole | crop | feed  | whole | crop | feed  |

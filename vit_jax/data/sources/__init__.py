@@ -1,4 +1,4 @@
-"""Random-access sources of encoded examples, none of which needs TensorFlow."""
+"""Random-access sources of encoded examples. They do not need TensorFlow."""
 
 from vit_jax.data.sources.base import Example, LabelledSource, Source
 from vit_jax.data.sources.open import (
