@@ -235,8 +235,6 @@ def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
     for percent, model in ((p, m) for p in PERCENT for m in IMAGENET_MODELS):
         name = f"{percent}_percent/{folder_name(model)}"
         own: dict[str, Any] = {"model.name": model, "data.subset.preset": f"{percent}_percent"}
-        if "ViT" not in model:
-            own["model.dropout"] = 0.0
         labels = {"model": model, "dataset": "imagenet2012"}
         jobs, names = _pretraining(
             "configs/pretrain.py:imagenet2012,B/32",

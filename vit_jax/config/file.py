@@ -49,13 +49,24 @@ def load_config(
             raise ConfigError(
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
-        set_key(mapping, key, parse_override(Config, key, text, mapping))
+        value = parse_override(Config, key, text, mapping)
+        if key == "model.name":
+            mapping["model"] = _options_for(value, mapping.get("model"))
+        set_key(mapping, key, value)
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config
     found = auto_model(config)
     mapping["model"] = {**found, **mapping["model"], "name": found["name"]}
     return Config.from_mapping(mapping)
+
+
+def _options_for(name: str, section: Any) -> dict[str, Any]:
+    """Returns the options of a file's model section that the family of another model has too."""
+    from vit_jax.models.registry import options_class  # Imports JAX.
+
+    fields = options_class({"name": name}).model_fields
+    return {k: v for k, v in section.items() if k in fields} if isinstance(section, dict) else {}
 
 
 def read_mapping(spec: str) -> dict[str, Any]:
