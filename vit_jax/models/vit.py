@@ -241,7 +241,7 @@ class ViT(ImageModel):
         self.grid = (image_size[0] // shape.stride, image_size[1] // shape.stride)
         patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
-        self.tokens = self.num_prefix + patches
+        self.tokens = self.num_prefix + patches  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_heads = shape.num_heads
 
         self.stem = _build_stem(shape, options, rngs)

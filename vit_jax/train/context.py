@@ -15,8 +15,8 @@ from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import Source, TrainingData
-from vit_jax.parallel.processes import StopAgreement, check_same
 from vit_jax.parallel.mesh import host_rows
+from vit_jax.parallel.processes import StopAgreement, check_same
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.metrics import ExampleLog, MetricsWriter

@@ -18,8 +18,8 @@ from vit_jax.data.sources import (
     with_subset_hash,
 )
 from vit_jax.errors import DivergenceError
-from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.run.folder import RunFolder
 from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
 from vit_jax.train.divergence import explain_divergence
