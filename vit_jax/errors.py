@@ -13,15 +13,6 @@ PARENT = "{parent}"
 ARGUMENT = "{argument}"
 """Stands for the name of a function's argument that would fix the error."""
 
-
-# Exit code of a command that was asked to stop and saved its state. sysexits.h EX_TEMPFAIL: "try
-# again later". Schedulers are told to requeue on it.
-EXIT_STOPPED = 75
-
-# sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
-# state. Schedulers requeue on this exit code.
-EXIT_STOPPED = 75
-
 # sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
 # state. Schedulers requeue on this exit code.
 EXIT_STOPPED = 75

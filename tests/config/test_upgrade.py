@@ -54,5 +54,5 @@ def test_options_with_another_value_are_kept_and_then_refused(tmp_path):
     assert set(upgrade_model(model)) - set(model_options("BiT-R-Nano").to_mapping()) == {"pooling"}
     with pytest.raises(ConfigError, match=r"key 'model\.pooling' for a ResNet"):
         read(tmp_path, model)
-    with pytest.raises(ConfigError, match=r"unknown config key 'mesh\.gradient_dtype'"):
+    with pytest.raises(ConfigError, match=r"'mesh\.gradient_dtype' is 'float32'.*remove it"):
         read(tmp_path, {"name": "ViT-Nano/4"}, {**OLD_MESH, "gradient_dtype": "float32"})

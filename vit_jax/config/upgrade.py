@@ -1,12 +1,14 @@
 """Reads config.json files of earlier versions.
 
 Earlier versions wrote a ViT's options for every model, and `mesh.gradient_dtype`. Such a key is
-dropped if it has its default, because leaving it out means the same. With another value it stays,
-and reading the config fails with an error that names the key.
+dropped if it has its default, because leaving it out means the same. With another value the config
+is refused, with an error that names the key.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from vit_jax.errors import ConfigError
 
 
 def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -14,12 +16,22 @@ def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         mapping: content of a config.json.
+
+    Raises:
+        ConfigError: the run set `mesh.gradient_dtype`.
     """
     upgraded = dict(mapping)
     if isinstance(mapping.get("model"), Mapping):
         upgraded["model"] = upgrade_model(mapping["model"])
     mesh = mapping.get("mesh")
     if isinstance(mesh, Mapping):
+        if mesh.get("gradient_dtype") is not None:
+            raise ConfigError(
+                f"is {mesh['gradient_dtype']!r}, and this version has no such key",
+                "a run that did not set it",
+                "remove it from config.json; gradients are then summed as float32",
+                key="mesh.gradient_dtype",
+            )
         upgraded["mesh"] = {k: v for k, v in mesh.items() if (k, v) != ("gradient_dtype", None)}
     return upgraded
 

@@ -226,6 +226,7 @@ def _aliases(run: Run) -> dict[str, Any]:
 
 def _flops_per_image(run: Run) -> int | None:
     """Returns the operations of training on one image, for classifiers of known sizes."""
+    from vit_jax.config.upgrade import upgrade_model
     from vit_jax.models.flops import forward_macs, training_flops
     from vit_jax.models.registry import model_options
 
@@ -235,7 +236,7 @@ def _flops_per_image(run: Run) -> int | None:
         return None
     try:
         mapping = json.loads((run.path / "config.json").read_text())
-        model = model_options(**mapping["model"])
+        model = model_options(**upgrade_model(mapping["model"]))
         return training_flops(forward_macs(model, num_classes=num_classes, image_size=(size, size)))
     except (UserError, KeyError, TypeError, OSError):
         return None

@@ -22,6 +22,7 @@ from vit_jax.errors import ConfigError, nearest
 from vit_jax.models.registry import layers_of
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
+from vit_jax.schema import describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +318,7 @@ def _checked_options(
         if kind in (bool, int, float) and not fits:
             raise ConfigError(
                 f"is {value!r}",
-                f"a {kind.__name__}",
+                describe(kind),
                 "correct it",
                 key=f"optimizer.options.{key}",
             )

@@ -25,7 +25,8 @@ class DistillationConfig(Section):
     """Weight of the teacher loss; 1: labels are not used."""
     token: bool = option(False)
     """Adds a distillation token with its own head, which learns from the teacher, while the usual
-    head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877).
+    head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877). When the
+    run is used as weights, the token stays as a register and its head is left out.
     """
 
 
