@@ -1,4 +1,4 @@
-"""Poolings, from tokens to one feature vector, and the classification head."""
+"""Pooling of tokens to one feature vector, and the classification head."""
 
 from functools import partial
 

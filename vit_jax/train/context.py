@@ -70,7 +70,7 @@ class RunContext:
 
     def open_feed(self, step: int) -> Feed:
         """Returns this host's rows of the batches after `step`, in the background."""
-        data, left_out = self.config.data, self.start.left_out
+        data, skipped_batches = self.config.data, self.start.skipped_batches
         return train_batches(
             cached(self.source, data.cache_mb),
             self.program.task.train_preprocessing,
@@ -80,8 +80,8 @@ class RunContext:
                 host_rows(self.program.mesh, data.global_batch_size),
             ),
             seed=self.config.seed,
-            start_step=step + left_out,
-            end_step=self.program.total_steps + left_out,
+            start_step=step + skipped_batches,
+            end_step=self.program.total_steps + skipped_batches,
             order=self.order,
         )
 
@@ -122,7 +122,7 @@ def open_context(
     order: BalancedOrder | None,
     folder: RunFolder,
     stop: StopSignals,
-    left_out: int | None,
+    skipped_batches: int | None,
 ) -> Iterator[RunContext]:
     """Restores or starts a run, and opens its outputs.
 
@@ -133,7 +133,7 @@ def open_context(
         order: of the examples; None: `ExampleOrder`.
         folder: open run folder.
         stop: asks the run to stop.
-        left_out: batches to skip after a rewind; None: as many as the checkpoint says.
+        skipped_batches: batches to skip after a rewind; None: as many as the checkpoint says.
 
     Raises:
         UserError: see `restore_or_init`.
@@ -143,8 +143,8 @@ def open_context(
         stack.enter_context(checkpoints)
         check_same("checkpoints", checkpoints.steps(), different_checkpoints)
         start = restore_or_init(program, checkpoints, training.source)
-        if left_out is not None:
-            start = dataclasses.replace(start, left_out=left_out)
+        if skipped_batches is not None:
+            start = dataclasses.replace(start, skipped_batches=skipped_batches)
         folder.write_config()
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:

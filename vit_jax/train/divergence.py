@@ -51,14 +51,16 @@ class TensorFacts:
         return f"{self.name} ({self.not_finite:,} of {self.size:,} values not finite)"
 
 
-def divergence_error(what: str, step: int, kept: list[int], left_out: int) -> DivergenceError:
+def divergence_error(
+    what: str, step: int, kept: list[int], skipped_batches: int
+) -> DivergenceError:
     """Returns the error of a step that is not finite.
 
     Args:
         what: metric, value and step.
         step: at which it happened.
         kept: steps of the checkpoints.
-        left_out: batches that a rewind skips in addition to those since the last checkpoint.
+        skipped_batches: batches that a rewind skips in addition to those since the last checkpoint.
     """
     last_good = f"step {kept[-1]}" if kept else "none"
     error = DivergenceError(
@@ -67,7 +69,7 @@ def divergence_error(what: str, step: int, kept: list[int], left_out: int) -> Di
         f" good checkpoint is {last_good}",
     )  # fmt: skip
     error.step = step
-    error.leave_out = left_out + step - (kept[-1] if kept else 0)
+    error.skip_batches = skipped_batches + step - (kept[-1] if kept else 0)
     return error
 
 
@@ -96,7 +98,7 @@ def explain_divergence(context: RunContext, error: DivergenceError) -> Divergenc
     bad = first_bad(facts) or "all tensors finite"
     got = f"{error.got} (when run again: {bad}; see {path})"
     explained = DivergenceError(got, error.expected, error.fix)
-    explained.step, explained.leave_out = error.step, error.leave_out
+    explained.step, explained.skip_batches = error.step, error.skip_batches
     return explained
 
 

@@ -19,7 +19,7 @@ from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.options import AUTO
-from vit_jax.models.registry import model_options, resolve
+from vit_jax.models.registry import model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -142,7 +142,7 @@ def _check_family(config: Config) -> None:
     assert config.init_from is not None
     given = {k: v for k, v in config.model.to_mapping().items() if v}
     options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    theirs, ours = resolve(model_options(**options)), resolve(config.model)
+    theirs, ours = model_shape(model_options(**options)), model_shape(config.model)
     differing: dict[str, Any] = {}
     if type(theirs) is type(ours):
         # Patches of another size are resampled.

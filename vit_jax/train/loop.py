@@ -57,18 +57,18 @@ def train(
             as the config allows.
         Stopped: the run was asked to stop; its state is saved.
     """
-    rewinds, left_out = 0, None
+    rewinds, skipped_batches = 0, None
     while True:
         last = rewinds == config.divergence.rewinds
         try:
-            return _train_once(config, workdir, stop, program, left_out, explain=last)
+            return _train_once(config, workdir, stop, program, skipped_batches, explain=last)
         except DivergenceError as error:
             if last:
                 raise
-            rewinds, left_out = rewinds + 1, error.leave_out
+            rewinds, skipped_batches = rewinds + 1, error.skip_batches
             log.warning(
                 "%s: returning to the last checkpoint and skipping %d batches (rewind %d of %d)",
-                error.got, left_out, rewinds, config.divergence.rewinds,
+                error.got, skipped_batches, rewinds, config.divergence.rewinds,
             )  # fmt: skip
 
 
@@ -77,14 +77,19 @@ def _train_once(
     workdir: Path,
     stop: StopSignals,
     program: Program | None,
-    left_out: int | None,
+    skipped_batches: int | None,
     *,
     explain: bool,
 ) -> dict[str, Any]:
     """Trains until the end or the first divergence.
 
-    After a rewind, `left_out` batches are skipped; None: as many as the checkpoint says. With
-    `explain`, the error of a divergence names the tensor at fault.
+    Args:
+        config: the run.
+        workdir: run folder.
+        stop: asks the run to stop.
+        program: see `train`.
+        skipped_batches: batches to skip after a rewind; None: as many as the checkpoint says.
+        explain: if the run diverges, find the tensor that caused it and name it in the error.
     """
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
@@ -101,7 +106,9 @@ def _train_once(
             log.info("run in %s is already finished; nothing to do", folder.path)
             return finished
         with (
-            open_context(config, program, training, balance.order, folder, stop, left_out) as run,
+            open_context(
+                config, program, training, balance.order, folder, stop, skipped_batches
+            ) as run,
             DeviceClock() as clock,
         ):
             result = _run(run, evaluators, clock, explain=explain and config.divergence.report)

@@ -19,7 +19,7 @@ import optax.contrib
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.models.registry import layers_of
+from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 
@@ -447,12 +447,12 @@ def _scale_layers(scales: Any) -> optax.GradientTransformation:
 def layer_scales(params: Any, decay: float) -> Any:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
-    The head's layer has the factor 1, see `vit_jax.models.registry.layers_of`. Parameters of a
+    The head's layer has the factor 1, see `vit_jax.models.registry.layer_indices`. Parameters of a
     stack get a vector over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
-    layers = layers_of(params)
+    layers = layer_indices(params)
     last = max(int(number.max()) for number in layers.values())
     return map_named(
         lambda name, leaf: np.asarray(decay ** (last - layers[name]), np.float32), params

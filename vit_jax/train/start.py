@@ -27,7 +27,7 @@ class Start:
         state: the training state.
         step: number of updates made.
         elapsed_s: seconds that earlier sessions of this run took.
-        left_out: batches skipped after divergences; step s reads batch s + left_out.
+        skipped_batches: batches skipped after divergences; step s reads batch s + skipped_batches.
         report: how other weights were loaded, if the run starts from them.
         early_stopping: state of early stopping; None: nothing was evaluated.
     """
@@ -35,7 +35,7 @@ class Start:
     state: TrainState
     step: int
     elapsed_s: float
-    left_out: int = 0
+    skipped_batches: int = 0
     report: LoadReport | None = None
     early_stopping: dict[str, Any] | None = None
 

@@ -82,8 +82,8 @@ class LogHook:
         values["train/compile_time_s"] = self.compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = self._skipped
-        if self._context.start.left_out:
-            values["train/batches_left_out"] = self._context.start.left_out
+        if self._context.start.skipped_batches:
+            values["train/batches_left_out"] = self._context.start.skipped_batches
         self._context.metrics.write(step, values)
         self._context.progress.logged(step, values)
 
@@ -94,5 +94,5 @@ class LogHook:
                 context.checkpoints.wait()
                 raise divergence_error(
                     f"{name} is {values[name]} at step {step}", step, context.checkpoints.steps(),
-                    context.start.left_out + context.config.divergence.skip_steps,
+                    context.start.skipped_batches + context.config.divergence.skip_steps,
                 )  # fmt: skip

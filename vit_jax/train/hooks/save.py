@@ -62,7 +62,7 @@ class SaveHook:
             context.checkpoints.save(
                 step, output.state,
                 data=data_position(config, context.source, step)
-                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.left_out}
+                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.skipped_batches}
                 | context.early_stopping.to_json(),
                 config=config.to_mapping(),
                 metrics=self._evaluation.figures_at(step),
