@@ -10,7 +10,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.about import read_about
+from vit_jax.run.about import read_checkpoint_info
 from vit_jax.run.checkpoints import result_params
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.early_stopping import EarlyStopping
@@ -104,7 +104,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_p
     assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
         10, 25,
     }  # fmt: skip
-    assert read_about(tmp_path).step == 10
+    assert read_checkpoint_info(tmp_path).step == 10
     program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = evaluator_of(config, program)

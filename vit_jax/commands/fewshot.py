@@ -147,7 +147,7 @@ def _measure(
     from vit_jax.evaluation.features import place_params, weights_hash
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
-    from vit_jax.parallel.mesh import batch_parts, make_mesh
+    from vit_jax.parallel.mesh import make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
 
     begin = time.perf_counter()
@@ -157,7 +157,7 @@ def _measure(
         loaded.report.print()
     params = nnx.to_pure_dict(nnx.state(loaded.model))
     keeps = is_first_host() and not args.no_cache
-    batch_size = _BATCH_SIZE * batch_parts(mesh)
+    batch_size = _BATCH_SIZE * num_batch_shards(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
     evaluator = FrozenEvaluator(
         config.fewshot, data, loaded.options, loaded.image_size, mesh,

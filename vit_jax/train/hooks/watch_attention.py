@@ -10,7 +10,7 @@ from vit_jax.config.durations import is_due
 from vit_jax.data.device import to_unit_range
 from vit_jax.errors import ConfigError
 from vit_jax.models.activation_sharding import with_mesh
-from vit_jax.parallel.mesh import batch_parts
+from vit_jax.parallel.mesh import num_batch_shards
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.program import Program
@@ -64,7 +64,7 @@ def make_largest_logits(program: Program) -> Any:
             key="logging.attention_interval_steps",
         )  # fmt: skip
     batch_size = program.config.data.global_batch_size
-    stride = max(batch_size // (batch_parts(program.mesh) * _IMAGES), 1)
+    stride = max(batch_size // (num_batch_shards(program.mesh) * _IMAGES), 1)
 
     def largest(params: Any, images: jax.Array) -> jax.Array:
         model = nnx.merge(program.graphdef, params)
