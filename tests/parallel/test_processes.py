@@ -24,7 +24,7 @@ def facts(**code):
 
 
 def test_processes_with_equal_facts_start():
-    processes._check_facts([facts(), facts()])
+    processes._check_same_program([facts(), facts()])
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_processes_with_equal_facts_start():
 )  # fmt: skip
 def test_a_process_with_another_config_or_code_is_named(other, message):
     with pytest.raises(ConfigError) as caught:
-        processes._check_facts([facts(), facts(), other])
+        processes._check_same_program([facts(), facts(), other])
     assert str(caught.value).startswith(f"process 2 has {message}")
 
 

@@ -29,21 +29,21 @@ def noted(scores, metric="eval/dev/accuracy_top1", patience=2, saved=None):
         EarlyStoppingConfig(metric=metric, patience_evaluations=patience), saved
     )  # fmt: skip
     for step, score in scores:
-        early.note(step, {metric: score})
+        early.update(step, {metric: score})
     return early
 
 
 def test_the_first_of_equal_scores_is_best_and_patience_counts_from_it():
     scores = [(1, 0.5), (2, 0.7), (3, 0.7)]
-    assert (noted(scores).best_step, noted(scores).is_over) == (2, False)
-    assert noted([*scores, (4, 0.1)]).is_over
-    assert not noted([*scores, (4, 0.1)], patience=None).is_over
-    assert not noted([*scores, (4, 0.8)]).is_over
+    assert (noted(scores).best_step, noted(scores).should_stop) == (2, False)
+    assert noted([*scores, (4, 0.1)]).should_stop
+    assert not noted([*scores, (4, 0.1)], patience=None).should_stop
+    assert not noted([*scores, (4, 0.8)]).should_stop
 
 
 def test_the_smallest_loss_is_best_and_nan_never_is():
     early = noted([(1, float("nan")), (2, 3.0), (3, 2.0), (4, float("nan"))], "eval/dev/loss")
-    assert (early.best_step, early.is_over) == (3, False)
+    assert (early.best_step, early.should_stop) == (3, False)
     assert noted([(1, float("nan"))]).best_step is None
 
 
@@ -51,7 +51,7 @@ def test_saved_state_continues_and_an_evaluation_counts_once():
     scores = [(1, 0.5), (2, 0.4), (3, 0.45)]
     first = noted(scores[:2])
     saved = first.to_json()["early_stopping"]
-    first.note(2, {"eval/dev/accuracy_top1": 0.4})
+    first.update(2, {"eval/dev/accuracy_top1": 0.4})
     assert first.to_json()["early_stopping"] == saved
     assert noted(scores[2:], saved=saved).to_json() == noted(scores).to_json()
     assert EarlyStopping(EarlyStoppingConfig()).to_json() == {}

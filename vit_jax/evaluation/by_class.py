@@ -1,4 +1,4 @@
-"""Figures by class: confusion matrix, accuracies, area under the ROC curve."""
+"""Metrics by class: confusion matrix, accuracies, area under the ROC curve."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ def class_outputs(
 
 
 class ByClass:
-    """Adds up figures by class over the batches of a split.
+    """Adds up metrics by class over the batches of a split.
 
     Args:
         class_names: of the dataset. Classes without a name, or with equal names, get a number.
@@ -69,7 +69,7 @@ class ByClass:
         counts = self.confusion.sum(axis=1)
         return [name for name, n in zip(self.names, counts, strict=True) if not n]
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns accuracy_class/NAME of each class with examples, their mean, and roc_auc."""
         examples = self.confusion.sum(axis=1)
         right = np.diagonal(self.confusion)

@@ -40,10 +40,10 @@ class PredictionTotals:
     """Adds up `prediction_sums` and the number of examples.
 
     Args:
-        by_class: also adds up `class_outputs`; None: no figures by class.
-        shares: figure -> name of a sum, for more figures that are means over the predictions.
+        by_class: also adds up `class_outputs`; None: no metrics by class.
+        shares: figure -> name of a sum, for more metrics that are means over the predictions.
 
-    The figures are loss, accuracy_top1 and accuracy_top5 as means over the predictions, and
+    The metrics are loss, accuracy_top1 and accuracy_top5 as means over the predictions, and
     examples.
     """
 
@@ -63,11 +63,11 @@ class PredictionTotals:
         if self._by_class is not None:
             self._by_class.add(outputs)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
         count = self._sums["predictions"]
         means = {figure: self._sums[name] / count for figure, name in self._shares.items()}
-        by_class = {} if self._by_class is None else self._by_class.figures()
+        by_class = {} if self._by_class is None else self._by_class.metrics()
         return {**means, "examples": self._sums["examples"], **by_class}
 
     def warnings(self) -> list[str]:
@@ -76,6 +76,6 @@ class PredictionTotals:
         return [f"has no example of {first_few(list(map(repr, absent)), 5)}"] if absent else []
 
     def write(self, folder: Path, name: str) -> None:
-        """Writes the confusion matrix, if figures by class were asked for."""
+        """Writes the confusion matrix, if metrics by class were asked for."""
         if self._by_class is not None:
             self._by_class.write(folder / f"confusion-{name}.csv")

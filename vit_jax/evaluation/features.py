@@ -89,8 +89,8 @@ def freeze(
         assert isinstance(features, jax.Array)
         return {"features": features, "label": batch["label"], "mask": batch["mask"]}
 
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    step = jax.jit(with_mesh(step_fn, mesh), out_shardings=everywhere)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(with_mesh(step_fn, mesh), out_shardings=replicated)
     grid = getattr(model, "grid", None)
     return FrozenModel(image_size, step, nnx.to_pure_dict(state), grid)
 

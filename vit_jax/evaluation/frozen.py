@@ -130,23 +130,23 @@ class FrozenEvaluator:
             "fewshot/NAME/SHOTS_shot/...", "knn/NAME/...", "linear_probe/NAME/..." -> value, the
             same on all hosts; None if `stop` ended the evaluation.
         """
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for dataset in self._datasets:
             begin = time.perf_counter()
             splits = self._extract_splits(dataset, params, stop)
             if splits is None:
                 return None
             seconds = time.perf_counter() - begin
-            figures |= on_first_host(
+            metrics |= on_first_host(
                 "few-shot evaluation",
                 lambda d=dataset, s=splits, t=seconds: self._measure(d, s, t),
                 _SOLVING_TIMEOUT_S,
             )
-        return figures
+        return metrics
 
     def _measure(self, dataset: _Dataset, splits: Splits, seconds: float) -> dict[str, float]:
         begin = time.perf_counter()
-        figures, details = measure(splits, self._config, dataset.name)
+        metrics, details = measure(splits, self._config, dataset.name)
         details["features_s"] = seconds
         details["solving_s"] = time.perf_counter() - begin
         details["images"] = {name: len(source) for name, source in dataset.sources.items()}
@@ -156,7 +156,7 @@ class FrozenEvaluator:
             f"{sum(details['images'].values()):,}", seconds, ", ".join(self._config.methods),
             details["solving_s"],
         )  # fmt: skip
-        return figures
+        return metrics
 
     def _check_classes(self, dataset: _Dataset) -> None:
         """Raises DataError if a class has too few examples, before anything is computed."""

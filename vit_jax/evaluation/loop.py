@@ -24,7 +24,7 @@ class Totals(Protocol):
         """Adds one batch."""
         ...
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
         ...
 
@@ -45,10 +45,10 @@ def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:
         mesh: devices.
         shardings: of the parameters, and of the frozen arrays if there are any.
     """
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     params, *frozen = shardings
     return jax.jit(
-        eval_step, in_shardings=(params, batch_sharding(mesh), *frozen), out_shardings=everywhere
+        eval_step, in_shardings=(params, batch_sharding(mesh), *frozen), out_shardings=replicated
     )
 
 
@@ -60,7 +60,7 @@ def evaluate(
     totals: Totals,
     frozen: tuple[Any, ...] = (),
 ) -> dict[str, float]:
-    """Evaluates all batches of this host and returns the figures.
+    """Evaluates all batches of this host and returns the metrics.
 
     Args:
         eval_step: jitted.
@@ -77,4 +77,4 @@ def evaluate(
             totals.add(jax.device_get(pending.pop(0)))
     for outputs in pending:
         totals.add(jax.device_get(outputs))
-    return totals.figures()
+    return totals.metrics()

@@ -65,12 +65,12 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
         DataError: a class has too few examples.
     """
     run = {"least_squares": _least_squares, "knn": _knn, "linear_probe": _linear_probe}
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     details: dict[str, Any] = {}
     for method in config.methods:
         found, details[method] = run[method](splits, config, name)
-        figures |= found
-    return figures, details
+        metrics |= found
+    return metrics, details
 
 
 def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
@@ -83,7 +83,7 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
         counts, tested, splits.class_names, most, held_out=int(chooses), dataset=splits.name
     )
     orders = {seed: class_orders(train.labels, classes, seed) for seed in config.seeds}
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     details: dict[str, Any] = {"chosen_on": _chosen_on(splits, config)}
     options: Any = {"whiten": config.whiten, "bias": config.bias, "dtype": config.dtype}
     for shots in config.shots:
@@ -108,14 +108,14 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
             for p in paths.values()
         ]
         at = f"fewshot/{name}/{shots}_shot"
-        figures |= {
+        metrics |= {
             f"{at}/accuracy_top1": statistics.fmean(tests),
             f"{at}/accuracy_top1_std": statistics.stdev(tests) if len(tests) > 1 else 0.0,
             f"{at}/l2": l2,
         }
         row["accuracy_top1_by_seed"] = _named(config.seeds, tests)
         details[f"{shots}_shot"] = row
-    return figures, details
+    return metrics, details
 
 
 def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
@@ -172,8 +172,8 @@ def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
         tried = _named(config.knn_neighbours, scores.tolist())
     train, test = splits.train, splits.test
     found = knn_accuracies(train.values, train.labels, test.values, test.labels, [k], **options)
-    figures = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
-    return figures, {"chosen_on": chosen_on, "held_out_accuracy": tried}
+    metrics = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
+    return metrics, {"chosen_on": chosen_on, "held_out_accuracy": tried}
 
 
 def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
@@ -194,8 +194,8 @@ def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
         tried = _named(config.probe_c, scores.tolist())
     train, test = splits.train, splits.test
     found = probe_accuracies(train.values, train.labels, test.values, test.labels, [c], **options)
-    figures = {f"linear_probe/{name}/accuracy_top1": float(found[0]), f"linear_probe/{name}/c": c}
-    return figures, {
+    metrics = {f"linear_probe/{name}/accuracy_top1": float(found[0]), f"linear_probe/{name}/c": c}
+    return metrics, {
         "chosen_on": chosen_on,
         "held_out_accuracy": tried,
         "trained_by": "minibatch gradients" if by_gradient else "scikit-learn",

@@ -81,7 +81,7 @@ class SplitEvaluator:
         Returns:
             "eval/SPLIT/METRIC" -> value, for the task's metrics; None if it was stopped.
         """
-        figures = {}
+        metrics = {}
         try:
             for name, source in self._sources.items():
                 totals = self._make_totals(source.class_names)
@@ -90,10 +90,10 @@ class SplitEvaluator:
                     found = evaluate(eval_step, params, batches, self._mesh, totals, frozen)
                 if is_first_host():
                     self._report_totals(name, totals)
-                figures |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
+                metrics |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
         except _StoppedError:
             return None
-        return figures
+        return metrics
 
     def _report_totals(self, name: str, totals: Totals) -> None:
         """Writes the tables of a split, and logs its warnings the first time."""

@@ -132,7 +132,7 @@ class _Run:
         return f"{process} ({self.hosts[process]})"
 
     def end_all(self, reason: ExitReason) -> None:
-        """Makes all processes exit for this reason. If several processes call it, the first wins."""
+        """Makes all processes exit for this reason. If several call it, the first one wins."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             text = json.dumps(dataclasses.asdict(reason))
             self.client.key_value_set(f"{_KEYS}/exit", text)

@@ -1,4 +1,4 @@
-"""What the parts of a run share, and the interface of hooks."""
+"""The objects that all parts of a run share, and the interface of hooks."""
 
 import contextlib
 import dataclasses
@@ -34,19 +34,19 @@ class RunContext:
 
     Attributes:
         config: the run.
-        program: its functions and shapes.
-        frozen: last arguments of the training and evaluation steps.
+        program: functions and shapes of the run.
+        frozen: frozen arguments of the training and evaluation steps.
         source: training examples.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
         start: state and step that this session starts from.
         folder: run folder.
-        checkpoints: its checkpoints.
+        checkpoints: checkpoints of the run.
         metrics: writes metrics.jsonl.
         examples: writes which examples each step used.
-        progress: shows the run on the console.
+        progress: console output.
         early_stopping: the best evaluation so far.
-        stop_requested: whether all processes should stop now. All must call it at the same points.
-        begin_s: time at which the run began, without breaks between its sessions.
+        stop_requested: returns whether to stop now. All processes must call it at the same points.
+        begin_s: start time of the run, shifted by the breaks between its sessions.
     """
 
     config: Config
@@ -66,10 +66,10 @@ class RunContext:
 
     def is_last(self, step: int) -> bool:
         """Whether training ends after this step."""
-        return step == self.program.total_steps or self.early_stopping.is_over
+        return step == self.program.total_steps or self.early_stopping.should_stop
 
     def open_feed(self, step: int) -> Feed:
-        """Returns this host's rows of the batches after `step`, in the background."""
+        """Returns this host's rows of the batches after `step`, loaded in the background."""
         data, skipped_batches = self.config.data, self.start.skipped_batches
         return train_batches(
             cached(self.source, data.cache_mb),
@@ -88,13 +88,13 @@ class RunContext:
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-    """What hooks see of a step. Its arrays may still be being computed.
+    """The output of a step, for hooks. Its arrays may not be computed yet.
 
     Attributes:
         step: number of updates made.
-        state: after the step. The next step deletes its arrays.
+        state: state after the step. The next step deletes its arrays.
         metrics: f32 scalars.
-        batch: as it came to the devices.
+        batch: batch on the devices, before augmentation.
         host_batch: this host's rows, with the arrays that stay on the host.
     """
 
@@ -107,7 +107,7 @@ class StepOutput:
 
 @runtime_checkable
 class Hook(Protocol):
-    """Something that happens after training steps."""
+    """An action after training steps."""
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Called after each step has been dispatched to the devices."""
@@ -124,13 +124,13 @@ def open_context(
     stop: StopSignals,
     skipped_batches: int | None,
 ) -> Iterator[RunContext]:
-    """Restores or starts a run, and opens its outputs.
+    """Restores or initialises a run, and opens its outputs.
 
     Args:
         config: the run.
-        program: built for it.
+        program: program of the run.
         training: the training data.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
         folder: open run folder.
         stop: asks the run to stop.
         skipped_batches: batches to skip after a rewind; None: as many as the checkpoint says.

@@ -40,21 +40,21 @@ log = logging.getLogger(__name__)
 def train(
     config: Config, workdir: Path, stop: StopSignals, program: Program | None = None
 ) -> dict[str, Any]:
-    """Trains a run to its end, or resumes it.
+    """Trains to the end of a run, resuming it if it was interrupted.
 
     Args:
         config: the run.
         workdir: run folder. A run that was started there with the same config is resumed.
         stop: asks the run to stop.
-        program: built for this config, to share what it compiles; None: build it.
+        program: program of this config, if it is already built; None: build it.
 
     Returns:
         The content of result.json.
 
     Raises:
-        UserError: anything wrong with config, data, model, folder or checkpoint; in particular
-            DivergenceError if loss, gradient or update are no longer finite, after as many rewinds
-            as the config allows.
+        UserError: a problem with config, data, model, folder or checkpoint.
+        DivergenceError: loss, gradient or update are not finite, after all rewinds that the config
+            allows.
         Stopped: the run was asked to stop; its state is saved.
     """
     rewinds, skipped_batches = 0, None
@@ -119,14 +119,14 @@ def _train_once(
 def _run(
     context: RunContext, evaluators: Evaluators, clock: DeviceClock, *, explain: bool
 ) -> dict[str, Any]:
-    """Trains from the start of this session to the end; returns the content of result.json."""
+    """Trains from the state of `context.start` to the end; returns the content of result.json."""
     logger = LogHook(context, clock)
     evaluation = EvaluateHook(context, logger, evaluators)
     save = SaveHook(context, logger, evaluation)
     step, state = context.start.step, context.start.state
     if step:
         evaluation.resume()
-        # Another step would leave this one without the evaluation that was interrupted.
+        # The interrupted evaluation belongs to this step, so it must finish before the next step.
         if context.stop_requested() and not context.is_last(step):
             raise Stopped(step)
     if not context.is_last(step):
@@ -139,9 +139,9 @@ def _run(
                 step, state = _run_steps(context, logger, hooks)
             except DivergenceError as error:
                 raise explain_divergence(context, error) if explain else error from None
-    figures = evaluation.result_figures(step, state)
+    metrics = evaluation.final_metrics(step, state)
     context.checkpoints.wait()
-    if figures is None:
+    if metrics is None:
         raise Stopped(step)
     examples_seen = step * context.config.data.global_batch_size
     return {
@@ -151,21 +151,21 @@ def _run(
         "examples_seen": examples_seen,
         "train_exaflops": examples_seen * context.program.flops_per_image / 1e18,
         "wall_time_s": time.perf_counter() - context.begin_s,
-        **figures,
+        **metrics,
     }
 
 
 def _run_steps(
     context: RunContext, logger: LogHook, hooks: Sequence[Hook]
 ) -> tuple[int, TrainState]:
-    """Runs the steps of this session; returns the last step and the state after it."""
+    """Runs the remaining training steps; returns the last step and the state after it."""
     program, step, state = context.program, context.start.step, context.start.state
     begin = time.perf_counter()
     step_fn = program.compiled
     logger.compile_time_s = time.perf_counter() - begin
     # Gloo fails if processes reach the first collective more than 30 s apart.
     barrier("compile the training step")
-    context.progress.say(
+    context.progress.print_line(
         f"{context.config.model.name}: {program.num_parameters():,} parameters, "
         f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
         f"{jax.device_count()} {jax.devices()[0].device_kind}, "

@@ -21,13 +21,13 @@ _NAME = "max_attention_logit"
 
 
 class WatchAttentionHook:
-    """Writes "train/max_attention_logit", and the same of each layer as ".../layer_00" and so on.
+    """Writes "train/max_attention_logit" and, for each layer, ".../layer_00", ".../layer_01", ...
 
-    The logits are those before the softmax, for a few images per device, without dropout or mixing.
+    The logits are computed for a few images per device, without dropout or mixing.
 
     Args:
         context: the run.
-        log: of the run.
+        log: the log hook of the run.
 
     Raises:
         ConfigError: a model without attention.
@@ -41,14 +41,14 @@ class WatchAttentionHook:
         self._largest_fn = None if self._every is None else make_largest_logits(context.program)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Logs the logits if this step is due."""
+        """Logs the largest logits, if this step is due."""
         if self._largest_fn is None or not is_due(output.step, self._every):
             return
         with self._log.paused():
             layers = jax.device_get(self._largest_fn(output.state.params, output.batch["image"]))
-        figures = {f"train/{_NAME}": float(layers.max())}
-        figures |= {f"train/{_NAME}/layer_{i:02}": float(v) for i, v in enumerate(layers)}
-        context.metrics.write(output.step, figures)
+        metrics = {f"train/{_NAME}": float(layers.max())}
+        metrics |= {f"train/{_NAME}/layer_{i:02}": float(v) for i, v in enumerate(layers)}
+        context.metrics.write(output.step, metrics)
 
 
 def make_largest_logits(program: Program) -> Any:
@@ -71,5 +71,5 @@ def make_largest_logits(program: Program) -> Any:
         _, found = model(to_unit_range(images[::stride]), return_intermediates=(_NAME,))
         return found[_NAME].max((1, 2))
 
-    everywhere = NamedSharding(program.mesh, PartitionSpec())
-    return jax.jit(with_mesh(largest, program.mesh), out_shardings=everywhere)
+    replicated = NamedSharding(program.mesh, PartitionSpec())
+    return jax.jit(with_mesh(largest, program.mesh), out_shardings=replicated)
