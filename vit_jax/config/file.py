@@ -31,8 +31,8 @@ def load_config(
         spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), or the "config.json" of a
             run folder.
         overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
-        auto_model: reads the model section from the weights of a config whose `model.name` is
-            "auto"; options set in the file or by overrides replace what it returns. None: the
+        auto_model: function that returns the model section of the weights, for a config whose
+            `model.name` is "auto". Options in the file and overrides have priority. None: the
             name stays "auto".
 
     Returns:
@@ -42,7 +42,7 @@ def load_config(
         ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
-    # The name first, because it decides which other keys the model section has.
+    # model.name first, because it decides which keys the model section has.
     for override in sorted(overrides, key=lambda o: not o.startswith("model.name=")):
         key, equals, text = override.partition("=")
         if not equals:
@@ -62,7 +62,7 @@ def load_config(
 
 
 def _options_for(name: str, section: Any) -> dict[str, Any]:
-    """Returns the options of a file's model section that the family of another model has too."""
+    """Returns the options of a model section that are also valid for another model."""
     from vit_jax.models.registry import options_class  # Imports JAX.
 
     fields = options_class({"name": name}).model_fields
@@ -82,7 +82,7 @@ def read_mapping(spec: str) -> dict[str, Any]:
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts. One unit of a duration replaces the other units."""
+    """Sets a dotted key in nested dicts. Setting a duration removes its other units."""
     *parents, leaf = key.split(".")
     for parent in parents:
         if not isinstance(mapping.get(parent), dict):
@@ -107,7 +107,8 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
         The function's result (a list if it is a generator), and all global names of the file.
 
     Raises:
-        ConfigError: the file or function is missing, takes no or needs an argument, or fails.
+        ConfigError: the file or function is missing, its argument is missing or not allowed, or it
+            fails.
     """
     path, colon, arg = spec.partition(":")
     if not Path(path).is_file():
@@ -155,7 +156,7 @@ def _call_get_config(spec: str) -> dict[str, Any]:
 
 
 def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
-    """Runs code of a file; turns its exceptions into one line with the file and line number."""
+    """Runs code of a file; converts exceptions to a ConfigError with file and line number."""
     try:
         return function()
     except UserError:

@@ -1,8 +1,8 @@
 """Reads config.json files of earlier versions.
 
-Earlier versions wrote a ViT's options for every model, and `mesh.gradient_dtype`. Such a key is
-dropped if it has its default, because leaving it out means the same. With another value it stays,
-and reading the config fails with an error that names the key.
+Earlier versions wrote `mesh.gradient_dtype`, and the options of a ViT for every model. Such a key
+is removed if it has its default value. With another value it is kept, so that reading the config
+fails with an error that names the key.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's config as this version writes it.
+    """Converts the config of a run to this version.
 
     Args:
         mapping: content of a config.json.
@@ -25,7 +25,7 @@ def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_model(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model section as this version writes it.
+    """Converts a model section to this version.
 
     Args:
         mapping: model section of a config.json.

@@ -16,14 +16,14 @@ from vit_jax.evaluation.draws import (
     class_orders,
     draw_held_out,
     draw_shots,
-    split_off,
+    hold_out,
 )
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.fewshot import RidgePath, accuracies, fit_ridge
 from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.linear_probe import fits_in_memory, probe_accuracies
 
-Found = tuple[dict[str, float], dict[str, Any]]
+MethodResult = tuple[dict[str, float], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Splits:
     """The features of a dataset.
 
     Attributes:
-        train: to train on.
-        test: to measure accuracy on, and nothing else.
-        held_out: to choose hyperparameters on; None: examples of `train` are held out.
+        train: training examples.
+        test: test examples, used only to measure accuracy.
+        held_out: examples to choose hyperparameters on; None: hold out examples of `train`.
         class_names: in label order.
         name: name of the training split, for messages.
     """
@@ -50,7 +50,7 @@ class Splits:
         return len(self.class_names)
 
 
-def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     """Runs the methods of a config.
 
     Args:
@@ -73,7 +73,7 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
     return metrics, details
 
 
-def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     train, classes = splits.train, splits.num_classes
     most = max(config.shots)
     chooses = config.l2 is None and splits.held_out is None
@@ -119,7 +119,7 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
 
 
 def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
-    """Describes the examples that l2 was chosen on."""
+    """Describes the examples on which l2 is chosen."""
     if config.l2 is not None:
         return "fixed"
     if splits.held_out is not None:
@@ -141,12 +141,12 @@ def _choose_on(
 
 
 def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> float:
-    """Returns the value with the highest score; among ties the largest, or else the smallest.
+    """Returns the value with the highest score.
 
     Args:
         grid: values.
         scores: score of each value.
-        most: among ties, take the largest value.
+        most: take the largest value among ties, otherwise the smallest.
 
     >>> best([1, 4, 16], np.array([0.5, 0.75, 0.75]))
     16
@@ -155,7 +155,7 @@ def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> flo
     return max(top) if most else min(top)
 
 
-def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _knn(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     options: Any = {
         "num_classes": splits.num_classes,
         "vote": config.knn_vote,
@@ -176,7 +176,7 @@ def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
     return metrics, {"chosen_on": chosen_on, "held_out_accuracy": tried}
 
 
-def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     by_gradient = not fits_in_memory(splits.train.values, config.probe_memory_mb)
     options: Any = {
         "num_classes": splits.num_classes,
@@ -203,12 +203,12 @@ def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
 
 
 def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, Features, str]:
-    """Returns features to train on and to choose on, and a description of the latter."""
+    """Returns features to train on, features to choose on, and a description of the latter."""
     if splits.held_out is not None:
         chosen_on = f"{len(splits.held_out.labels)} examples of the held-out split"
         return splits.train, splits.held_out, chosen_on
     fraction, train = config.held_out_fraction, splits.train
-    kept, held_out = split_off(train.labels, splits.num_classes, fraction, config.seeds[0])
+    kept, held_out = hold_out(train.labels, splits.num_classes, fraction, config.seeds[0])
     learn, choose = (Features(train.values[p], train.labels[p]) for p in (kept, held_out))
     return learn, choose, f"{len(held_out)} examples held out of the training split"
 

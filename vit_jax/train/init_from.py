@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.init import OF_THE_RUN
+from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import WeightsError
@@ -57,7 +57,9 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
         with _config_keys():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    excluded = OF_THE_RUN if config.init.keep_head else {*OF_THE_RUN, "representation_size"}
+    excluded = (
+        TRAINING_OPTIONS if config.init.keep_head else {*TRAINING_OPTIONS, "representation_size"}
+    )
     return {key: value for key, value in options.items() if key not in excluded}
 
 

@@ -23,7 +23,7 @@ from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
-from vit_jax.tasks.task import DataFacts, Task, build_task
+from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule
 from vit_jax.train.state import (
@@ -168,7 +168,7 @@ def build_program(
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
-    task = build_task(config, DataFacts(num_classes, class_weights), platform=platform)
+    task = build_task(config, DataInfo(num_classes, class_weights), platform=platform)
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
