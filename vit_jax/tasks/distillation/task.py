@@ -83,7 +83,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         forward=forward,
         batch_loss=make_batch_loss(config, heads, teacher_fn),
         eval_step=make_eval_step(config, heads, teacher_fn),
-        make_totals=lambda class_names: PredictionTotals(means == {"teacher_agreement": "agreed"}),
+        make_totals=lambda class_names: PredictionTotals(means={"teacher_agreement": "agreed"}),
         frozen=frozen,
     )
 
