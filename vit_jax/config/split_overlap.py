@@ -8,7 +8,7 @@ _MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 
 
 def overlap(one: str, other: str) -> bool | None:
-    """Returns whether two splits of a dataset share examples; None: the strings do not tell.
+    """Returns whether two splits of a dataset share examples; None: unknown.
 
     For example, a percentage and a number of examples cannot be compared without the size of the
     dataset. Presets have the same meaning as in `vit_jax.data.sources.splits`. The position of some

@@ -146,7 +146,7 @@ def train_by_gradient(
     """Trains one probe for each C on the same minibatches; returns kernels and intercepts.
 
     Args:
-        features: as extracted; standardised one minibatch at a time.
+        features: features before standardisation, which is done for each minibatch.
         labels: classes.
         strengths: values of C.
         num_classes: number of classes of the dataset.

@@ -32,7 +32,7 @@ class SplitEvaluator:
         suffix: suffix for the file names of these tables.
 
     Attributes:
-        splits: as given.
+        splits: name in the metrics -> split.
 
     Raises:
         DataError: a split that does not exist.

@@ -73,7 +73,7 @@ class Layer(ABC):
 
     Attributes:
         width: D.
-        num_heads: of self-attention.
+        num_heads: number of attention heads.
         grid: rows and columns of patches.
         num_prefix: class token and registers, which come before the patches in the sequence.
     """

@@ -78,7 +78,7 @@ class Family:
         small: listed names of the models for 32-pixel images.
         parse: function from a name that is not listed to its shape; None for an unknown name.
         pattern: pattern of the names, for error messages.
-        shape: function from options to the sizes of their name, with the options' overrides.
+        shape: function from options to the sizes of the named model, with their overrides.
         build: builds a model of the family, see `registry.build_model`.
         describe: (options, model) -> rows of (label, value, note) for the `models` command.
         sharding_rules: which mesh axis each dimension of a parameter is split over.

@@ -42,7 +42,7 @@ class MixerConfig(ModelConfig):
     kind: ClassVar[str] = "an MLP-Mixer"
 
     width: int | None = option(None, at_least=1)
-    """Overrides the width of the named model; None: unchanged. The next options likewise."""
+    """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
     token_mlp_dim: int | None = option(None, at_least=1)
     channel_mlp_dim: int | None = option(None, at_least=1)
@@ -98,7 +98,7 @@ def _parse(name: str) -> MixerShape | None:
 
 
 def mixer_shape(options: MixerConfig) -> MixerShape:
-    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    """Returns the sizes of the named model, with the overrides of the options."""
     names = ("width", "depth", "token_mlp_dim", "channel_mlp_dim")
     return override_sizes(_parse(options.name), options, names)
 
@@ -214,7 +214,7 @@ class Mixer(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
             key: turns stochastic depth on; without it the model is deterministic.
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, D],

@@ -106,7 +106,7 @@ def model_options(name: str, **options: Any) -> ModelConfig:
 
 
 def model_shape(options: ModelConfig) -> Any:
-    """Returns the sizes of a model, e.g. a `ViTShape`: those of its name, with options' overrides.
+    """Returns the sizes of the named model, e.g. a `ViTShape`, with the overrides of the options.
 
     Raises:
         ModelError: unknown name.

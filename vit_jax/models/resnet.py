@@ -99,7 +99,7 @@ class ConvStyle:
 
     Attributes:
         standardize: weight standardisation (arXiv:1903.10520) with its own epsilon.
-        norm_epsilon: of the group normalisation.
+        norm_epsilon: epsilon of the group normalisation.
         same_padding: pad as TensorFlow's SAME does, which is not symmetric at stride 2; else by
             half the kernel's size on each side.
         groups: number of groups of the group normalisation.

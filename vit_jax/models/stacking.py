@@ -27,7 +27,7 @@ _REMAT_POLICIES = {
 
 
 def build_stack(make: Callable[[nnx.Rngs], nnx.Module], depth: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns one module whose parameters hold those of `depth` layers made by `make`."""
+    """Returns one module with the stacked parameters of `depth` layers, each built by `make`."""
 
     @nnx.split_rngs(splits=depth)
     @nnx.vmap(in_axes=0, out_axes=0)

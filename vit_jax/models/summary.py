@@ -41,7 +41,7 @@ class Summary:
         tokens: class token and registers included; None: a model without tokens.
         parts: parameters of each top-level module, in the order of the forward pass.
         macs: multiply-accumulates of one image's forward pass.
-        activations: of a training step, per image.
+        activations: memory that a training step keeps, per image.
     """
 
     sizes: list[tuple[str, str, str]]

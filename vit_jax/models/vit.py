@@ -48,7 +48,7 @@ class ViTConfig(ModelConfig):
     kind: ClassVar[str] = "a ViT"
 
     width: int | None = option(None, at_least=1)
-    """Overrides the width of the named model; None: unchanged. The next options likewise."""
+    """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
     mlp_dim: int | None = option(None, at_least=1)
     num_heads: int | None = option(None, at_least=1)
@@ -189,7 +189,7 @@ def _listed() -> dict[str, ViTShape]:
 
 
 def vit_shape(options: ViTConfig) -> ViTShape:
-    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    """Returns the sizes of the named model, with the overrides of the options."""
     shape = _SIZES.get(options.name) or _parse(options.name)
     return override_sizes(shape, options, ("width", "depth", "mlp_dim", "num_heads"))
 
@@ -309,7 +309,7 @@ class ViT(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.

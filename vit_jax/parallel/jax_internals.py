@@ -56,8 +56,8 @@ def cluster_info(names: Sequence[str], port: str | None) -> tuple[str, int, int]
     """Returns coordinator, process count and process number from the first cluster that JAX finds.
 
     Args:
-        names: of JAX's cluster classes, e.g. "GkeTpuCluster".
-        port: of the coordinator; None: JAX's choice.
+        names: names of JAX's cluster classes, e.g. "GkeTpuCluster".
+        port: port of the coordinator; None: JAX chooses one.
     """
     from jax._src import clusters
 

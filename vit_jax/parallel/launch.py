@@ -51,8 +51,8 @@ def detect(
     """Returns how this process was started; None: it is the only process of its run.
 
     The arguments, which come from flags, override the environment variables
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. Both override what the cluster
-    reports.
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. Both override the values of
+    the cluster.
 
     Args:
         cluster: one of CLUSTERS.

@@ -49,10 +49,11 @@ from vit_jax.parallel.launch import Launch
 
 log = logging.getLogger(__name__)
 
-# Time limits: until all processes are connected; without a heartbeat, until a process is considered
-# lost; for barriers, which must be longer than the slowest save.
+# Time limit for all processes to connect.
 START_TIMEOUT_S = 300.0
+# A process without a heartbeat for this long is considered lost.
 PEER_TIMEOUT_S = 60.0
+# Time limit of barriers, longer than the slowest save.
 BARRIER_TIMEOUT_S = 900.0
 
 _KEYS = "vit_jax"
@@ -82,7 +83,7 @@ class _Run:
     """This process's connection to the others.
 
     Attributes:
-        ending: whether this process is exiting for a reason of its own.
+        ending: whether this process has itself decided to exit.
         hosts: host name of each process.
     """
 

@@ -36,7 +36,7 @@ PRESETS: dict[Preset, Rules] = {
 
 
 def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
-    """Returns the rules of a config: its own, then those of its preset.
+    """Returns the rules of a config, followed by the rules of its preset.
 
     Args:
         config: the mesh section.

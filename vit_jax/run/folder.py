@@ -195,7 +195,7 @@ def environment() -> dict[str, Any]:
 
 
 def code_versions() -> dict[str, str | None]:
-    """Returns what must be equal on all hosts: git revision, hash of the sources, packages."""
+    """Returns the git revision, hash of the sources and package versions, equal on all hosts."""
     sources = hashlib.sha256()
     folder = Path(__file__).resolve().parents[1]
     for path in sorted(folder.rglob("*.py")):

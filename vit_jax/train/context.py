@@ -133,7 +133,7 @@ def open_context(
         order: order of the examples; None: `ExampleOrder`.
         folder: open run folder.
         stop: asks the run to stop.
-        skipped_batches: batches to skip after a rewind; None: as many as the checkpoint says.
+        skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
 
     Raises:
         UserError: see `restore_or_init`.

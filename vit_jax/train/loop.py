@@ -88,7 +88,7 @@ def _train_once(
         workdir: run folder.
         stop: asks the run to stop.
         program: see `train`.
-        skipped_batches: batches to skip after a rewind; None: as many as the checkpoint says.
+        skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
         explain: if the run diverges, find the tensor that caused it and name it in the error.
     """
     training = open_training_data(config.data)

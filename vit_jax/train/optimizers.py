@@ -145,7 +145,7 @@ def schedule_free_params(opt_state: Any, params: Any) -> Any:
 
     Args:
         opt_state: state of a schedule-free optimizer from `build_optimizer`.
-        params: the trained parameters. Frozen ones are returned as they are.
+        params: all parameters. Frozen ones are returned unchanged.
 
     Source: arXiv:2405.15682, the sequence x of equation 5.
     """
@@ -436,7 +436,7 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
 
 
 def _scale_layers(scales: Any) -> optax.GradientTransformation:
-    """Multiplies each update by its scale; `scales` may also have those of frozen parameters."""
+    """Multiplies each update by its scale; `scales` may include frozen parameters."""
     by_name = named_leaves(scales)
 
     def update(updates: Any, params: Any = None) -> Any:

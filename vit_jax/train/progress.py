@@ -12,7 +12,7 @@ class ProgressView:
     """Shows steps, loss, speed and time left. Use as a context manager.
 
     Args:
-        total_steps: of the run.
+        total_steps: number of steps of the run.
         start_step: step that this session starts from.
         enabled: False prints nothing. Only the first host prints.
     """

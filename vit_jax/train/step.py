@@ -49,7 +49,7 @@ def make_train_step(
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
-    train/update_norm, and those of the task.
+    train/update_norm, and the metrics of the task.
 
     `observe` is called with the trees of "parameter", "optimizer state", "batch", "loss",
     "gradient", "updated parameter" and "metric", in this order.
