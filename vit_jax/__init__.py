@@ -1,4 +1,4 @@
-"""Vision Transformers in JAX: pretrain, transfer, compare, look inside."""
+"""Vision Transformers in JAX: pretrain, fine-tune, compare and analyse."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded on first use, so that `import vit_jax` costs nothing.
+# Imported on first use, so that `import vit_jax` is fast.
 _PUBLIC = {
     "create_model": "vit_jax.models.registry",
     "list_models": "vit_jax.models.registry",

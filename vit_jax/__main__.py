@@ -1,8 +1,13 @@
-"""`python -m vit_jax COMMAND`; COMMANDS lists them.
+"""The command line: `python -m vit_jax COMMAND`. COMMANDS lists the commands.
 
-Exit codes: 0 done; 2 an error that the user can fix, told in one line on stderr; 75 stopped by
-SIGTERM or SIGINT after saving, to be run again; 76 another process of the run is gone, to be run
-again, too; 1 some jobs of a sweep failed; anything else is a bug.
+Exit codes:
+    0: success.
+    1: some jobs of a sweep failed.
+    2: an error that the user can fix. One line on stderr describes it.
+    75: stopped by SIGTERM or SIGINT after saving. Run the command again to continue.
+    76: another process of the run was lost. Run the command again to continue.
+
+Any other exit code is a bug.
 """
 
 import argparse
@@ -15,29 +20,29 @@ import warnings
 
 from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 
-# command: what `--help` says of it.
+# Command -> its line in `--help`.
 COMMANDS = {
-    "train": "train a model, or go on training in a run folder",
-    "sweep": "run many jobs, here or on a cluster, and choose among them",
+    "train": "train a model, or resume a run",
+    "sweep": "run many training jobs, locally or on a cluster, and select the best",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
     "config": "list the config keys, with their types, defaults and meaning",
-    "checkpoint": "look into a checkpoint: arrays, config, git revision",
-    "data": "list, look at, check, pack and convert datasets",
-    "predict": "name what is on images",
-    "analyze": "look inside a model: filters, positions, attention",
+    "checkpoint": "show the contents of a checkpoint: arrays, config, git revision",
+    "data": "list, inspect, check, pack and convert datasets",
+    "predict": "classify images",
+    "analyze": "visualize a model: filters, position embeddings, attention",
     "models": "list the models, their sizes and costs",
-    "convert": "write weights in the format of another project",
-    "export": "write a model as one file that runs without this package",
+    "convert": "convert weights to the format of another project",
+    "export": "export a model to one file that runs without this package",
     "report": "make tables, plots and a page from run folders",
-    "plan": "say what a run would need and take on a TPU slice, without a TPU",
+    "plan": "estimate memory and step time of a run on a TPU slice, without a TPU",
     "bench": "measure speed on this machine",
 }
 EXIT_USER_ERROR = 2
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse whose errors are UserErrors, one line like all others."""
+    """An argument parser that raises its errors as UserErrors."""
 
     def error(self, message: str):
         raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
@@ -61,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 def _set_up_logging(debug: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("vit_jax").setLevel(logging.INFO)
-    # What Orbax and TFDS log as errors they also raise, and that is told in one line.
+    # Orbax and TFDS also raise the errors that they log, and `main` prints those in one line.
     for library in ("absl", "asyncio"):
         logging.getLogger(library).setLevel(logging.INFO if debug else logging.CRITICAL)
 
@@ -87,7 +92,7 @@ def _dispatch(argv: list[str]) -> int:
     )  # fmt: skip
     module.add_arguments(command)
     args, rest = command.parse_known_args(argv[1:])
-    # Commands on a run take --config.KEY=VALUE, commands on a model --model.KEY=VALUE.
+    # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE.
     prefix = getattr(module, "OVERRIDES", "--config.")
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
     unknown = [a for a in rest if not a.startswith(prefix)]
@@ -113,8 +118,8 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
 
 if __name__ == "__main__":
     if "--debug" not in sys.argv:
-        # After a failed save Orbax's threads complain of a closed loop, and of coroutines that
-        # nobody waits for; the error itself is told.
+        # After a failed save, Orbax's threads warn about a closed event loop and coroutines that
+        # were never awaited. The error itself is already printed.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     sys.exit(main())

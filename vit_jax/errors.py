@@ -1,4 +1,4 @@
-"""Errors that a user can fix: one line says what was got, what was expected and how to fix it."""
+"""Errors that a user can fix. Each is one line: the problem, what was expected, how to fix it."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import TypeVar
 E = TypeVar("E", bound="UserError")
 
 KEY = "{key}"
-"""Stands for the whole dotted key in the text of an error that has a `key`."""
+"""Placeholder in error texts for the full dotted config key."""
 PARENT = "{parent}"
-"""Stands for the part of that key before its last name, e.g. "optimizer." or nothing."""
+"""Placeholder for that key without its last name, e.g. "optimizer."; empty for a top-level key."""
 ARGUMENT = "{argument}"
-"""Stands for the name of a function's argument that would fix the error."""
+"""Placeholder for the name of the function argument that would fix the error."""
 
 # sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
 # state. Schedulers requeue on this exit code.
@@ -22,14 +22,14 @@ class UserError(ValueError):
     """Base of every error that ends a command with exit code 2 and one line on stderr.
 
     Args:
-        got: what was found, e.g. "no file at a.npz"; with a `key` it may leave the key out and
-            start with the verb: "is 3".
-        expected: what would have been right, e.g. "a divisor of 128".
-        fix: what to do about it, e.g. "change one of the two".
-        key: the config key at fault, relative to the value that is checked ("" for the value
-            itself); `under` completes it.
-        argument: name of the argument that would fix the error, for ARGUMENT in the texts;
-            `renamed` replaces it by the config key or flag that a user would set.
+        got: the problem, e.g. "no file at a.npz". With a `key`, it can start with a verb, e.g.
+            "is 3"; the key is then put in front of it.
+        expected: what would be valid, e.g. "a divisor of 128".
+        fix: what the user can do, e.g. "change one of the two".
+        key: the wrong config key, relative to the section that was checked ("" for the section
+            itself). `under` adds the section's path.
+        argument: function argument that would fix the error; it replaces ARGUMENT in the texts.
+            `renamed` replaces it by a config key or flag.
     """
 
     exit_code = 2
@@ -56,19 +56,19 @@ class UserError(ValueError):
         super().__init__(" ".join(line.split()))
 
     def under(self: E, path: str) -> E:
-        """Returns the same error with its key below a path; an error without a key as it is."""
+        """Returns the same error with `path` in front of its key, or unchanged if it has no key."""
         if self.key is None or not path:
             return self
         key = f"{path}.{self.key}" if self.key else path
         return type(self)(*self.parts, key=key, argument=self.argument)
 
     def renamed(self: E, names: Mapping[str, str]) -> E:
-        """Returns the same error with its argument named as in `names`, if it is there."""
+        """Returns the same error with its argument renamed by `names`, if `names` contains it."""
         argument = None if self.argument is None else names.get(self.argument, self.argument)
         return type(self)(*self.parts, key=self.key, argument=argument)
 
     def __reduce__(self):
-        """Pickles by its parts, so that an error raised in a worker process survives."""
+        """Pickles the parts, so that the error of a worker process can be raised in its parent."""
         return _rebuild, (type(self), self.parts, self.key, self.argument)
 
 
@@ -107,19 +107,19 @@ class CheckpointError(UserError):
 
 
 class WeightsError(UserError):
-    """Published weights that cannot be read, recognised or made to fit the model."""
+    """Published weights that cannot be read, recognised or adapted to the model."""
 
 
 class DivergenceError(UserError):
     """A training run whose loss or gradient is no longer finite.
 
     Attributes:
-        step: the first step whose figures were not.
-        leave_out: batches to skip when training continues from the last checkpoint.
+        step: first step with a value that is not finite.
+        skip_batches: batches to skip when training continues from the last checkpoint.
     """
 
     step = 0
-    leave_out = 0
+    skip_batches = 0
 
 
 class SweepError(UserError):
@@ -134,7 +134,7 @@ class HostsError(UserError):
 
 
 def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Returns the first items and how many more there are.
+    """Returns a string of the first items and the number of the others.
 
     >>> first_few(["a", "b", "c", "d"], 2)
     'a, b and 2 more'
@@ -144,9 +144,9 @@ def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns the member of `names` most like `name`, for a "did you mean" hint.
+    """Returns the member of `names` most similar to `name`, for a "did you mean" hint.
 
-    Returns one whenever `names` is not empty: a poor hint is better than a list of hundreds.
+    Returns "" only if `names` is empty: a poor hint is better than a list of hundreds of names.
     """
     names = sorted(names)
     if not names:

@@ -65,11 +65,11 @@ def read_json(
         path: file to read.
         kind: `dict` or `list`.
         error: class of the error to raise.
-        fix: what the error advises.
+        fix: how to fix the problem, for the error.
 
     Raises:
-        FileError: the file is missing, unreadable, not JSON, or of another kind. `error` replaces
-            this class.
+        FileError: the file is missing, unreadable, not JSON, or its top level has another type.
+            If `error` is given, that class is raised instead.
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
@@ -86,7 +86,7 @@ def read_json(
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a file with one JSON object a line; a missing file has none.
+    """Reads a file with one JSON object per line. Returns [] if the file is missing.
 
     Reading stops at the first line that is not JSON: a crash can cut off the last line.
     """
@@ -101,12 +101,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float | None = 0) -> Iterator[None]:
-    """Holds an exclusive lock on a file while entered.
+    """Holds an exclusive lock on a file during the `with` block.
 
-    The operating system releases the lock when the process dies. The file stays behind; it does
-    not matter whether it exists. The lock works between processes of one machine, and on NFS
-    version 4 between machines. A mounted bucket has no locks between machines: two hosts can hold
-    the same lock there. Where the file system refuses to lock at all, a warning is logged and the
+    The operating system releases the lock when the process dies. The lock file is not deleted; its
+    existence has no meaning. The lock works between processes of one machine and, on NFS version
+    4, between machines. On a mounted bucket it does not work between machines: two hosts can hold
+    it at the same time. If the file system does not support locks, a warning is logged and the
     block runs without a lock.
 
     Args:

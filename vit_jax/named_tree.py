@@ -1,4 +1,4 @@
-"""Leaves of a pytree by name: the keys of their path, joined by "/"."""
+"""Pytree leaves by name: the keys on the path to a leaf, joined by "/"."""
 
 from collections.abc import Callable
 from typing import Any

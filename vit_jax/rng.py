@@ -1,4 +1,4 @@
-"""Named random streams: every stream is a function of (seed, name, step) and nothing else."""
+"""Named random streams. Each is a pure function of (seed, name, step)."""
 
 import zlib
 
@@ -8,7 +8,7 @@ from jaxtyping import UInt, UInt64
 
 
 def name_id(name: str) -> int:
-    """Returns the 32-bit number that stands for a stream's name, the same on every machine."""
+    """Returns a 32-bit hash of a stream's name, the same on every machine."""
     return zlib.crc32(name.encode())
 
 
@@ -16,7 +16,7 @@ def stream(seed: int, name: str, step: int | jax.Array = 0) -> jax.Array:
     """Returns the JAX key of a stream at a step; `step` may be traced.
 
     Args:
-        seed: the run's one seed.
+        seed: seed of the run.
         name: "init", "dropout", "mixing", "flip", ...
         step: training step.
     """
@@ -29,9 +29,10 @@ def generator(seed: int, name: str, step: int) -> np.random.Generator:
 
 
 def shuffle_seed(seed: int) -> int:
-    """Returns the 32-bit seed of the example order. Hashed, since Grain adds the epoch to it.
+    """Returns the 32-bit seed of the example order.
 
-    Otherwise epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
+    Grain adds the epoch to this seed. It is hashed, because otherwise epoch 1 of seed 0 would have
+    the same order as epoch 0 of seed 1.
     """
     return int(np.random.SeedSequence([seed, name_id("order")]).generate_state(1)[0])
 
@@ -45,11 +46,11 @@ def splitmix64(states: UInt64[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
 
 
 def seeded_hash(seed: int, numbers: UInt[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
-    """Returns a random-looking number for each number; different numbers never collide.
+    """Hashes each number to a 64-bit number; different numbers never collide.
 
     Args:
         seed: below 2**32; another seed gives other results.
-        numbers: to hash.
+        numbers: numbers to hash.
     """
     return _mix_bits(numbers.astype(np.uint64) ^ splitmix64(np.array([seed], np.uint64)))
 

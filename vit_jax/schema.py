@@ -1,9 +1,9 @@
-"""The engine of config sections: frozen pydantic models whose errors are one line each.
+"""The base class of config sections: a frozen pydantic model whose errors are one line each.
 
-A section is a class that derives from `Section`. Each field has a type, a default or none, and
-possibly a range (`option`); a string below the field says what it means and becomes its
-description in the JSON schema. Types are strict: only whole numbers convert to floats, and lists
-to tuples.
+A section is a class that derives from `Section`. Each field has a type and, declared by `option`,
+a default and a range. A field without a default is required. The string below a field documents it
+and becomes its description in the JSON schema. Types are strict: the only conversions are from int
+to float and from list to tuple.
 """
 
 import ast
@@ -41,8 +41,8 @@ def option(
         above: exclusive lower bound.
         at_most: inclusive upper bound.
         below: exclusive upper bound.
-        changes_result: False for a field that cannot change what is learned, such as where the
-            data lie or how often to log. It may differ when a run is resumed.
+        changes_result: False for a field that does not change what a run learns, such as the
+            data folder or the logging interval. It may change when a run is resumed.
     """
     return pydantic.Field(
         default, ge=at_least, gt=above, le=at_most, lt=below,
@@ -51,7 +51,7 @@ def option(
 
 
 def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = True) -> Any:
-    """Declares a field that holds a section; it is required unless a factory makes its default."""
+    """Declares a field that holds a section. Without a factory for its default, it is required."""
     extra: Any = {"changes_result": changes_result}
     if factory is None:
         return pydantic.Field(json_schema_extra=extra)
@@ -60,18 +60,18 @@ def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenBy:
-    """Marks a field whose section class depends on its content.
+    """Marks a field whose section class depends on its value.
 
     Example: `model: Annotated[ModelConfig, ChosenBy(section_of_model)] = section()`.
 
     Attributes:
-        choose: content of the section as a mapping -> the class that checks it.
+        choose: function from the section as a mapping to the class that validates it.
     """
 
     choose: "Callable[[Mapping[str, Any]], type[Section]]"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """Makes mappings instances of the chosen class before pydantic checks the field."""
+        """Converts a mapping to the chosen class before pydantic validates the field."""
 
         def make(value: Any) -> Any:
             return self.choose(value)(**value) if isinstance(value, Mapping) else value
@@ -92,12 +92,12 @@ class Section(pydantic.BaseModel):
     )  # fmt: skip
 
     kind: ClassVar[str] = ""
-    """What has these keys, e.g. "a ResNet"; named in the error for an unknown key."""
+    """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
 
     def __init__(self, **values: Any):
         fields = type(self).model_fields
         for key in values.keys() & fields.keys():
-            values[key] = _as_declared(values[key], fields[key].annotation)
+            values[key] = _convert_sequences(values[key], fields[key].annotation)
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
@@ -112,7 +112,7 @@ class Section(pydantic.BaseModel):
         return self
 
     def check(self) -> None:
-        """Checks what no single field can know. Sections override it and raise ConfigError."""
+        """Checks combinations of fields. Sections override it and raise ConfigError."""
 
     def replace(self: S, **changes: Any) -> S:
         """Returns a checked copy with some fields changed."""
@@ -123,7 +123,7 @@ class Section(pydantic.BaseModel):
         """Builds the section from nested mappings: a ConfigDict or parsed JSON.
 
         Raises:
-            ConfigError: see the class. Messages give the whole dotted key.
+            ConfigError: see the class. Messages give the full dotted key.
         """
         return cls(**mapping)
 
@@ -135,26 +135,28 @@ class Section(pydantic.BaseModel):
 def parse_override(
     cls: type[Section], key: str, text: str, mapping: Mapping[str, Any] | None = None
 ) -> Any:
-    """Parses the text of `--config.KEY=TEXT` by the type of the field that KEY names.
+    """Parses the value of `--config.KEY=TEXT` by the type of the field.
 
     Args:
         cls: the root section.
         key: dotted path, e.g. "optimizer.learning_rate".
-        text: the value as typed.
-        mapping: the config so far; chooses the class of a section that depends on its content.
+        text: the value as given on the command line.
+        mapping: the config so far. It decides the class of sections marked with `ChosenBy`.
 
     Returns:
         The value, checked against the field's type.
 
     Raises:
-        ConfigError: the key is unknown, or the text is no value of the field's type.
+        ConfigError: the key is unknown, or the text is not a value of the field's type.
     """
     annotation = _annotation_of(cls, key, mapping or {})
     adapter = pydantic.TypeAdapter(
         annotation, config=None if _section_in(annotation) else Section.model_config
     )
     try:
-        return adapter.validate_python(_as_declared(_read_literal(text, annotation), annotation))
+        return adapter.validate_python(
+            _convert_sequences(_read_literal(text, annotation), annotation)
+        )
     except pydantic.ValidationError as error:
         raise _error_of_value(annotation, error).under(key) from None
 
@@ -192,7 +194,12 @@ def differences(
 
 
 def check_patterns(patterns: Iterable[str], key: str) -> None:
-    """Raises ConfigError unless all patterns are regular expressions; `key` is their field."""
+    """Raises ConfigError unless all patterns are valid regular expressions.
+
+    Args:
+        patterns: patterns to check.
+        key: config key of the patterns, for the error.
+    """
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -222,14 +229,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _as_declared(value: Any, annotation: Any) -> Any:
-    """Returns the value with its sequences as the annotation has them: tuples or plain lists."""
+def _convert_sequences(value: Any, annotation: Any) -> Any:
+    """Converts the sequences in a value to those of its annotation: tuples or plain lists."""
     for member in _members(annotation):
         inner, origin = typing.get_args(member), typing.get_origin(member)
         if origin is tuple and isinstance(value, list | tuple):
             kinds = inner[:1] * len(value) if inner[-1] is ... else inner
             if len(kinds) == len(value):
-                return tuple(_as_declared(v, kind) for v, kind in zip(value, kinds, strict=True))
+                return tuple(
+                    _convert_sequences(v, kind) for v, kind in zip(value, kinds, strict=True)
+                )
         if origin is dict and inner[1] is Any and isinstance(value, Mapping):
             return _plain(value)
     return value
@@ -253,7 +262,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     """Returns the type of the field with a dotted key.
 
     Raises:
-        ConfigError: there is no such field; the nearest one is named.
+        ConfigError: there is no such field. The error suggests the most similar one.
     """
     head, dot, rest = key.partition(".")
     if head not in cls.model_fields:
@@ -287,7 +296,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
 
 
 def _read_literal(text: str, annotation: Any) -> Any:
-    """Turns command-line text into a Python value; plain words stay strings."""
+    """Parses command-line text to a Python value; plain words stay strings."""
     members = _members(annotation)
     free = Any in members
     if (free or type(None) in members) and text.lower() in ("none", "null"):
@@ -304,7 +313,7 @@ def _read_literal(text: str, annotation: Any) -> Any:
 
 
 def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserError:
-    """Returns the first error of a section: an unknown key, else a missing one, else a value."""
+    """Returns one error of a section: an unknown key first, then a missing key or a wrong value."""
     rows = error.errors(include_url=False)
     names = {row["type"]: str(row["loc"][0]) for row in reversed(rows) if row["loc"]}
     if "extra_forbidden" in names:
@@ -329,9 +338,9 @@ def _error_of_value(
 
     Args:
         annotation: type of the value.
-        error: what pydantic found.
-        metadata: of the field; holds its range.
-        skip: leading parts of pydantic's location that lead to the value.
+        error: the error that pydantic raised.
+        metadata: metadata of the field, which holds its range.
+        skip: number of leading parts of pydantic's location that lead to the value.
     """
     row = error.errors(include_url=False)[0]
     raised = row.get("ctx", {}).get("error")
@@ -375,7 +384,7 @@ _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true
 
 
 def describe(annotation: Any) -> str:
-    """Returns what a value of a type is, in words.
+    """Describes the values of a type in plain words, for error messages.
 
     >>> describe(int | None), describe(tuple[float, ...])
     ('a whole number or none', 'a list, each item a number')

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from vit_jax.config.split_overlap import may_share, shares
+from vit_jax.config.split_overlap import may_overlap, overlap
 from vit_jax.data.sources.splits import expand_presets, read_split
 
 SIZES = {"train": 1000, "test": 300}
@@ -22,10 +22,10 @@ def places(split):
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(SPLITS, 2)))
 def test_overlap_agrees_with_the_indices_of_the_examples(one, other):
-    found = shares(one, other)
-    assert found == shares(other, one)
+    found = overlap(one, other)
+    assert found == overlap(other, one)
     if found is None:  # Percent against examples.
-        assert may_share(one, other)
+        assert may_overlap(one, other)
     else:
         assert found == bool(places(one) & places(other))
 
@@ -43,4 +43,4 @@ def test_overlap_agrees_with_the_indices_of_the_examples(one, other):
     ],
 )
 def test_presets_of_vtab(one, other, said):
-    assert shares(one, other) is said
+    assert overlap(one, other) is said

@@ -157,7 +157,7 @@ def test_damaged_checkpoints_and_results_are_one_line_errors(run, digits_dir, ca
     assert train(run, digits_dir) == 2
     line = one_line(capfd)
     assert "checkpoints/30 cannot be read" in line
-    assert "remove that folder to go on from an earlier one ([20])" in line
+    assert "remove that folder to continue from an earlier one ([20])" in line
 
 
 @pytest.fixture

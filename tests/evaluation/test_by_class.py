@@ -44,7 +44,7 @@ def test_against_scikit_learn(size):
     wanted = confusion_matrix(labels, predicted, labels=range(5))
     np.testing.assert_array_equal(found.confusion[:, :5], wanted)
     assert not found.confusion[:, 5].any()
-    figures = found.figures()
+    figures = found.metrics()
     assert figures["accuracy_per_class_mean"] == pytest.approx(
         balanced_accuracy_score(labels, predicted), abs=1e-12
     )
@@ -57,7 +57,7 @@ def test_classes_without_examples_are_listed_and_not_in_the_mean():
     kept = np.isin(labels, (1, 4))
     found = collected(logits[kept], labels[kept], 16, "abcde")
     assert found.absent() == ["a", "c", "d"]
-    figures = found.figures()
+    figures = found.metrics()
     assert [k for k in figures if "class/" in k] == ["accuracy_class/b", "accuracy_class/e"]
     mean = (figures["accuracy_class/b"] + figures["accuracy_class/e"]) / 2
     assert figures["accuracy_per_class_mean"] == pytest.approx(mean, abs=1e-12)
@@ -67,21 +67,21 @@ def test_classes_without_examples_are_listed_and_not_in_the_mean():
 def test_the_area_under_the_roc_curve_of_two_classes(size):
     logits, labels = drawn(2)
     logits[:10] = 0  # Ties.
-    area = collected(logits, labels, size).figures()["roc_auc"]
+    area = collected(logits, labels, size).metrics()["roc_auc"]
     assert area == roc_auc_score(labels, logits[:, 1] - logits[:, 0])
     assert 0.6 < area < 0.95
 
 
 def test_one_class_has_no_area():
     logits, labels = drawn(2)
-    assert "roc_auc" not in collected(logits, 0 * labels, 101).figures()
+    assert "roc_auc" not in collected(logits, 0 * labels, 101).metrics()
 
 
 def test_a_nan_logit_is_wrong_and_a_class_without_examples_does_not_count():
     logits = np.array([[1, 0, 0], [0, np.nan, 0], [0, 0, 2]], np.float32)
     found = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
     np.testing.assert_array_equal(found.confusion, [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]])
-    assert found.figures() == {
+    assert found.metrics() == {
         "accuracy_per_class_mean": 0.75, "accuracy_class/x (0)": 0.5, "accuracy_class/x (2)": 1.0
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ from vit_jax.evaluation.draws import (
     class_orders,
     draw_held_out,
     draw_shots,
-    split_off,
+    hold_out,
 )
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [40, 30, 50, 26, 45]))
@@ -46,11 +46,11 @@ def test_held_out_examples_are_never_shots():
 
 
 def test_a_fraction_of_every_class_is_held_out():
-    kept, held_out = split_off(LABELS, 5, 0.1, 0)
+    kept, held_out = hold_out(LABELS, 5, 0.1, 0)
     assert np.bincount(LABELS[held_out]).tolist() == [4, 3, 5, 3, 4]  # 4.5 is rounded to even.
     assert sorted([*kept, *held_out]) == list(range(len(LABELS)))
     few = np.array([0, 0, 1])
-    kept, held_out = split_off(few, 2, 0.1, 0)
+    kept, held_out = hold_out(few, 2, 0.1, 0)
     assert few[kept].tolist() == [0, 1]
     assert few[held_out].tolist() == [0]
 

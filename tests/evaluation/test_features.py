@@ -14,11 +14,11 @@ from vit_jax.data.sources import Example
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import WeightsError
 from vit_jax.evaluation.features import (
+    build_feature_extractor,
     data_hash,
     extract,
-    fit_params,
-    freeze,
-    place_params,
+    resample_params,
+    shard_params,
     weights_hash,
 )
 from vit_jax.interop.load import load
@@ -58,10 +58,12 @@ def data():
 def frozen_features(
     loaded, images, labels, mesh, *, kind="pre_logits", size=4, side=None, **options
 ):
-    own = freeze(loaded.options, loaded.image_size, kind, mesh)
-    there = own if side is None else freeze(loaded.options, (side, side), kind, mesh)
+    own = build_feature_extractor(loaded.options, loaded.image_size, kind, mesh)
+    there = (
+        own if side is None else build_feature_extractor(loaded.options, (side, side), kind, mesh)
+    )
     params = nnx.to_pure_dict(nnx.state(loaded.model))
-    fitted = fit_params(place_params(params, MeshConfig(), mesh), own, there, mesh)
+    fitted = resample_params(shard_params(params, MeshConfig(), mesh), own, there, mesh)
     return extract(there, fitted, batches(images, labels, size, **options), len(images), mesh)
 
 
@@ -134,9 +136,9 @@ def test_features_that_overflow_are_an_error(tmp_path, mesh, data):
 
 def test_a_stopped_extraction_returns_none(tmp_path, mesh, data):
     loaded = random_weights(tmp_path / "model")
-    own = freeze(loaded.options, loaded.image_size, "pre_logits", mesh)
+    own = build_feature_extractor(loaded.options, loaded.image_size, "pre_logits", mesh)
     params = nnx.to_pure_dict(nnx.state(loaded.model))
-    fitted = fit_params(params, own, own, mesh)
+    fitted = resample_params(params, own, own, mesh)
     asked = iter([False, True])
     assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import resolve
+from vit_jax.models.registry import model_shape
 from vit_jax.models.vit import check_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def shapes(jobs):
     found = {}
     for job in jobs.values():
         if job.job.labels["study"] == "shape":
-            shape = resolve(job.config.model)
+            shape = model_shape(job.config.model)
             sizes = (shape.depth, shape.width, shape.mlp_dim, shape.patch_size)
             found.setdefault(job.job.labels["scaled"], {})[sizes] = None
     return {scaled: list(sizes) for scaled, sizes in found.items()}
@@ -85,7 +85,7 @@ def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, s
     costs = []
     for job in plan(scale).values():
         config = job.config
-        check_sizes(resolve(config.model), config.model, (side, side))
+        check_sizes(model_shape(config.model), config.model, (side, side))
         if job.job.labels["study"] == "shape":
             costs.append(forward_macs(config.model, num_classes=10, image_size=(side, side)))
     assert max(costs) > 15 * min(costs)

@@ -116,11 +116,11 @@ def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, conf
     ],
 )  # fmt: skip
 def test_heads_and_hidden_features_of_the_published_models(sizes, name, heads):
-    from vit_jax.models.registry import model_options, resolve
+    from vit_jax.models.registry import model_options, model_shape
     from vit_jax.models.vit import ViTShape, mlp_hidden
 
     options = model_options(**described(**sizes))
-    shape = resolve(options)
+    shape = model_shape(options)
     assert isinstance(shape, ViTShape)
     assert options.name == name
     assert (shape.width, shape.depth, shape.num_heads) == (sizes["width"], sizes["depth"], heads)

@@ -13,7 +13,7 @@ from vit_jax.models.complexity import (
     GridConvolution,
     Recurrence,
     SequenceConvolution,
-    layers_of,
+    comparable_layers,
     longest_scan_chain,
     measure,
     measure_path,
@@ -126,21 +126,21 @@ def test_scans_in_a_row_add_up_side_by_side_do_not_and_nested_multiply():
 
 
 def test_layers_have_the_model_s_sizes():
-    for layer in layers_of(model_options("ViT-S/16", num_registers=4), 64):
+    for layer in comparable_layers(model_options("ViT-S/16", num_registers=4), 64):
         assert (layer.width, layer.num_heads, layer.grid, layer.num_prefix) == (384, 6, (4, 4), 5)
-    (attention, grid, *_) = layers_of(model_options("R50+ViT-B/32", pooling="gap"), 224)
+    (attention, grid, *_) = comparable_layers(model_options("R50+ViT-B/32", pooling="gap"), 224)
     assert (attention.tokens, grid.tokens, attention.width) == (49, 49, 768)
 
 
 @pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-B/16"])
 def test_a_model_without_self_attention_is_refused(name):
     with pytest.raises(ModelError, match=f"{name}, which has no self-attention; .* ViT-B/16"):
-        layers_of(model_options(name), 224)
+        comparable_layers(model_options(name), 224)
 
 
 def test_sizes_that_do_not_fit_together_are_refused():
     with pytest.raises(ModelError, match="a multiple of 16"):
-        layers_of(model_options("ViT-B/16"), 100)
+        comparable_layers(model_options("ViT-B/16"), 100)
 
 
 def test_prefix_tokens_count_except_on_the_grid():

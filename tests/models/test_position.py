@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 from random_models import random_model
 
-from vit_jax.models.position import RelativeBias, Table, build_table, rope_2d, rotate, sincos_2d
+from vit_jax.models.position import RelativeBias, TableSpec, build_table, rope_2d, rotate, sincos_2d
 
 
 def test_sincos_by_hand():
@@ -20,7 +20,7 @@ def test_sincos_by_hand():
 
 
 def test_learned_2d_joins_its_column_and_its_row():
-    module = build_table(Table("learned_2d", (2, 3), 4, False, 0), rngs=nnx.Rngs(0))
+    module = build_table(TableSpec("learned_2d", (2, 3), 4, False, 0), rngs=nnx.Rngs(0))
     table = module(6)
     assert table.shape == (1, 6, 4)
     np.testing.assert_array_equal(table[0, 5, :2], module.by_column[2])
@@ -29,7 +29,7 @@ def test_learned_2d_joins_its_column_and_its_row():
 
 def test_registers_and_padding_have_no_position_and_a_class_token_has_one_in_one_dimension():
     """Class token, two registers, a 1 x 2 grid of patches, one token of padding."""
-    module = build_table(Table("learned_1d", (1, 2), 4, True, 2), rngs=nnx.Rngs(0))
+    module = build_table(TableSpec("learned_1d", (1, 2), 4, True, 2), rngs=nnx.Rngs(0))
     assert module.table.shape == (1, 3, 4)
     got = module(6)
     np.testing.assert_array_equal(got[0, [0, 3, 4]], module.table[0])
@@ -37,18 +37,18 @@ def test_registers_and_padding_have_no_position_and_a_class_token_has_one_in_one
 
 
 def test_without_a_class_token_a_table_has_patches_alone():
-    module = build_table(Table("learned_1d", (1, 2), 4, False, 1), rngs=nnx.Rngs(0))
+    module = build_table(TableSpec("learned_1d", (1, 2), 4, False, 1), rngs=nnx.Rngs(0))
     assert module.table.shape == (1, 2, 4)
     np.testing.assert_array_equal(module(3)[0, 1:], module.table[0])
     np.testing.assert_array_equal(module(3)[0, 0], np.zeros(4))
 
 
 def test_a_class_token_has_no_place_in_a_grid():
-    module = build_table(Table("learned_2d", (2, 1), 4, True, 1), rngs=nnx.Rngs(0))
+    module = build_table(TableSpec("learned_2d", (2, 1), 4, True, 1), rngs=nnx.Rngs(0))
     assert (module.by_row.shape, module.by_column.shape) == ((2, 2), (1, 2))
     np.testing.assert_array_equal(module(4)[0, :2], np.zeros((2, 4)))
     np.testing.assert_array_equal(module(4)[0, 2:, 2:], module.by_row)
-    fixed = build_table(Table("sincos_2d", (2, 1), 4, True, 1), rngs=nnx.Rngs(0))
+    fixed = build_table(TableSpec("sincos_2d", (2, 1), 4, True, 1), rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(fixed(4)[0, :2], np.zeros((2, 4)))
     np.testing.assert_array_equal(fixed(4)[0, 2:], sincos_2d((2, 1), 4)[0])
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))

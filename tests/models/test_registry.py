@@ -13,10 +13,10 @@ from vit_jax.models.registry import (
     FAMILIES,
     build_model,
     family_of,
-    layers_of,
+    layer_indices,
     list_models,
     model_options,
-    resolve,
+    model_shape,
 )
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.named_tree import leaf_names
@@ -266,8 +266,8 @@ def test_the_stem_of_the_smallest_hybrid_is_the_root_alone_cut_into_patches_of_8
 
 
 def test_names_of_any_patch_size_work_and_overrides_count():
-    assert resolve(model_options("ViT-S/4")).patch_size == 4
-    halved = resolve(model_options("ViT-B/32", width=384, mlp_dim=1536, num_heads=6))
+    assert model_shape(model_options("ViT-S/4")).patch_size == 4
+    halved = model_shape(model_options("ViT-B/32", width=384, mlp_dim=1536, num_heads=6))
     assert (halved.width, halved.depth, halved.mlp_dim, halved.num_heads) == (384, 12, 1536, 6)
 
 
@@ -367,7 +367,7 @@ def test_in_a_config_the_options_of_the_named_model_are_checked():
 )
 def test_hybrids_of_any_size_are_parsed_from_their_names(name, units, patch):
     """The number after the slash is the stride between patches, in pixels."""
-    shape = resolve(model_options(name))
+    shape = model_shape(model_options(name))
     assert (shape.stem.units, shape.patch_size) == (units, patch)
     assert shape.stride == int(name.rsplit("/")[-1])
     assert name not in list_models()
@@ -423,7 +423,7 @@ def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, layers):
             model_options(name), num_classes=3, image_size=224, key=jax.random.key(0)
         )
     )
-    found = layers_of(nnx.to_pure_dict(nnx.state(model)))
+    found = layer_indices(nnx.to_pure_dict(nnx.state(model)))
     for parameter, number in layers.items():
         if number is None:
             assert parameter not in found
@@ -436,7 +436,7 @@ def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, layers):
 
 def test_a_resnet_takes_its_own_options():
     own = {"representation_size": 8, "head_bias_init": -1.0, "dtype": "bfloat16", "remat": "full"}
-    assert resolve(model_options("BiT-R26x1", scan=False, **own)).units == (2, 2, 2, 2)
+    assert model_shape(model_options("BiT-R26x1", scan=False, **own)).units == (2, 2, 2, 2)
 
 
 def test_list_models_is_public():

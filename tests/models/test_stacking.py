@@ -53,4 +53,4 @@ def test_kernels_cast_before_the_loop_give_the_same_gradients_at_half_the_size(m
     ],
 )
 def test_a_scanned_stack_on_a_tpu_never_keeps_everything(platform, remat, scan, expected):
-    assert stacking.remat_on(platform, remat, scan=scan) == expected
+    assert stacking.remat_for_platform(platform, remat, scan=scan) == expected

@@ -17,7 +17,7 @@ from eight_devices import run_on_eight
 
 from vit_jax.config.run import Config
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.about import read_about
+from vit_jax.run.about import read_checkpoint_info
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
@@ -168,12 +168,14 @@ def test_a_run_that_moved_ends_with_the_same_parameters_and_average(runs):
 
 def test_a_checkpoint_says_where_it_was_written(runs):
     devices = {
-        name: read_about(runs / name).environment["device_count"]
+        name: read_checkpoint_info(runs / name).environment["device_count"]
         for name in ("one", "fsdp", "tensor", "unrolled")
     }
     assert devices == {"one": 1, "fsdp": 8, "tensor": 8, "unrolled": 1}
-    assert read_about(runs / "unrolled").arrays == read_about(runs / "one").arrays
-    assert read_about(runs / "unrolled").config["model"]["scan"] is False
+    assert (
+        read_checkpoint_info(runs / "unrolled").arrays == read_checkpoint_info(runs / "one").arrays
+    )
+    assert read_checkpoint_info(runs / "unrolled").config["model"]["scan"] is False
 
 
 def main() -> None:

@@ -10,18 +10,18 @@ from vit_jax.errors import ConfigError
 from vit_jax.parallel.devices import check_devices, local_devices, print_devices
 
 
-def row(host="a", platform="gpu", count=4, allotted=None, node=None):
+def row(host="a", platform="gpu", count=4, allocated=None, node=None):
     return {
         "host": host, "node": node, "pid": 7, "platform": platform, "kind": f"{platform} kind",
-        "ids": list(range(count)), "allotted": allotted,
+        "ids": list(range(count)), "allocated": allocated,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "rows",
     [
-        [row("a", allotted=4), row("b", allotted=4)],
-        [row("a", count=1, allotted=4)] * 4,  # One process for each GPU.
+        [row("a", allocated=4), row("b", allocated=4)],
+        [row("a", count=1, allocated=4)] * 4,  # One process for each GPU.
     ],
 )
 def test_a_run_that_uses_all_accelerators_starts(rows):
@@ -31,12 +31,12 @@ def test_a_run_that_uses_all_accelerators_starts(rows):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([row("a", count=1, allotted=4)], "1 of 4 accelerators of a in use"),
-        ([row("a", count=1, allotted=4)] * 3, "3 of 4 accelerators of a in use"),
-        ([row("a", "cpu", 1, allotted=4)],
+        ([row("a", count=1, allocated=4)], "1 of 4 accelerators of a in use"),
+        ([row("a", count=1, allocated=4)] * 3, "3 of 4 accelerators of a in use"),
+        ([row("a", "cpu", 1, allocated=4)],
          "none of 4 accelerators of a in use: JAX found only cpu kind"),
         # Two emulated nodes share a host name and are counted separately.
-        ([row("a", count=2, allotted=2, node="0"), row("a", count=1, allotted=2, node="1")],
+        ([row("a", count=2, allocated=2, node="0"), row("a", count=1, allocated=2, node="1")],
          "1 of 2 accelerators of a in use"),
         ([row("a"), row("b", "cpu", 1)], "processes on different platforms"),
     ],
@@ -50,7 +50,7 @@ def test_idle_accelerators_are_an_error(rows, message):
 def test_gpus_may_be_idle_when_the_cpu_is_asked_for(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert os.environ["JAX_PLATFORMS"] == "cpu"
-    assert local_devices(None)["allotted"] is None
+    assert local_devices(None)["allocated"] is None
 
 
 def test_the_table_has_hosts_and_devices():

@@ -37,7 +37,7 @@ def test_the_coordination_client_has_the_methods_that_are_used(tmp_path):
          lambda: jax_internals.slurm_coordinator("1234"), "node03:1234"),
         ({"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"},
          lambda: jax_internals.openmpi_coordinator("1234"), "10.96.0.1:1234"),
-        ({}, lambda: jax_internals.cluster_facts(
+        ({}, lambda: jax_internals.cluster_info(
             ("GkeTpuCluster", "GceTpuCluster", "K8sCluster"), None), None),
         ({}, lambda: jax_internals.tpu_chips() >= 0, True),
     ],

@@ -78,7 +78,7 @@ def test_slurm_nodes_may_have_different_numbers_of_tasks():
     ],
 )
 def test_slurm_tasks_without_srun_are_an_error(environ):
-    with pytest.raises(ConfigError, match="SLURM allotted 4 tasks, but srun did not start") as e:
+    with pytest.raises(ConfigError, match="SLURM allocated 4 tasks, but srun did not start") as e:
         detect(environ=environ)
     assert "put srun before the command" in str(e.value)
     assert detect("none", environ=environ) is None

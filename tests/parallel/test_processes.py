@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.errors import ConfigError, HostsError
 from vit_jax.parallel import processes
-from vit_jax.parallel.processes import StopAgreement, late_processes_named
+from vit_jax.parallel.processes import StopAgreement, name_late_processes
 from vit_jax.run.checkpoints import multi_process_options
 
 # The text of jaxlib 0.10.2, which has the number of a process; earlier ones had a name.
@@ -24,7 +24,7 @@ def facts(**code):
 
 
 def test_processes_with_equal_facts_start():
-    processes._check_facts([facts(), facts()])
+    processes._check_same_program([facts(), facts()])
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_processes_with_equal_facts_start():
 )  # fmt: skip
 def test_a_process_with_another_config_or_code_is_named(other, message):
     with pytest.raises(ConfigError) as caught:
-        processes._check_facts([facts(), facts(), other])
+        processes._check_same_program([facts(), facts(), other])
     assert str(caught.value).startswith(f"process 2 has {message}")
 
 
@@ -53,16 +53,16 @@ def test_a_process_with_another_config_or_code_is_named(other, message):
     ],
 )
 def test_a_process_that_is_late_at_a_barrier_is_named(late, who):
-    with pytest.raises(HostsError) as caught, late_processes_named():
+    with pytest.raises(HostsError) as caught, name_late_processes():
         raise jax.errors.JaxRuntimeError(LATE.format(late=late))
     assert str(caught.value) == (
         f"{who} did not reach 'checkpoint_Checkpointer:save_start' in time; expected all processes"
-        " there; look at its log for what it waits for, and run the same command again"
+        " to reach it; see its log for the cause, then run the same command again"
     )
 
 
 def test_other_errors_of_jax_are_not_changed():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), late_processes_named():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), name_late_processes():
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 

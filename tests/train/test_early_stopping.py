@@ -10,7 +10,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.about import read_about
+from vit_jax.run.about import read_checkpoint_info
 from vit_jax.run.checkpoints import result_params
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.early_stopping import EarlyStopping
@@ -29,21 +29,21 @@ def noted(scores, metric="eval/dev/accuracy_top1", patience=2, saved=None):
         EarlyStoppingConfig(metric=metric, patience_evaluations=patience), saved
     )  # fmt: skip
     for step, score in scores:
-        early.note(step, {metric: score})
+        early.update(step, {metric: score})
     return early
 
 
 def test_the_first_of_equal_scores_is_best_and_patience_counts_from_it():
     scores = [(1, 0.5), (2, 0.7), (3, 0.7)]
-    assert (noted(scores).best_step, noted(scores).is_over) == (2, False)
-    assert noted([*scores, (4, 0.1)]).is_over
-    assert not noted([*scores, (4, 0.1)], patience=None).is_over
-    assert not noted([*scores, (4, 0.8)]).is_over
+    assert (noted(scores).best_step, noted(scores).should_stop) == (2, False)
+    assert noted([*scores, (4, 0.1)]).should_stop
+    assert not noted([*scores, (4, 0.1)], patience=None).should_stop
+    assert not noted([*scores, (4, 0.8)]).should_stop
 
 
 def test_the_smallest_loss_is_best_and_nan_never_is():
     early = noted([(1, float("nan")), (2, 3.0), (3, 2.0), (4, float("nan"))], "eval/dev/loss")
-    assert (early.best_step, early.is_over) == (3, False)
+    assert (early.best_step, early.should_stop) == (3, False)
     assert noted([(1, float("nan"))]).best_step is None
 
 
@@ -51,7 +51,7 @@ def test_saved_state_continues_and_an_evaluation_counts_once():
     scores = [(1, 0.5), (2, 0.4), (3, 0.45)]
     first = noted(scores[:2])
     saved = first.to_json()["early_stopping"]
-    first.note(2, {"eval/dev/accuracy_top1": 0.4})
+    first.update(2, {"eval/dev/accuracy_top1": 0.4})
     assert first.to_json()["early_stopping"] == saved
     assert noted(scores[2:], saved=saved).to_json() == noted(scores).to_json()
     assert EarlyStopping(EarlyStoppingConfig()).to_json() == {}
@@ -104,7 +104,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_p
     assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
         10, 25,
     }  # fmt: skip
-    assert read_about(tmp_path).step == 10
+    assert read_checkpoint_info(tmp_path).step == 10
     program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = evaluator_of(config, program)

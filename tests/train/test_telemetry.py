@@ -28,10 +28,10 @@ def test_figures_count_steps_and_waits_but_not_pauses():
     telemetry.read()
     begin = time.perf_counter()
     for _ in range(4):
-        telemetry.stepped()
+        telemetry.count_step()
     time.sleep(0.2)
-    telemetry.waited(0.05)
-    telemetry.pause(0.1)
+    telemetry.add_data_wait(0.05)
+    telemetry.exclude(0.1)
     figures = telemetry.read()
     elapsed = time.perf_counter() - begin - 0.1
     assert figures["train/images_per_second"] == pytest.approx(40 / elapsed, rel=0.2)
@@ -52,7 +52,7 @@ def test_mfu_by_hand(monkeypatch):
     monkeypatch.setattr("vit_jax.train.telemetry.peak_flops", lambda kind: 1e6)
     telemetry = Telemetry(global_batch_size=10, flops_per_image=1000)
     telemetry.read()
-    telemetry.stepped()
+    telemetry.count_step()
     figures = telemetry.read()
     want = figures["train/images_per_second_per_device"] * 1000 / 1e6
     assert figures["train/mfu"] == pytest.approx(want)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vit_jax.run.about import About
+    from vit_jax.run.about import CheckpointInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +39,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         )  # fmt: skip
     # Only files are read: another process may be training on the accelerators.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from vit_jax.run.about import read_about
+    from vit_jax.run.about import read_checkpoint_info
 
-    about = read_about(args.path)
+    about = read_checkpoint_info(args.path)
     if args.json:
         print(json.dumps(dataclasses.asdict(about) | {"path": str(about.path)}, indent=2))
     else:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _lines(about: "About") -> Iterator[str]:
+def _lines(about: "CheckpointInfo") -> Iterator[str]:
     origin = about.environment
     yield f"{about.path}"
     yield f"step            {about.step:,}"

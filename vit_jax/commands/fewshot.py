@@ -144,10 +144,10 @@ def _measure(
 
     from vit_jax.data.sources.labels import cache_dir
     from vit_jax.evaluation.feature_cache import FeatureCache
-    from vit_jax.evaluation.features import place_params, weights_hash
+    from vit_jax.evaluation.features import shard_params, weights_hash
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
-    from vit_jax.parallel.mesh import batch_parts, make_mesh
+    from vit_jax.parallel.mesh import make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
 
     begin = time.perf_counter()
@@ -157,7 +157,7 @@ def _measure(
         loaded.report.print()
     params = nnx.to_pure_dict(nnx.state(loaded.model))
     keeps = is_first_host() and not args.no_cache
-    batch_size = _BATCH_SIZE * batch_parts(mesh)
+    batch_size = _BATCH_SIZE * num_batch_shards(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
     evaluator = FrozenEvaluator(
         config.fewshot, data, loaded.options, loaded.image_size, mesh,
@@ -165,7 +165,7 @@ def _measure(
         cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
         weights=weights_hash(params) if keeps else None,
     )  # fmt: skip
-    placed = place_params(params, config.mesh, mesh)
+    placed = shard_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)
     if figures is None:
         log.info("stopped; run the same command again")

@@ -201,9 +201,9 @@ def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summar
 
 
 def _show_complexity(console: "Console", options: ModelConfig, image_size: int) -> None:
-    from vit_jax.models.complexity import KERNEL, MEASURED_TOKENS, layers_of, measure
+    from vit_jax.models.complexity import KERNEL, MEASURED_TOKENS, comparable_layers, measure
 
-    layers = layers_of(options, image_size)
+    layers = comparable_layers(options, image_size)
     first, patches = layers[0], layers[0].grid[0] * layers[0].grid[1]
     table = plain_table("layer", right=("parameters", "MACs", "steps", "path"))
     for layer in layers:

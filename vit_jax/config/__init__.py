@@ -1,1 +1,1 @@
-"""What a run is: the sections of a config, and reading them from files and the command line."""
+"""The config of a run: its sections, and reading them from files and the command line."""

@@ -1,4 +1,4 @@
-"""Config sections of the data: the dataset, how it is read, and how it is augmented."""
+"""Config sections of the data: dataset, reading and augmentation."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ SUBSET_PRESETS: dict[str, tuple[str, float]] = {
 
 
 class SubsetConfig(Section):
-    """A subset of the training split. Classes keep their shares; larger subsets contain smaller.
+    """A subset of the training split with the same class shares. Larger subsets contain smaller.
 
     Set at most one of `preset`, `fraction`, `examples` and `per_class`; none: all examples.
     """
@@ -57,9 +57,9 @@ class SubsetConfig(Section):
     per_class: int | None = option(None, at_least=1)
     """Number of examples of every class."""
     seed: int = option(0, at_least=0, below=2**32)
-    """Chooses the examples."""
+    """Seed for choosing the examples."""
     hash: str | None = option(None)
-    """Hash of the manifest (subset.json in the run folder). A run sets it."""
+    """Hash of the manifest (subset.json in the run folder). Set by the run, not by users."""
 
     def check(self) -> None:
         keys = ("preset", "fraction", "examples", "per_class")
@@ -83,11 +83,11 @@ class SubsetConfig(Section):
 
 
 class MemberConfig(Section):
-    """One dataset of a mixture; the fields mean the same as in `DataConfig`."""
+    """One dataset of a mixture. The fields have the same meaning as in `DataConfig`."""
 
     name: str = option()
     weight: float = option(1.0, above=0)
-    """How often its examples are drawn, relative to the other members."""
+    """Sampling weight, relative to the other members."""
     source: SourceKind = option("tfds")
     data_dir: str | None = option(None, changes_result=False)
     """None: `data.data_dir`."""
@@ -98,7 +98,7 @@ class MemberConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Augmentation of a training image: on the host in this order, then on the device."""
+    """Augmentation of training images: on the host in this order, then on the device."""
 
     crop: Literal["inception", "random", "central", "pad", "resize"] = option("inception")
     """inception: random area and aspect ratio; random: a random region of fixed size; central: as
@@ -127,16 +127,16 @@ class AugmentConfig(Section):
     randaugment_layers: int = option(0, at_least=0)
     """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
     randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
-    """Strength of RandAugment. The scale ends at 10 in the paper's flavour, where larger values
-    extrapolate, and at 30 in torchvision's.
+    """Strength of RandAugment. The maximum is 10 in the paper's flavour (larger values extrapolate)
+    and 30 in torchvision's.
     """
     randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
     three_augment: bool = option(False)
-    """Grayscale, solarize or blur, one of the three (arXiv:2204.07118, with color_jitter=0.3)."""
+    """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
     color_jitter: float = option(0.0, at_least=0, at_most=1)
-    """Scales brightness, contrast and saturation by up to 1 +- this, in random order; 0: off."""
+    """Scale brightness, contrast and saturation by up to 1 +- this, in random order; 0: off."""
     flip: bool = option(True)
-    """On the device: mirrors left to right with probability 1/2."""
+    """On the device: mirror left to right with probability 1/2."""
     erasing_probability: float = option(0.0, at_least=0, at_most=1)
     """On the device: probability of erasing a rectangle of an image (arXiv:1708.04896)."""
     erasing_fill: Literal["noise", "gray"] = option("noise")
@@ -153,7 +153,7 @@ class AugmentConfig(Section):
 
 
 class DataConfig(Section):
-    """The dataset, and how it is read."""
+    """The dataset, and options for reading it."""
 
     source: SourceKind = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
@@ -172,7 +172,7 @@ class DataConfig(Section):
     subset: SubsetConfig = section(SubsetConfig)
     mixture: dict[str, MemberConfig] = option({})
     """Name -> dataset; replaces the single dataset above. The evaluation split "NAME:test" is the
-    test split of one member; "test" is that of all members.
+    test split of one member, "test" is the test splits of all members.
     """
     image_key: str | None = option(None)
     """Name of the image feature; None: "image", or the only image feature."""
@@ -182,12 +182,12 @@ class DataConfig(Section):
     """Computes the class from other features, see `data.sources.label_rules`."""
     sampling: Literal["uniform", "balanced"] = option("uniform")
     """uniform: every example once per epoch; balanced: every class equally often, cycling through
-    its examples. An epoch is then only a number of examples.
+    its examples. For balanced sampling, an epoch is still as many examples as the dataset has.
     """
     on_bad_example: Literal["error", "skip"] = option("error")
     """What to do with an image that cannot be decoded or whose label is out of range."""
     num_classes: int | None = option(None, at_least=1)
-    """Number of classes of the head; None: that of the dataset."""
+    """Number of classes of the head; None: as in the dataset."""
     global_batch_size: int = option(at_least=1)
     """Examples per step, over all devices and hosts."""
     image_size: int = option(224, at_least=1)
@@ -202,8 +202,8 @@ class DataConfig(Section):
     num_workers: int | None = option(None, at_least=0, changes_result=False)
     """Reader processes; None: none on machines of up to 8 cores."""
     cache_mb: int = option(512, at_least=0)
-    """Keeps the decoded images of a split in memory, in each process, if they fit into this many
-    megabytes; 0: never. For JPEGs that the decoder shrinks, cached and uncached pixels differ by
+    """Cache the decoded images of a split in the memory of each process, if they fit into this many
+    megabytes; 0: no cache. For JPEGs that the decoder shrinks, cached and uncached pixels differ by
     a few levels.
     """
     prefetch_batches: int = option(4, at_least=1, changes_result=False)

@@ -1,4 +1,4 @@
-"""Durations of a config, given in steps, epochs or examples."""
+"""Durations in a config, given in steps, epochs or examples."""
 
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section

@@ -5,14 +5,14 @@ from vit_jax.schema import Section, option
 
 
 class EarlyStoppingConfig(Section):
-    """Makes the weights of the best evaluation the result of a run, instead of the last weights.
+    """Makes the weights with the best evaluation the final ones, instead of the last weights.
 
     Source: arXiv:2010.11929, section 4.3 (subsets of JFT).
     """
 
     metric: str | None = option(None)
-    """Metric of a split that is evaluated at intervals, e.g. "eval/minival/accuracy_top1". The
-    best value is the highest, for a loss the lowest; the first wins a tie. None: keep the last
+    """Metric of a split that is evaluated at intervals, e.g. "eval/minival/accuracy_top1". The best
+    value is the highest, or the lowest for a loss; ties go to the first. None: keep the last
     weights.
     """
     patience_evaluations: int | None = option(None, at_least=1)

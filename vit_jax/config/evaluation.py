@@ -6,15 +6,15 @@ from vit_jax.schema import Section, option
 
 
 class EvaluationConfig(Section):
-    """Which splits are evaluated and when; always after training.
+    """Splits to evaluate, and when. All of them are evaluated after training.
 
-    EMA weights are evaluated where a run keeps them.
+    If a run keeps averaged weights (EMA), these are evaluated.
     """
 
     splits: dict[str, str] = option({})
-    """Name used in metrics -> TFDS split, e.g. {"test": "test"}."""
+    """Name in the metrics -> TFDS split, e.g. {"test": "test"}."""
     final_splits: dict[str, str] = option({})
-    """The same, but evaluated once, after training, with the run's final weights."""
+    """The same for splits that are evaluated only once, after training, with the final weights."""
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
@@ -43,7 +43,7 @@ class EvaluationConfig(Section):
 
     @property
     def all_splits(self) -> dict[str, str]:
-        """Name -> split of everything that is evaluated after training."""
+        """Name -> split for all splits that are evaluated after training."""
         return {**self.splits, **self.final_splits}
 
     @property

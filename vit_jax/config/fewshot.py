@@ -5,7 +5,7 @@ from typing import Any, Literal
 from vit_jax.config.data import SourceKind
 from vit_jax.config.durations import check_duration
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.split_overlap import shares
+from vit_jax.config.split_overlap import overlap
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
 
@@ -13,7 +13,7 @@ Method = Literal["least_squares", "knn", "linear_probe"]
 
 
 class FewshotDatasetConfig(Section):
-    """One dataset; the fields that locate it mean the same as in `DataConfig`."""
+    """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
 
     name: str = option()
     source: SourceKind = option("tfds")
@@ -28,12 +28,12 @@ class FewshotDatasetConfig(Section):
     image_key: str | None = option(None)
     label_key: str | None = option(None)
     image_size: int | None = option(None, at_least=1)
-    """Height and width in pixels of the model's input; None: the size that the model has.
-    Position embeddings are resampled.
+    """Height and width of the model's input in pixels, for which position embeddings are resampled;
+    None: the model's own size.
     """
     crop: Literal["squash_central", "central", "resize"] = option("squash_central")
-    """squash_central resizes to a square and takes its middle, as big_vision does (224 of 256
-    pixels is a central_fraction of 0.875). The others mean the same as in `data.eval_crop`.
+    """squash_central: resize to a square and crop its centre, as in big_vision (224 of 256 pixels
+    is a central_fraction of 0.875). central, resize: as in `data.eval_crop`.
     """
     central_fraction: float = option(0.875, above=0, at_most=1)
     antialias: bool = option(True)
@@ -41,14 +41,14 @@ class FewshotDatasetConfig(Section):
     def check(self) -> None:
         test, train, held_out = self.test_split, self.train_split, self.held_out_split
         for key, split in {"train_split": train, "held_out_split": held_out}.items():
-            if split is not None and (split == test or shares(split, test)):
+            if split is not None and (split == test or overlap(split, test)):
                 raise ConfigError(
                     f"is {split!r} and shares examples with test_split {test!r}",
-                    "a test split that is used for nothing but testing",
+                    "a test split that is used only for testing",
                     f"change '{key}'",
                     key=key,
                 )
-        if held_out is not None and shares(train, held_out):
+        if held_out is not None and overlap(train, held_out):
             raise ConfigError(
                 f"is {held_out!r} and shares examples with train_split {train!r}",
                 "held-out examples that are not trained on",
@@ -58,7 +58,7 @@ class FewshotDatasetConfig(Section):
 
 
 class FewshotConfig(Section):
-    """What to measure on frozen features, and when. If there are datasets, always at the end.
+    """Evaluation of frozen features: datasets, methods and interval. It always runs after training.
 
     Source: arXiv:2010.11929, section 4.1; the numbers of the protocol follow big_vision.
     """
@@ -76,9 +76,9 @@ class FewshotConfig(Section):
     batch_size: int | None = option(None, at_least=1)
     """Images per batch over all hosts; None: the batch size of evaluation."""
     shots: tuple[int, ...] = option((1, 5, 10, 25))
-    """For least squares: training examples of each class. Smaller draws are part of larger ones."""
+    """For least squares: training examples per class. Larger draws contain smaller ones."""
     seeds: tuple[int, ...] = option((0, 1, 2))
-    """For least squares: one draw of shots each."""
+    """For least squares: seeds for drawing the shots. Accuracies are averaged over them."""
     whiten: bool = option(True)
     """Subtract the mean of the shots' features and divide by their standard deviation + 1e-5."""
     bias: float | None = option(100.0, above=0)
@@ -89,25 +89,25 @@ class FewshotConfig(Section):
     """
     l2_grid: tuple[float, ...] = option(tuple(2.0**i for i in range(-10, 21, 2)))
     held_out_per_class: int = option(20, at_least=1)
-    """Without a held_out_split: examples of each class to choose l2 on. They come from the
-    training split and are never used as shots.
+    """Without a held_out_split: number of examples per class that are held out of the training
+    split to choose l2. They are never used as shots.
     """
     dtype: Literal["float32", "float64"] = option("float32")
     held_out_fraction: float = option(0.1, above=0, at_most=0.5)
-    """For kNN and the linear probe, without a held_out_split: fraction of each class of the
-    training split to choose k and C on.
+    """For kNN and the linear probe, without a held_out_split: fraction of each class that is held
+    out of the training split to choose k and C.
     """
     knn_neighbours: tuple[int, ...] = option((1, 5, 10, 20, 50, 100, 200))
-    """Candidates for k. Votes, temperature and numbers follow arXiv:2104.14294, section 4.1, and
-    its code.
+    """Candidates for k. The defaults for k, vote and temperature follow arXiv:2104.14294, section
+    4.1, and its code.
     """
     knn_vote: Literal["weighted", "majority"] = option("weighted")
-    """weighted: a neighbour's vote counts exp(cosine similarity / knn_temperature)."""
+    """weighted: a neighbour's vote has weight exp(cosine similarity / knn_temperature)."""
     knn_temperature: float = option(0.07, above=0)
     probe_c: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
     """Candidates for C of scikit-learn's LogisticRegression: inverse regularisation strength."""
     probe_memory_mb: int = option(2048, at_least=0)
-    """If the features are larger than this, minibatch gradients train the probe."""
+    """If the features are larger than this, the probe is trained by minibatch gradients."""
     probe_epochs: int = option(50, at_least=1)
 
     def check(self) -> None:
@@ -120,7 +120,9 @@ class FewshotConfig(Section):
         for key in ("methods", "shots", "seeds", "l2_grid", "knn_neighbours", "probe_c"):
             values = getattr(self, key)
             if not values or len(set(values)) < len(values):
-                raise ConfigError(f"is {values}", "one or more different", "correct it", key=key)
+                raise ConfigError(
+                    f"is {values}", "one or more different values", "correct it", key=key
+                )
         for key, least in {"shots": 1, "seeds": 0, "knn_neighbours": 1}.items():
             if min(getattr(self, key)) < least:
                 raise ConfigError(

@@ -31,8 +31,8 @@ def load_config(
         spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), or the "config.json" of a
             run folder.
         overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
-        auto_model: reads the model section from the weights of a config whose `model.name` is
-            "auto"; options set in the file or by overrides replace what it returns. None: the
+        auto_model: function that returns the model section of the weights, for a config whose
+            `model.name` is "auto". Options in the file and overrides have priority. None: the
             name stays "auto".
 
     Returns:
@@ -86,7 +86,7 @@ def read_mapping(spec: str) -> dict[str, Any]:
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts. One unit of a duration replaces the other units."""
+    """Sets a dotted key in nested dicts. Setting a duration removes its other units."""
     *parents, leaf = key.split(".")
     for parent in parents:
         if not isinstance(mapping.get(parent), dict):
@@ -111,7 +111,8 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
         The function's result (a list if it is a generator), and all global names of the file.
 
     Raises:
-        ConfigError: the file or function is missing, takes no or needs an argument, or fails.
+        ConfigError: the file or function is missing, its argument is missing or not allowed, or it
+            fails.
     """
     path, colon, arg = spec.partition(":")
     if not Path(path).is_file():
@@ -159,7 +160,7 @@ def _call_get_config(spec: str) -> dict[str, Any]:
 
 
 def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
-    """Runs code of a file; turns its exceptions into one line with the file and line number."""
+    """Runs code of a file; converts exceptions to a ConfigError with file and line number."""
     try:
         return function()
     except UserError:

@@ -1,10 +1,10 @@
-"""Config section of how the weights that `init_from` names are adapted to the run's model."""
+"""Config section for loading the weights of `init_from` into the model of a run."""
 
 from typing import Literal
 
 from vit_jax.schema import Section, check_patterns, option
 
-OF_THE_RUN = frozenset(
+TRAINING_OPTIONS = frozenset(
     {
         "dropout",
         "stochastic_depth",
@@ -15,11 +15,11 @@ OF_THE_RUN = frozenset(
         "head_bias_init",
     }
 )
-"""Model options that choose how a model is trained and run rather than its architecture."""
+"""Model options for training and execution, which are not part of the architecture."""
 
 
 class InitConfig(Section):
-    """How weights that were published, or come from another run, are adapted to the model."""
+    """How weights from a file or another run are adapted to the model."""
 
     keep_head: bool = option(False)
     """False: the whole head is replaced by a zero-initialised linear layer (arXiv:2010.11929,
@@ -28,17 +28,17 @@ class InitConfig(Section):
     position_resize: Literal["zoom", "bilinear", "bicubic"] = option("zoom")
     """How position embeddings are resampled to another resolution, see `interop.resize`."""
     grid: tuple[int, int] | None = option(None)
-    """Rows and columns of the stored position embedding; None: as the file says, else a square."""
+    """Rows and columns of the stored position embedding; None: as in the file, else a square."""
     normalization: Literal["half", "imagenet"] | None = option(None)
     """Image mean and standard deviation that the weights were trained with: 0.5 and 0.5, or
-    ImageNet's; None: as the config.json beside the weights says, else 0.5.
+    ImageNet's; None: as in the config.json beside the weights, else 0.5.
     """
     allow_missing: tuple[str, ...] = option(())
-    """Parameters that the file may lack, as regular expressions over whole names; they are
+    """Parameters that may be missing in the file, as regular expressions over whole names. They are
     initialised as in a new model.
     """
     allow_unexpected: tuple[str, ...] = option(())
-    """Tensors of the file that may stay unused, as regular expressions over whole names."""
+    """Tensors in the file that may be left unused, as regular expressions over whole names."""
 
     def check(self) -> None:
         check_patterns(self.allow_missing, "allow_missing")

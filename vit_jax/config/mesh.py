@@ -1,4 +1,4 @@
-"""Config section of the device mesh and of how parameters are sharded over it."""
+"""Config section of the device mesh and the sharding of parameters over it."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Preset = Literal["replicated", "fsdp", "fsdp_tensor"]
 
 
 class MeshConfig(Section):
-    """Number of devices along each mesh axis (-1, at most once: all that remain), and sharding.
+    """Number of devices along each mesh axis, and sharding. One axis may be -1: all other devices.
 
     Batches are always sharded over data x fsdp.
     """
@@ -24,8 +24,8 @@ class MeshConfig(Section):
     rules: tuple[tuple[str, tuple[Literal["data", "fsdp", "tensor"] | None, ...]], ...] = option(
         (), changes_result=False
     )
-    """(regular expression, mesh axes) pairs that are tried before the preset's. The first that
-    matches the whole parameter name counts. The axes shard the last dimensions, e.g.
+    """(regular expression, mesh axes) pairs that have priority over the preset. The first that
+    matches the whole parameter name is used. The axes shard the last dimensions, e.g.
     ("head/linear/kernel", (None, "tensor")); dimensions before them are not sharded.
     """
 

@@ -7,7 +7,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
 
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
-"""Optimizers that average the parameters themselves; the average is what is evaluated."""
+"""Optimizers that average the parameters themselves. The average is evaluated."""
 
 
 class ScheduleConfig(Section):
@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
     """
     learning_rate: float = option(above=0)
     """Peak of the schedule. Optimizers that estimate their own rate (prodigy, dadapt_adamw, dog,
-    dowg) are meant to have 1.
+    dowg) usually need 1.0.
     """
     schedule: ScheduleConfig = section(ScheduleConfig)
     options: dict[str, Any] = option({})
@@ -62,11 +62,11 @@ class OptimizerConfig(Section):
     """Decoupled weight decay: a step at learning rate lr adds -lr * weight_decay * parameter."""
     weight_decay_mask: tuple[tuple[str, bool], ...] = option(((".*/kernel", True), (".*", False)))
     """(regular expression, whether to decay) pairs. The first that matches the whole parameter
-    name counts; every parameter must match one.
+    name is used; every parameter must match one.
     """
     layer_decay: float = option(1.0, above=0, at_most=1)
-    """Layer-wise decay of the learning rate: a layer k below the head learns at layer_decay**k
-    times the rate (arXiv:2106.08254).
+    """Layer-wise learning-rate decay: the rate of a layer k below the head is multiplied by
+    layer_decay**k (arXiv:2106.08254).
     """
     freeze: tuple[str, ...] = option(())
     """Parameters that are not trained, as regular expressions over whole names."""
@@ -77,7 +77,7 @@ class OptimizerConfig(Section):
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether the optimizer averages the parameters itself, for evaluation."""
+        """Whether the optimizer itself averages the parameters for evaluation."""
         return self.name in SCHEDULE_FREE
 
     def check(self) -> None:

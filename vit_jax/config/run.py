@@ -1,6 +1,6 @@
-"""The config of a run: its sections, the keys at its top, and checks across sections.
+"""The config of a run: its sections, top-level keys, and checks across sections.
 
-Each section gives the type, range, default and meaning of its keys and checks itself
+Each section defines type, range, default and meaning of its keys and validates itself
 (`vit_jax.schema`). `vit_jax.config.file` reads a config from files and the command line. The rest
 of the package reads only these frozen sections, never raw dictionaries.
 """
@@ -18,7 +18,7 @@ from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
-from vit_jax.config.split_overlap import shares
+from vit_jax.config.split_overlap import overlap
 from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, ModelConfig
@@ -26,18 +26,21 @@ from vit_jax.schema import ChosenBy, Section, option, section
 from vit_jax.tasks import TASKS
 
 # Metrics of an evaluated split; higher is better.
-_SHARES = ("accuracy_top1", "accuracy_top5")
+_ACCURACIES = ("accuracy_top1", "accuracy_top5")
 
 
 def _options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
-    """Returns the section class of the model that a mapping names."""
+    """Returns the section class for the model name in a mapping."""
     from vit_jax.models.registry import options_class  # Imports JAX.
 
     return options_class(mapping)
 
 
 class CheckpointConfig(Section):
-    """When to save and what to keep. Default: every 1,000 steps. The last step is always saved."""
+    """When to save checkpoints, and which to keep. The last step is always saved.
+
+    Without an interval, a checkpoint is saved every 1,000 steps.
+    """
 
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
@@ -60,7 +63,7 @@ class CheckpointConfig(Section):
 
 
 class LoggingConfig(Section):
-    """How often metrics are written, and where to."""
+    """Logging: what to log, how often and where."""
 
     interval_steps: int = option(50, at_least=1)
     tensorboard: bool = option(True)
@@ -70,11 +73,11 @@ class LoggingConfig(Section):
     """Draw report/curves.png after training."""
     attention_interval_steps: int | None = option(None, at_least=1)
     """How often to log each layer's largest attention logit, on a few images of the batch. It
-    grows into the hundreds before a run diverges; model.qk_norm prevents that
+    grows into the hundreds before a run diverges; model.qk_norm prevents this
     (arXiv:2302.05442).
     """
     example_ids: Literal["none", "hash", "all"] = option("none")
-    """What examples-HOST.jsonl records of each step's examples: a "hash" of their ids, or "all"."""
+    """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
     profile_steps: tuple[int, int] | None = option(None)
     """First and last step of a profiler trace, written to the folder `profile` of the run."""
 
@@ -95,7 +98,7 @@ class DivergenceConfig(Section):
     """
 
 
-# The task and the sections that tasks add, e.g. `loss`.
+# The key `task`, and the sections that tasks add, e.g. `loss`.
 _literal: Any = Literal
 _fields: dict[str, Any] = {"task": (_literal[TASKS], option("classification"))}
 _fields |= {key: (cls, section(cls)) for key, cls in task_sections().items()}
@@ -105,7 +108,7 @@ _TaskSections: type[Section] = pydantic.create_model("_TaskSections", __base__=S
 class Config(_TaskSections):
     """The config of one training run.
 
-    `task` names what the run learns; tasks add sections of their own, see `vit_jax.tasks`.
+    `task` is the name of a task in `vit_jax.tasks`. Tasks add their own sections.
     """
 
     if TYPE_CHECKING:
@@ -128,7 +131,7 @@ class Config(_TaskSections):
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)
     """Weights to start from: a run folder, a checkpoint, a published npz, or timm's or Hugging
-    Face's files; a local path, hf:// or gs://. `init` says how they are adapted to the model.
+    Face's files; a local path, hf:// or gs://. `init` has options for adapting them to the model.
     """
     init: InitConfig = section(InitConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
@@ -141,7 +144,7 @@ class Config(_TaskSections):
 
     @property
     def keeps_average(self) -> bool:
-        """Whether an average of the parameters is kept, which is then what is evaluated."""
+        """Whether the run keeps an average of the parameters, which is then evaluated."""
         return self.ema_decay is not None or self.optimizer.averages_parameters
 
     def check(self) -> None:
@@ -149,14 +152,16 @@ class Config(_TaskSections):
         if self.ema_decay is not None and self.optimizer.averages_parameters:
             raise ConfigError(
                 f"is {self.ema_decay} with {self.optimizer.name}",
-                "one average: this optimizer averages the parameters itself",
+                "no EMA, because this optimizer averages the parameters itself",
                 "unset ema_decay or choose another optimizer",
                 key="ema_decay",
             )
         check_task(self)
         self._check_init()
-        self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _SHARES)
-        self._check_metric("early_stopping.metric", self.early_stopping.metric, (*_SHARES, "loss"))
+        self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _ACCURACIES)
+        self._check_metric(
+            "early_stopping.metric", self.early_stopping.metric, (*_ACCURACIES, "loss")
+        )
         self._check_early_stopping()
         if self.data.global_batch_size % self.accumulation_steps:
             raise ConfigError(
@@ -178,7 +183,7 @@ class Config(_TaskSections):
                 key="early_stopping.metric",
             )
         trained, scored = self.data.train_split, self.evaluation.splits[metric.split("/")[1]]
-        if not self.data.mixture and shares(trained, scored):
+        if not self.data.mixture and overlap(trained, scored):
             raise ConfigError(
                 f"is {metric!r} on {scored!r}, which overlaps the training split {trained!r}",
                 "a split without training examples",
@@ -186,10 +191,12 @@ class Config(_TaskSections):
                 key="early_stopping.metric",
             )
 
-    def _check_metric(self, key: str, metric: str | None, of: tuple[str, ...]) -> None:
+    def _check_metric(self, key: str, metric: str | None, names: tuple[str, ...]) -> None:
         """Raises ConfigError unless a split that is evaluated at intervals has the metric."""
         by_class = ("accuracy_per_class_mean",) if self.evaluation.by_class else ()
-        known = {f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*of, *by_class)}
+        known = {
+            f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*names, *by_class)
+        }
         if metric is not None and metric not in known:
             raise ConfigError(
                 f"is {metric!r}",

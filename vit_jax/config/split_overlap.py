@@ -1,4 +1,4 @@
-"""Decides from two split strings whether they share examples."""
+"""Tests whether two split strings share examples."""
 
 import math
 import re
@@ -7,22 +7,22 @@ _PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
 _MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 
 
-def shares(one: str, other: str) -> bool | None:
-    """Returns whether two splits of a dataset share examples; None: not decidable from the text.
+def overlap(one: str, other: str) -> bool | None:
+    """Returns whether two splits of a dataset share examples; None: unknown.
 
     For example, a percentage and a number of examples cannot be compared without the size of the
-    dataset. Presets mean the same as in `vit_jax.data.sources.splits`; where some presets of VTAB
-    lie depends on the dataset.
+    dataset. Presets have the same meaning as in `vit_jax.data.sources.splits`. The position of some
+    VTAB presets depends on the dataset.
 
     Args:
         one: TFDS split string, or a preset.
-        other: likewise.
+        other: TFDS split string, or a preset.
 
-    >>> shares("train[90%:]", "test"), shares("train", "train[90%:]"), shares("all", "test")
+    >>> overlap("train[90%:]", "test"), overlap("train", "train[90%:]"), overlap("all", "test")
     (False, True, True)
-    >>> shares("train", "minival_2_percent"), shares("train800", "val200")
+    >>> overlap("train", "minival_2_percent"), overlap("train800", "val200")
     (True, False)
-    >>> shares("train[90%:]", "train[:1000]") is None
+    >>> overlap("train[90%:]", "train[:1000]") is None
     True
     """
     found = [_shared(a, b) for a in _parts(one) for b in _parts(other)]
@@ -31,15 +31,15 @@ def shares(one: str, other: str) -> bool | None:
     return None if None in found else False
 
 
-def may_share(one: str, other: str) -> bool:
-    """Whether two splits share examples, or might.
+def may_overlap(one: str, other: str) -> bool:
+    """Returns whether two splits share examples or might share some.
 
-    >>> may_share("train[90%:]", "test"), may_share("test[:50%]", "test")
+    >>> may_overlap("train[90%:]", "test"), may_overlap("test[:50%]", "test")
     (False, True)
-    >>> may_share("train[80%:90%]", "train[90%:]"), may_share("train[:100]", "train[50:]")
+    >>> may_overlap("train[80%:90%]", "train[90%:]"), may_overlap("train[:100]", "train[50:]")
     (False, True)
     """
-    return shares(one, other) is not False
+    return overlap(one, other) is not False
 
 
 def _parts(split: str) -> list[str]:
@@ -77,7 +77,7 @@ def _shared(one: str, other: str) -> bool | None:
 
 
 def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
-    """Returns unit, begin and end of a slice; None: it mixes units or counts from the end."""
+    """Returns unit, begin and end of a slice; None for mixed units or a negative index."""
     ends = [(part[end] or "").strip() for end in ("from", "to")]
     units = {"%" if end.endswith("%") else "examples" for end in ends if end}
     numbers = [end.removesuffix("%") for end in ends]

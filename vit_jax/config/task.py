@@ -1,7 +1,7 @@
-"""The config side of tasks: their sections, the options they refuse, and the model they train.
+"""The config of tasks: their sections, the options that they refuse, and the model they train.
 
-A task declares it as `TASK = TaskConfig(...)` in `vit_jax/tasks/NAME/config.py`. That module
-imports only `schema`, `errors` and config sections, because the root config reads it.
+A task defines `TASK = TaskConfig(...)` in `vit_jax/tasks/NAME/config.py`. That module must import
+only `schema`, `errors` and config sections, because the root config imports it.
 """
 
 import dataclasses
@@ -25,17 +25,18 @@ def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """What the config, checkpoints and weights files must know about a task.
+    """Properties of a task that the config, checkpoints and weight files need.
 
     Attributes:
         sections: key in the root config -> section class, for the sections that this task adds.
-        reads: keys of sections that other tasks add and this one reads too. Every other task's
-            section must keep its defaults.
-        check: root config -> None; raises ConfigError for options that do not go with the task.
-        own_parameters: regular expressions over whole names of the parameters that only this task
-            needs. They are in the run's checkpoints but are not weights of the model.
-        model_section: root config as nested dicts -> the model section that describes the weights
-            in the run's checkpoints.
+        reads: keys of other tasks' sections that this task also reads. Sections that it does not
+            read must keep their defaults.
+        check: function of the root config; raises ConfigError for options that the task does not
+            support.
+        own_parameters: regular expressions over whole names of parameters that only this task
+            needs. Checkpoints have them, but they are not weights of the model.
+        model_section: function from the root config as nested dicts to the model section that
+            describes the weights in a run's checkpoints.
     """
 
     sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
@@ -47,7 +48,7 @@ class TaskConfig:
 
 @functools.cache
 def task_config(name: str) -> TaskConfig:
-    """Returns the config side of a task."""
+    """Returns the `TaskConfig` of a task."""
     return importlib.import_module(f"vit_jax.tasks.{name}.config").TASK
 
 
@@ -57,10 +58,10 @@ def task_sections() -> dict[str, type[Section]]:
 
 
 def check_task(config: Any) -> None:
-    """Checks that all sections of a root config go with its task.
+    """Checks that the task of a root config supports all options.
 
     Raises:
-        ConfigError: an option of a section that this task does not read, or that it refuses.
+        ConfigError: an option is set that the task does not read or does not support.
     """
     chosen = task_config(config.task)
     for key, cls in task_sections().items():
@@ -84,7 +85,7 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
     Args:
         config: root config.
         keys: dotted keys, e.g. "evaluation.by_class".
-        reason: ends the sentence "'KEY' is VALUE with ...".
+        reason: end of the error's sentence "'KEY' is VALUE with ...".
 
     Raises:
         ConfigError: one of them has another value.

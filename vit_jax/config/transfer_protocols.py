@@ -41,7 +41,7 @@ class Task:
         splits: stage -> (training split, name of the evaluated split, that split).
         steps: from arXiv:2010.11929, Table 4.
         learning_rates: from the same table.
-        group: of VTAB: "natural", "specialized" or "structured"; "" for other datasets.
+        group: VTAB group: "natural", "specialized" or "structured"; "" for other datasets.
         label_key: feature that holds the class, if there are several.
         label_rule: how to compute the class from other features, see `data.sources.label_rules`.
         small_images: whether images are smaller than 96 x 96 pixels.
@@ -165,8 +165,8 @@ _AUGREG: dict[str, tuple[tuple[float, ...], tuple[Schedule, ...]]] = {
 # arXiv:2010.11929.
 _AUGREG_VTAB = (_SMALL_GRID, (Schedule(500, 100), Schedule(2_500, 200)))
 
-# Steps -> warmup steps. Source: arXiv:2106.10270 and its code. For other lengths a tenth of the
-# steps is ours.
+# Steps -> warmup steps. Source: arXiv:2106.10270 and its code. For other lengths, a tenth of the
+# steps is used (ours).
 _WARMUPS = {500: 100, 2_500: 200, 10_000: 500, 20_000: 500}
 
 

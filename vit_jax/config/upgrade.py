@@ -12,7 +12,7 @@ from vit_jax.errors import ConfigError
 
 
 def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's config as this version writes it.
+    """Converts the config of a run to this version.
 
     Args:
         mapping: content of a config.json.
@@ -37,7 +37,7 @@ def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_model(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model section as this version writes it.
+    """Converts a model section to this version.
 
     Args:
         mapping: model section of a config.json.

@@ -1,4 +1,4 @@
-"""Figures by class: confusion matrix, accuracies, area under the ROC curve."""
+"""Metrics by class: confusion matrix, accuracies, area under the ROC curve."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ NO_CLASS = "no class"
 def class_outputs(
     logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"]
 ) -> dict[str, Array]:
-    """Returns the outputs for a batch that `ByClass` adds up.
+    """Returns the outputs of a batch, for `ByClass` to add up.
 
     "confusion" i32[C, C + 1] counts examples by true and predicted class; the last column is for
     examples with a NaN logit. With two classes there is also "score" f32[B], the second logit minus
@@ -40,10 +40,10 @@ def class_outputs(
 
 
 class ByClass:
-    """Adds up figures by class over the batches of a split.
+    """Adds up metrics by class over the batches of a split.
 
     Args:
-        class_names: of the dataset. Classes without a name, or with equal names, get a number.
+        class_names: names of the classes. Equal names get a number, and so do classes without one.
         num_classes: C.
     """
 
@@ -69,7 +69,7 @@ class ByClass:
         counts = self.confusion.sum(axis=1)
         return [name for name, n in zip(self.names, counts, strict=True) if not n]
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns accuracy_class/NAME of each class with examples, their mean, and roc_auc."""
         examples = self.confusion.sum(axis=1)
         right = np.diagonal(self.confusion)
@@ -84,7 +84,7 @@ class ByClass:
         return found | {f"accuracy_class/{name}": share for name, share in shares.items()}
 
     def _roc_auc(self) -> float | None:
-        """Returns the area for the second class against the first; None if it is undefined."""
+        """Returns the area under the ROC curve for two classes; None if it is undefined."""
         if not self._scores:
             return None
         from sklearn.metrics import roc_auc_score

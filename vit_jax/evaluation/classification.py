@@ -1,4 +1,4 @@
-"""Exact metrics of classified examples: mean loss, top-1 and top-5 accuracy."""
+"""Exact classification metrics: mean loss, top-1 and top-5 accuracy."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ def prediction_sums(
     """
     own = jnp.take_along_axis(logits, labels[:, None], axis=1)
     before = jnp.arange(logits.shape[1])[None] < labels[:, None]
-    # NaN ranks above every number, so that a broken model does not score.
+    # NaN ranks above every number, so that logits of NaN are never correct.
     rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
     valid = mask & ~jnp.isnan(own[:, 0])
     return {
@@ -40,20 +40,20 @@ class PredictionTotals:
     """Adds up `prediction_sums` and the number of examples.
 
     Args:
-        by_class: also adds up `class_outputs`; None: no figures by class.
-        shares: figure -> name of a sum, for more figures that are means over the predictions.
+        by_class: also adds up `class_outputs`; None: no metrics by class.
+        means: metric -> name of a sum, for additional metrics that are means over the predictions.
 
-    The figures are loss, accuracy_top1 and accuracy_top5 as means over the predictions, and
+    The metrics are loss, accuracy_top1 and accuracy_top5 as means over the predictions, and
     examples.
     """
 
-    def __init__(self, by_class: ByClass | None = None, shares: Mapping[str, str] | None = None):
+    def __init__(self, by_class: ByClass | None = None, means: Mapping[str, str] | None = None):
         self._by_class = by_class
-        self._shares = {
-            "loss": "loss", "accuracy_top1": "top1", "accuracy_top5": "top5", **(shares or {})
+        self._means = {
+            "loss": "loss", "accuracy_top1": "top1", "accuracy_top5": "top5", **(means or {})
         }  # fmt: skip
         self._sums: dict[str, float] = dict.fromkeys(
-            ("predictions", "examples", *self._shares.values()), 0
+            ("predictions", "examples", *self._means.values()), 0
         )
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
@@ -63,19 +63,19 @@ class PredictionTotals:
         if self._by_class is not None:
             self._by_class.add(outputs)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
         count = self._sums["predictions"]
-        means = {figure: self._sums[name] / count for figure, name in self._shares.items()}
-        by_class = {} if self._by_class is None else self._by_class.figures()
+        means = {metric: self._sums[name] / count for metric, name in self._means.items()}
+        by_class = {} if self._by_class is None else self._by_class.metrics()
         return {**means, "examples": self._sums["examples"], **by_class}
 
     def warnings(self) -> list[str]:
-        """Returns which classes have no example: a tenth of a small class may be empty."""
+        """Returns a warning about classes without examples, e.g. in a small split."""
         absent = [] if self._by_class is None else self._by_class.absent()
         return [f"has no example of {first_few(list(map(repr, absent)), 5)}"] if absent else []
 
     def write(self, folder: Path, name: str) -> None:
-        """Writes the confusion matrix, if figures by class were asked for."""
+        """Writes the confusion matrix, if there are metrics by class."""
         if self._by_class is not None:
             self._by_class.write(folder / f"confusion-{name}.csv")

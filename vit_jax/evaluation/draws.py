@@ -1,4 +1,4 @@
-"""Draws shots and held-out examples, the same ones on every machine."""
+"""Draws shots and held-out examples, the same on every machine."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ Indices = Int[np.ndarray, " n"]
 def class_orders(labels: Labels, num_classes: int, seed: int) -> list[np.ndarray]:
     """Returns the indices of each class's examples, in the order in which they are drawn.
 
-    A hash of (seed, index) gives the order, so it needs no random state.
+    Examples are sorted by a hash of (seed, index), so no random state is needed.
 
     Args:
         labels: class of every example.
@@ -35,11 +35,11 @@ def draw_shots(orders: Sequence[np.ndarray], shots: int) -> Indices:
 
 
 def draw_held_out(orders: Sequence[np.ndarray], most_shots: int, per_class: int) -> Indices:
-    """Returns the indices of up to `per_class` examples of each class after the largest draw."""
+    """Returns up to `per_class` examples of each class that are not among the largest draw."""
     return np.concatenate([order[most_shots : most_shots + per_class] for order in orders])
 
 
-def split_off(
+def hold_out(
     labels: Labels, num_classes: int, fraction: float, seed: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
     """Splits every class; returns the indices of the kept and of the held-out examples.

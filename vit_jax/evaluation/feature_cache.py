@@ -1,8 +1,8 @@
-"""Caches extracted features on disk, under a key made from everything they depend on.
+"""Caches extracted features on disk, by a key of everything that they depend on.
 
 An entry is a folder `HASH/` with `features.npy`, `labels.npy` and `about.json`, which holds the
-complete key and the hashes of both files. It gets its name only once it is complete. An entry whose
-key or hashes do not match is replaced.
+complete key and the hashes of both files. An entry gets its name only once it is complete. If its
+key or hashes do not match, it is replaced.
 """
 
 import hashlib

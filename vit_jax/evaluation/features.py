@@ -1,4 +1,4 @@
-"""Extracts the features of a frozen model for every example of a dataset, on all devices."""
+"""Extracts the features of all examples of a dataset with a frozen model, on all devices."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
-# Batches in flight on the devices before the host waits for the oldest.
+# Number of dispatched batches at which the host reads the features of the oldest.
 _IN_FLIGHT = 2
 
 
@@ -44,7 +44,7 @@ class Features:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenModel:
+class FeatureExtractor:
     """A model without the last linear layer of its head, compiled for one image size.
 
     Attributes:
@@ -60,9 +60,9 @@ class FrozenModel:
     grid: tuple[int, int] | None
 
 
-def freeze(
+def build_feature_extractor(
     options: ModelConfig, image_size: tuple[int, int], kind: Kind, mesh: Mesh
-) -> FrozenModel:
+) -> FeatureExtractor:
     """Builds a model without its last linear layer and, for "pooled", without its tanh layer.
 
     Args:
@@ -89,19 +89,21 @@ def freeze(
         assert isinstance(features, jax.Array)
         return {"features": features, "label": batch["label"], "mask": batch["mask"]}
 
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    step = jax.jit(with_mesh(step_fn, mesh), out_shardings=everywhere)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(with_mesh(step_fn, mesh), out_shardings=replicated)
     grid = getattr(model, "grid", None)
-    return FrozenModel(image_size, step, nnx.to_pure_dict(state), grid)
+    return FeatureExtractor(image_size, step, nnx.to_pure_dict(state), grid)
 
 
-def fit_params(params: Any, here: FrozenModel, there: FrozenModel, mesh: Mesh) -> Any:
-    """Returns the parameters of a frozen model, with position embeddings resampled to its size.
+def resample_params(
+    params: Any, here: FeatureExtractor, there: FeatureExtractor, mesh: Mesh
+) -> Any:
+    """Returns the parameters of a feature extractor, resampled to its image size.
 
     Args:
         params: parameters of the whole model at the image size of `here`.
-        here: the frozen model at the image size of the parameters.
-        there: the frozen model that will use them.
+        here: feature extractor at the image size of the parameters.
+        there: feature extractor that will use the parameters.
         mesh: devices.
 
     Raises:
@@ -116,19 +118,19 @@ def fit_params(params: Any, here: FrozenModel, there: FrozenModel, mesh: Mesh) -
         for name in names:
             if "position_embedding" in name or named[name].shape != shapes[name]:
                 whole = np.asarray(_replicated(named[name], mesh))
-                named[name] = put(fit(name, whole, target), shardings[name])
+                named[name] = shard_array(fit(name, whole, target), shardings[name])
     leaves = [named[name] for name in names]
     return jax.tree.unflatten(jax.tree.structure(there.abstract), leaves)
 
 
-def place_params(params: Any, config: MeshConfig, mesh: Mesh) -> Any:
-    """Shards parameters over the devices as in training. Every host has all of them."""
+def shard_params(params: Any, config: MeshConfig, mesh: Mesh) -> Any:
+    """Shards parameters over the devices as in training. Every host passes the whole arrays."""
     shardings = parameter_shardings(params, mesh, sharding_rules(config, params, mesh))
-    return jax.tree.map(lambda x, sharding: put(np.asarray(x), sharding), params, shardings)
+    return jax.tree.map(lambda x, sharding: shard_array(np.asarray(x), sharding), params, shardings)
 
 
-def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Shards an array, which every host has as a whole, over the devices of all hosts."""
+def shard_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Shards an array over the devices of all hosts. Every host passes the whole array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
@@ -137,7 +139,7 @@ def _replicated(array: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def extract(
-    model: FrozenModel,
+    model: FeatureExtractor,
     params: Any,
     batches: Iterable[HostBatch],
     count: int,
@@ -147,8 +149,8 @@ def extract(
     """Returns the features of all examples in order; None if `stop` ended the extraction.
 
     Args:
-        model: from `freeze`.
-        params: from `fit_params`.
+        model: from `build_feature_extractor`.
+        params: from `resample_params`.
         batches: this host's rows of each batch; rows whose mask is False are skipped.
         count: number of examples, N.
         mesh: devices.
@@ -181,7 +183,7 @@ def extract(
         pending.append(model.step(params, to_devices(on_device(batch), mesh)))
         drain(_IN_FLIGHT)
     drain(0)
-    assert values is not None  # A source has an example, so there is a batch.
+    assert values is not None  # A source has at least one example, so there is a batch.
     if not np.isfinite(values[:filled]).all():
         raise WeightsError(
             "features that are not finite numbers", "activations that do not overflow",
@@ -204,7 +206,7 @@ def weights_hash(params: Any) -> str:
 def data_hash(source: Source, samples: int = 256) -> str:
     """Returns a hash of a source's identity and of the stored bytes of some of its examples.
 
-    The bytes detect a dataset that was prepared again under the same name and version.
+    The bytes change if a dataset is prepared again under the same name and version.
 
     Args:
         source: examples.

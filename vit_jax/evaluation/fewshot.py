@@ -4,10 +4,10 @@ With whitened features z and a constant feature b (of value `bias`), the weights
 
     sum over examples of |W z + w b - y|^2 + l2 (|W|^2 + |w|^2),
 
-where y is 1 at the example's class and -1 elsewhere. One eigendecomposition of z'z (or of zz' if
-there are fewer examples than features) gives the solution for every l2. Whitened features have mean
-0, so w and W can be solved separately. That matters in float32, where a constant feature of 100
-would cost the other features precision.
+where y is 1 for the example's class and -1 for the others. One eigendecomposition of z'z (or of zz'
+if there are fewer examples than features) gives the solution for every l2. Whitened features have
+mean 0, so w and W can be solved separately. This keeps precision in float32, where a constant
+feature of 100 would dominate the other features.
 
 Source: arXiv:2010.11929, section 4.1. Whitening, bias and l2 follow big_vision's evaluator.
 """
@@ -27,7 +27,7 @@ from vit_jax.evaluation.threads import threads_for
 
 # Added to the standard deviation, as in big_vision.
 _EPSILON = 1e-5
-# Examples that are classified at a time.
+# Number of examples to classify at once.
 _ROWS = 4096
 Dtype = Literal["float32", "float64"]
 
@@ -83,7 +83,7 @@ def fit_ridge(
 
 @contextlib.contextmanager
 def precision(dtype: Dtype) -> Iterator[None]:
-    """Enables float64 if asked for, and matrix products that accelerators do not round."""
+    """Enables float64 if `dtype` is float64, and the highest precision of matmuls."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.default_matmul_precision("highest"))
         if dtype == "float64":

@@ -1,4 +1,4 @@
-"""Evaluates frozen features as a config asks: opens datasets, extracts features, runs methods."""
+"""Evaluates frozen features: opens the datasets, extracts features and runs the methods."""
 
 import dataclasses
 import logging
@@ -22,12 +22,12 @@ from vit_jax.errors import DataError
 from vit_jax.evaluation.draws import check_shots
 from vit_jax.evaluation.feature_cache import FeatureCache
 from vit_jax.evaluation.features import (
+    FeatureExtractor,
     Features,
-    FrozenModel,
+    build_feature_extractor,
     data_hash,
     extract,
-    fit_params,
-    freeze,
+    resample_params,
 )
 from vit_jax.evaluation.methods import Splits, measure
 from vit_jax.models.options import ModelConfig
@@ -36,7 +36,7 @@ from vit_jax.parallel.processes import on_first_host
 
 log = logging.getLogger(__name__)
 
-# Longest time the other hosts wait for the first one, which runs the methods.
+# The first host runs the methods. The other hosts wait for it at most this long.
 _SOLVING_TIMEOUT_S = 24 * 3600.0
 _CACHE_FORMAT = 1
 
@@ -50,7 +50,7 @@ class _Dataset:
         config: its config section.
         sources: "train", "test" and, if it is a separate split, "held_out".
         image_size: height and width of the model's input.
-        data: how examples are read.
+        data: the data section for reading it.
     """
 
     name: str
@@ -61,17 +61,17 @@ class _Dataset:
 
 
 class FrozenEvaluator:
-    """Evaluates a model on the datasets of a fewshot section, which are opened once.
+    """Evaluates the frozen features of a model on the datasets of a fewshot section.
 
     Args:
         config: the fewshot section.
-        data: how examples are read; its `data_dir` is the default for the datasets.
+        data: the data section of the run; its `data_dir` is the default for the datasets.
         options: the model section.
         image_size: (height, width) of the model's parameters.
         mesh: devices.
         batch_size: images per batch over all hosts, unless the fewshot section sets it.
-        cache: cache of features; None: features are not cached.
-        weights: hash of the parameters, for the cache.
+        cache: cache of features; None: no cache.
+        weights: hash of the parameters, for the cache; None: features are not cached.
 
     Attributes:
         details: dataset -> method -> how its hyperparameter was chosen in the last call; only on
@@ -103,18 +103,18 @@ class FrozenEvaluator:
             self._datasets: list[_Dataset] = []
             return
         check_batch_size(mesh, self._batch_size, "fewshot.batch_size")
-        self._own = freeze(options, image_size, config.features, mesh)
+        self._own = build_feature_extractor(options, image_size, config.features, mesh)
         self._datasets = [
             _open_dataset(name, dataset, data, image_size)
             for name, dataset in config.datasets.items()
         ]
-        self._models: dict[int, FrozenModel] = {}
+        self._models: dict[int, FeatureExtractor] = {}
         for dataset in self._datasets:
             self._check_classes(dataset)
             size = (dataset.image_size, dataset.image_size)
             same = size == self._own.image_size
             self._models[dataset.image_size] = (
-                self._own if same else freeze(options, size, config.features, mesh)
+                self._own if same else build_feature_extractor(options, size, config.features, mesh)
             )
 
     def __call__(
@@ -130,23 +130,23 @@ class FrozenEvaluator:
             "fewshot/NAME/SHOTS_shot/...", "knn/NAME/...", "linear_probe/NAME/..." -> value, the
             same on all hosts; None if `stop` ended the evaluation.
         """
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for dataset in self._datasets:
             begin = time.perf_counter()
             splits = self._extract_splits(dataset, params, stop)
             if splits is None:
                 return None
             seconds = time.perf_counter() - begin
-            figures |= on_first_host(
+            metrics |= on_first_host(
                 "few-shot evaluation",
                 lambda d=dataset, s=splits, t=seconds: self._measure(d, s, t),
                 _SOLVING_TIMEOUT_S,
             )
-        return figures
+        return metrics
 
     def _measure(self, dataset: _Dataset, splits: Splits, seconds: float) -> dict[str, float]:
         begin = time.perf_counter()
-        figures, details = measure(splits, self._config, dataset.name)
+        metrics, details = measure(splits, self._config, dataset.name)
         details["features_s"] = seconds
         details["solving_s"] = time.perf_counter() - begin
         details["images"] = {name: len(source) for name, source in dataset.sources.items()}
@@ -156,10 +156,10 @@ class FrozenEvaluator:
             f"{sum(details['images'].values()):,}", seconds, ", ".join(self._config.methods),
             details["solving_s"],
         )  # fmt: skip
-        return figures
+        return metrics
 
     def _check_classes(self, dataset: _Dataset) -> None:
-        """Raises DataError if a class has too few examples, before anything is computed."""
+        """Raises DataError if a class has too few examples, before features are extracted."""
         train, test = dataset.sources["train"], dataset.sources["test"]
         if "least_squares" not in self._config.methods:
             return
@@ -175,7 +175,7 @@ class FrozenEvaluator:
         self, dataset: _Dataset, params: Any, stop: Callable[[], bool]
     ) -> Splits | None:
         model = self._models[dataset.image_size]
-        fitted = fit_params(params, self._own, model, self._mesh)
+        fitted = resample_params(params, self._own, model, self._mesh)
         found: dict[str, Features] = {}
         for split, source in dataset.sources.items():
             features = self._extract(dataset, source, model, fitted, stop)
@@ -194,7 +194,7 @@ class FrozenEvaluator:
         self,
         dataset: _Dataset,
         source: Source,
-        model: FrozenModel,
+        model: FeatureExtractor,
         params: Any,
         stop: Callable[[], bool],
     ) -> Features | None:

@@ -34,7 +34,7 @@ def knn_accuracies(
 ) -> Float[np.ndarray, " K"]:
     """Returns the top-1 accuracy for each number of neighbours.
 
-    Among equal neighbours or votes, the lower index wins.
+    Ties between neighbours or votes go to the lower index.
 
     Args:
         bank: features of the training examples.
@@ -65,7 +65,7 @@ def knn_accuracies(
 
 
 def _normalised(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    # A vector of zeros has no direction: its similarity to everything is 0.
+    # A vector of zeros has similarity 0 to all vectors.
     return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 

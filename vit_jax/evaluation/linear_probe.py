@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features, by scikit-learn or, for many features, by minibatches.
+"""Logistic regression on frozen features, by scikit-learn or, for large data, by minibatches.
 
 Both minimise the mean cross-entropy plus |W|^2 / (2 C N) on standardised features; the intercept is
 not regularised. (With two classes scikit-learn regularises the difference of their weights, which
@@ -27,7 +27,7 @@ _ITERATIONS = 1000
 _ROWS = 8192
 # For minibatch training.
 _BATCH_SIZE, _LEARNING_RATE = 1024, 0.02
-# Steps per epoch, at least; with few examples the batches are smaller.
+# Minimum number of steps per epoch. With few examples, the batches are smaller.
 _MIN_STEPS = 16
 
 
@@ -80,7 +80,7 @@ def _moments(
     features: Float[np.ndarray, "N D"],
 ) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
     mean = features.mean(0, dtype=np.float64)
-    # In parts, to avoid a second copy of all features.
+    # In chunks, to avoid a second copy of all features.
     parts = range(0, len(features), _ROWS)
     square = sum(np.square(features[i : i + _ROWS] - mean).sum(0) for i in parts)
     std = np.sqrt(square / len(features)) + _EPSILON
@@ -113,7 +113,7 @@ def train_by_lbfgs(
     if len(seen) == 1:  # Nothing to train.
         intercepts[:, seen[0]] = 0
         return kernels, intercepts
-    # Each fit starts from the one before, beginning with the strongest regularisation.
+    # Each fit starts from the solution of the previous one, strongest regularisation first.
     order = np.argsort(strengths)
     model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
     for place in order:
@@ -146,7 +146,7 @@ def train_by_gradient(
     """Trains one probe for each C on the same minibatches; returns kernels and intercepts.
 
     Args:
-        features: as extracted; standardised one minibatch at a time.
+        features: features before standardisation, which is done for each minibatch.
         labels: classes.
         strengths: values of C.
         num_classes: number of classes of the dataset.

@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.parallel.mesh import batch_sharding, to_devices
 
-# (params, batch, *frozen) -> name -> array: the same on every device, over the whole batch.
+# (params, batch, *frozen) -> name -> array for the whole batch, replicated on all devices.
 EvalStep = Callable[..., dict[str, jax.Array]]
-# Batches that the device may be working on while the host reads the outputs of earlier ones.
+# Number of dispatched batches at which the host reads the outputs of the oldest.
 _BATCHES_IN_FLIGHT = 2
 
 
@@ -24,12 +24,12 @@ class Totals(Protocol):
         """Adds one batch."""
         ...
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
         ...
 
     def warnings(self) -> list[str]:
-        """Returns what a user should know about the split, such as classes without examples."""
+        """Returns warnings about the split for the user, such as classes without examples."""
         ...
 
     def write(self, folder: Path, name: str) -> None:
@@ -38,17 +38,17 @@ class Totals(Protocol):
 
 
 def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:
-    """Returns the step jitted, with its outputs on every device.
+    """Returns the jitted step, with its outputs replicated on all devices.
 
     Args:
         eval_step: not jitted.
         mesh: devices.
-        shardings: of the parameters, and of the frozen arrays if there are any.
+        shardings: shardings of the parameters, then of the frozen arrays if there are any.
     """
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     params, *frozen = shardings
     return jax.jit(
-        eval_step, in_shardings=(params, batch_sharding(mesh), *frozen), out_shardings=everywhere
+        eval_step, in_shardings=(params, batch_sharding(mesh), *frozen), out_shardings=replicated
     )
 
 
@@ -60,15 +60,15 @@ def evaluate(
     totals: Totals,
     frozen: tuple[Any, ...] = (),
 ) -> dict[str, float]:
-    """Evaluates all batches of this host and returns the figures.
+    """Evaluates all batches of this host and returns the metrics.
 
     Args:
         eval_step: jitted.
         params: the model's parameters.
         batches: this host's rows.
         mesh: devices.
-        totals: empty; adds up the outputs of the step.
-        frozen: last arguments of the step.
+        totals: empty totals, to add up the outputs of the step.
+        frozen: frozen arguments of the step.
     """
     pending: list[dict[str, jax.Array]] = []
     for batch in batches:
@@ -77,4 +77,4 @@ def evaluate(
             totals.add(jax.device_get(pending.pop(0)))
     for outputs in pending:
         totals.add(jax.device_get(outputs))
-    return totals.figures()
+    return totals.metrics()

@@ -16,14 +16,14 @@ from vit_jax.evaluation.draws import (
     class_orders,
     draw_held_out,
     draw_shots,
-    split_off,
+    hold_out,
 )
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.fewshot import RidgePath, accuracies, fit_ridge
 from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.linear_probe import fits_in_memory, probe_accuracies
 
-Found = tuple[dict[str, float], dict[str, Any]]
+MethodResult = tuple[dict[str, float], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Splits:
     """The features of a dataset.
 
     Attributes:
-        train: to train on.
-        test: to measure accuracy on, and nothing else.
-        held_out: to choose hyperparameters on; None: examples of `train` are held out.
+        train: training examples.
+        test: test examples, used only to measure accuracy.
+        held_out: examples to choose hyperparameters on; None: hold out examples of `train`.
         class_names: in label order.
         name: name of the training split, for messages.
     """
@@ -50,7 +50,7 @@ class Splits:
         return len(self.class_names)
 
 
-def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     """Runs the methods of a config.
 
     Args:
@@ -65,15 +65,15 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> Found:
         DataError: a class has too few examples.
     """
     run = {"least_squares": _least_squares, "knn": _knn, "linear_probe": _linear_probe}
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     details: dict[str, Any] = {}
     for method in config.methods:
         found, details[method] = run[method](splits, config, name)
-        figures |= found
-    return figures, details
+        metrics |= found
+    return metrics, details
 
 
-def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     train, classes = splits.train, splits.num_classes
     most = max(config.shots)
     chooses = config.l2 is None and splits.held_out is None
@@ -83,7 +83,7 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
         counts, tested, splits.class_names, most, held_out=int(chooses), dataset=splits.name
     )
     orders = {seed: class_orders(train.labels, classes, seed) for seed in config.seeds}
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     details: dict[str, Any] = {"chosen_on": _chosen_on(splits, config)}
     options: Any = {"whiten": config.whiten, "bias": config.bias, "dtype": config.dtype}
     for shots in config.shots:
@@ -108,18 +108,18 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> Found:
             for p in paths.values()
         ]
         at = f"fewshot/{name}/{shots}_shot"
-        figures |= {
+        metrics |= {
             f"{at}/accuracy_top1": statistics.fmean(tests),
             f"{at}/accuracy_top1_std": statistics.stdev(tests) if len(tests) > 1 else 0.0,
             f"{at}/l2": l2,
         }
         row["accuracy_top1_by_seed"] = _named(config.seeds, tests)
         details[f"{shots}_shot"] = row
-    return figures, details
+    return metrics, details
 
 
 def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
-    """Describes the examples that l2 was chosen on."""
+    """Describes the examples on which l2 is chosen."""
     if config.l2 is not None:
         return "fixed"
     if splits.held_out is not None:
@@ -141,12 +141,12 @@ def _choose_on(
 
 
 def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> float:
-    """Returns the value with the highest score; among ties the largest, or else the smallest.
+    """Returns the value with the highest score.
 
     Args:
         grid: values.
         scores: score of each value.
-        most: among ties, take the largest value.
+        most: take the largest value among ties, otherwise the smallest.
 
     >>> best([1, 4, 16], np.array([0.5, 0.75, 0.75]))
     16
@@ -155,7 +155,7 @@ def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> flo
     return max(top) if most else min(top)
 
 
-def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _knn(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     options: Any = {
         "num_classes": splits.num_classes,
         "vote": config.knn_vote,
@@ -172,11 +172,11 @@ def _knn(splits: Splits, config: FewshotConfig, name: str) -> Found:
         tried = _named(config.knn_neighbours, scores.tolist())
     train, test = splits.train, splits.test
     found = knn_accuracies(train.values, train.labels, test.values, test.labels, [k], **options)
-    figures = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
-    return figures, {"chosen_on": chosen_on, "held_out_accuracy": tried}
+    metrics = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
+    return metrics, {"chosen_on": chosen_on, "held_out_accuracy": tried}
 
 
-def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
+def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     by_gradient = not fits_in_memory(splits.train.values, config.probe_memory_mb)
     options: Any = {
         "num_classes": splits.num_classes,
@@ -194,8 +194,8 @@ def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
         tried = _named(config.probe_c, scores.tolist())
     train, test = splits.train, splits.test
     found = probe_accuracies(train.values, train.labels, test.values, test.labels, [c], **options)
-    figures = {f"linear_probe/{name}/accuracy_top1": float(found[0]), f"linear_probe/{name}/c": c}
-    return figures, {
+    metrics = {f"linear_probe/{name}/accuracy_top1": float(found[0]), f"linear_probe/{name}/c": c}
+    return metrics, {
         "chosen_on": chosen_on,
         "held_out_accuracy": tried,
         "trained_by": "minibatch gradients" if by_gradient else "scikit-learn",
@@ -203,12 +203,12 @@ def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> Found:
 
 
 def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, Features, str]:
-    """Returns features to train on and to choose on, and a description of the latter."""
+    """Returns features to train on, features to choose on, and a description of the latter."""
     if splits.held_out is not None:
         chosen_on = f"{len(splits.held_out.labels)} examples of the held-out split"
         return splits.train, splits.held_out, chosen_on
     fraction, train = config.held_out_fraction, splits.train
-    kept, held_out = split_off(train.labels, splits.num_classes, fraction, config.seeds[0])
+    kept, held_out = hold_out(train.labels, splits.num_classes, fraction, config.seeds[0])
     learn, choose = (Features(train.values[p], train.labels[p]) for p in (kept, held_out))
     return learn, choose, f"{len(held_out)} examples held out of the training split"
 

@@ -1,4 +1,4 @@
-"""Evaluation of parameters on the splits of a config."""
+"""Evaluates parameters on the splits of a config."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,23 +20,23 @@ log = logging.getLogger(__name__)
 
 
 class SplitEvaluator:
-    """The splits to evaluate, opened once.
+    """Evaluates splits, which are opened once.
 
     Args:
         config: the run.
         splits: name in the metrics -> split.
         mesh: devices.
-        preprocessing: of the task's evaluation.
+        preprocessing: preprocessing of the task for evaluation.
         make_totals: class names -> an empty `Totals` of the task.
-        report: folder for the tables that the totals write; None: they are not written.
-        suffix: added to the split's name in the names of these files.
+        report: folder for the tables of the totals; None: do not write them.
+        suffix: suffix for the file names of these tables.
 
     Attributes:
-        splits: as given.
+        splits: name in the metrics -> split.
 
     Raises:
         DataError: a split that does not exist.
-        ConfigError: a batch that does not divide over the devices.
+        ConfigError: a batch size that the number of devices does not divide.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class SplitEvaluator:
         Args:
             eval_step: jitted.
             params: the model's parameters.
-            frozen: last arguments of the step.
+            frozen: frozen arguments of the step.
             stop: called before each batch; if it returns True, the evaluation ends.
 
         Returns:
             "eval/SPLIT/METRIC" -> value, for the task's metrics; None if it was stopped.
         """
-        figures = {}
+        metrics = {}
         try:
             for name, source in self._sources.items():
                 totals = self._make_totals(source.class_names)
@@ -90,10 +90,10 @@ class SplitEvaluator:
                     found = evaluate(eval_step, params, batches, self._mesh, totals, frozen)
                 if is_first_host():
                     self._report_totals(name, totals)
-                figures |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
+                metrics |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
         except _StoppedError:
             return None
-        return figures
+        return metrics
 
     def _report_totals(self, name: str, totals: Totals) -> None:
         """Writes the tables of a split, and logs its warnings the first time."""
@@ -113,5 +113,5 @@ def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[H
     for batch in batches:
         if stop():
             raise _StoppedError
-        # Skipped examples are masked; the figure `examples` shows how many were counted.
+        # Skipped examples are masked. The metric `examples` is the number that were not skipped.
         yield on_device(batch)

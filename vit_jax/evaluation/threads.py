@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from threadpoolctl import threadpool_limits
 
-# Smaller matrices keep only one core busy.
+# Smaller matrices do not need more than one core.
 _SMALL = 1 << 24
 
 

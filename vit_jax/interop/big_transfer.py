@@ -8,7 +8,7 @@ from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import Format, Published, Tensors, depth_of
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
-from vit_jax.models.registry import list_models, model_options, resolve
+from vit_jax.models.registry import list_models, model_options, model_shape
 from vit_jax.models.resnet import ResNetShape
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         units.append(count)
     shape = ResNetShape(tuple(units), file.shapes[_ROOT][3])
     names = [n for n in list_models() if n.startswith("BiT-")]
-    name = next((n for n in names if resolve(model_options(n)) == shape), None)
+    name = next((n for n in names if model_shape(model_options(n)) == shape), None)
     if name is None:
         raise WeightsError(
             f"{file.path} is a ResNet with stages of {units} units and width {shape.width}",
@@ -58,7 +58,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     Raises:
         WeightsError: a ResNet for small images, or one with a tanh layer before its head.
     """
-    shape = resolve(loaded.options)
+    shape = model_shape(loaded.options)
     assert isinstance(shape, ResNetShape)
     if shape.small:
         raise WeightsError(

@@ -22,7 +22,7 @@ from vit_jax.interop.resize import Grid, Method, Target, fit, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import ImageModel
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model, model_options, resolve
+from vit_jax.models.registry import build_model, model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
 
 M = TypeVar("M", bound=nnx.Module)
@@ -284,7 +284,7 @@ def _abstract_source(published: Published) -> tuple[ImageModel, _Shapes]:
     """Returns the model that the file was made for, without values, and its parameters' shapes."""
     options = model_options(**published.options)
     # A file that does not determine its image size has no parameter that depends on it.
-    stride = resolve(options).stride
+    stride = model_shape(options).stride
     size = published.image_size or (stride, stride)
     return _abstract(options, published.num_classes, size)
 

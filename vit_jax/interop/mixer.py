@@ -10,7 +10,7 @@ from vit_jax.interop.formats import Format, Published, Tensors, depth_of
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import grid_of, square_side
-from vit_jax.models.registry import list_models, model_options, resolve
+from vit_jax.models.registry import list_models, model_options, model_shape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -69,7 +69,7 @@ def _options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
     for listed in list_models():
         if listed.startswith("Mixer-"):
             name = f"{listed.rpartition('/')[0]}/{patch}"
-            shape = resolve(model_options(name))
+            shape = model_shape(model_options(name))
             if all(getattr(shape, key) == value for key, value in sizes.items()):
                 return {"name": name}
     return {"name": f"Mixer-B/{patch}", **sizes}

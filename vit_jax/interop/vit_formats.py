@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.name_table import parameters
 from vit_jax.models.position import Learned1d, Sincos2d
-from vit_jax.models.registry import list_models, model_options, resolve
+from vit_jax.models.registry import list_models, model_options, model_shape
 from vit_jax.models.vit import ViTConfig, ViTShape
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def vit_options(
     names = [n for n in list_models() if n.startswith("ViT-") and n.endswith("/16")]
 
     def shape(name: str) -> Any:
-        return resolve(model_options(name))
+        return model_shape(model_options(name))
 
     for name in names:
         if dataclasses.replace(shape(name), patch_size=patch_size) == wanted:
@@ -121,7 +121,7 @@ def checked_options(
                 f"use --format=orbax, which holds every model, or convert with"
                 f" --model.{name}={values[0]}, which changes what the weights compute",
             )
-    shape = resolve(options)
+    shape = model_shape(options)
     assert isinstance(shape, ViTShape)
     return options, shape
 

@@ -1,1 +1,1 @@
-"""Models: one small file per idea; `registry` makes a model from a name."""
+"""Models. Each file holds one family or one kind of layer; `registry` builds a model by name."""

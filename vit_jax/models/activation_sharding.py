@@ -1,8 +1,8 @@
-"""Sharding of activations: which dimensions of a value are split over which axes of the mesh.
+"""Sharding of activations: which dimension is split over which axes of the mesh.
 
 Models mark their activations with `constrain`. Without a mesh it does nothing, so that the same
-model runs on one device, in a test or in an exported program. `with_mesh` gives the mesh to a
-function that is traced.
+model runs on one device, in a test or in an exported program. `with_mesh` sets the mesh
+while a function is traced.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-# A batch is divided over both axes: fsdp gathers parameters, but not examples.
+# Batches are sharded over both axes: fsdp gathers parameters, but not examples.
 BATCH_AXES = ("data", "fsdp")
 Dimension = Literal["batch", "tensor"] | None
 _AXES: dict[Any, tuple[str, ...]] = {"batch": BATCH_AXES, "tensor": ("tensor",), None: ()}
@@ -28,10 +28,10 @@ def constrain(x: jax.Array, *dimensions: Dimension) -> jax.Array:
 
     Args:
         x: any value.
-        dimensions: what the leading dimensions count: "batch" for examples, which are split over
-            data and fsdp; "tensor" for heads, hidden features or classes, which are split over
-            tensor; None for a dimension that is not split. Dimensions that are not given are not
-            split, and neither is one whose size is not divisible by the number of devices.
+        dimensions: how each leading dimension is sharded. "batch" (examples): over data and fsdp;
+            "tensor" (heads, hidden features or classes): over tensor; None: not sharded. Other
+            dimensions are not sharded, and neither is a dimension whose size is not divisible by
+            the number of devices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:

@@ -28,7 +28,7 @@ Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel to use, the number of tokens to pad to, and why this kernel."""
+    """The kernel to use, the number of tokens to pad to, and the reason for the choice."""
 
     implementation: Implementation
     padded_tokens: int
@@ -47,8 +47,8 @@ def choose_attention(
 ) -> AttentionChoice:
     """Chooses the attention kernel for a shape.
 
-    cuDNN's flash attention can only train with an even number of tokens. Odd numbers, as in every
-    ViT with a class token, are padded by one token, which `key_value_seq_lengths` masks.
+    cuDNN's flash attention can only train with an even number of tokens. An odd number, as in most
+    ViTs with a class token, is padded by one token, which `key_value_seq_lengths` masks.
 
     Args:
         requested: "auto", "xla", "cudnn" or "einsum".
@@ -101,7 +101,7 @@ def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> st
 
     try:
         jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
-    except Exception as error:  # Whatever cuDNN raises, XLA's kernel works.
+    except Exception as error:  # Whatever the error is, XLA's kernel works.
         return str(error).strip().splitlines()[0][:200]
     return None
 

@@ -1,4 +1,4 @@
-"""The encoder: equal blocks of self-attention and MLP, stacked."""
+"""The Transformer encoder: a stack of identical blocks of self-attention and MLP."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
-from vit_jax.models.position import Table, build_table
+from vit_jax.models.position import TableSpec, build_table
 from vit_jax.models.stacking import Remat, build_stack, scan_stack
 
 BLOCK_INTERMEDIATES = (
@@ -31,7 +31,7 @@ class BlockSpec:
     width: int
     num_heads: int
     tokens: int
-    position_table: Table | None
+    position_table: TableSpec | None
     mlp: Literal["gelu", "swiglu"]
     mlp_hidden: int
     gelu_approximate: bool
@@ -153,7 +153,7 @@ def residual_branch(
 
 
 class Encoder(nnx.Module):
-    """`depth` equal blocks. Every parameter of `blocks` has a leading axis of size depth.
+    """`depth` identical blocks. Every parameter of `blocks` has a leading axis of size depth.
 
     Args:
         spec: shape of a block.
@@ -200,7 +200,7 @@ class Encoder(nnx.Module):
             valid_tokens: tokens after the first `valid_tokens` are padding.
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
-            reduce: applied to the captured intermediates of each block; None: they are kept whole.
+            reduce: applied to the captured intermediates of each block; None: unchanged.
         """
         keys = None if key is None else jax.random.split(key, self.depth)
         rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
@@ -229,18 +229,18 @@ class Encoder(nnx.Module):
         )
 
 
-def reduced(
+def reduce_intermediates(
     found: dict[str, jax.Array],
     *,
     functions: Mapping[str, Callable[[jax.Array], jax.Array]],
     tokens: int,
 ) -> dict[str, jax.Array]:
-    """Returns a block's captured intermediates without padding tokens, some of them reduced.
+    """Removes padding tokens from a block's captured intermediates, then applies `functions`.
 
     Args:
         found: name -> value, of one block.
         functions: name -> function to apply to this value.
-        tokens: N without padding.
+        tokens: N, without padding.
     """
     real = {name: _unpad(name, value, tokens) for name, value in found.items()}
     return {n: functions[n](value) if n in functions else value for n, value in real.items()}

@@ -1,8 +1,8 @@
-"""Measures the cost of one layer of self-attention, convolution or recurrence.
+"""Measures the cost of a self-attention, convolution or recurrent layer.
 
 A layer of each kind maps N tokens of D features to N tokens of D features. Parameters are counted
-in the module, multiply-accumulates and sequential steps in the traced program, and path length by
-following which tokens a gradient reaches.
+in the module. Multiply-accumulates and sequential steps are counted in the traced program. The path
+length is measured by following gradients from token to token.
 
 Source: arXiv:1706.03762, section 4 and Table 1.
 """
@@ -23,7 +23,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.flops import count_macs, sub_jaxprs
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model, resolve
+from vit_jax.models.registry import build_model, model_shape
 
 # Paths are measured up to this many tokens, because attention's gradient takes N^2 floats.
 MEASURED_TOKENS = 4096
@@ -56,9 +56,9 @@ class Cost:
     Attributes:
         parameters: weights and biases.
         macs: multiply-accumulates for the whole sequence, padding included.
-        steps: sequential scan iterations; 1: there is no scan.
-        path: number of applications of the layer or cell after which the last token depends on the
-            first. No other pair of tokens needs more.
+        steps: number of sequential scan iterations; 1 without a scan.
+        path: number of times the layer or cell must be applied until the last token depends on
+            the first. This is the maximum over all pairs of tokens.
     """
 
     parameters: int
@@ -73,7 +73,7 @@ class Layer(ABC):
 
     Attributes:
         width: D.
-        num_heads: of self-attention.
+        num_heads: number of attention heads.
         grid: rows and columns of patches.
         num_prefix: class token and registers, which come before the patches in the sequence.
     """
@@ -85,7 +85,7 @@ class Layer(ABC):
 
     name: ClassVar[str]
     formulas: ClassVar[Formulas]
-    # Whether each sweep reads the layer's input as well as the result of the previous sweep.
+    # Whether each application reads the layer's input as well as the previous application's result.
     recurrent: ClassVar[bool] = False
 
     @property
@@ -105,10 +105,10 @@ class Layer(ABC):
     def path(self) -> int:
         """Returns the path length by formula."""
 
-    def sweep(
+    def propagate(
         self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
     ) -> Float[Array, "1 N D"]:
-        """Applies the layer, or all cells of it at once, to the result of the previous sweep."""
+        """Applies the layer, or all cells of it at once, to the previous application's result."""
         del inputs
         return self.apply(module, tokens)
 
@@ -191,7 +191,7 @@ class Recurrence(Layer):
     def path(self) -> int:
         return self.tokens
 
-    def sweep(
+    def propagate(
         self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
     ) -> Float[Array, "1 N D"]:
         """Applies the cell at every position to its input and the previous position's state."""
@@ -202,7 +202,7 @@ class Recurrence(Layer):
 LAYERS: tuple[type[Layer], ...] = (Attention, GridConvolution, SequenceConvolution, Recurrence)
 
 
-def layers_of(options: ModelConfig, image_size: int) -> list[Layer]:
+def comparable_layers(options: ModelConfig, image_size: int) -> list[Layer]:
     """Returns one layer of each kind with the width, heads and tokens of a model.
 
     Args:
@@ -218,14 +218,14 @@ def layers_of(options: ModelConfig, image_size: int) -> list[Layer]:
         raise ModelError(
             f"{options.name}, which has no self-attention", "a ViT or a hybrid", "e.g. ViT-B/16"
         )
-    width = resolve(options).width
+    width = model_shape(options).width
     return [layer(width, model.num_heads, model.grid, model.num_prefix) for layer in LAYERS]
 
 
 def measure(layer: Layer) -> Cost:
-    """Measures the cost of a layer without running it at its width.
+    """Measures the cost of a layer. The layer is traced at its own width, but not run.
 
-    With more than MEASURED_TOKENS tokens, the path is computed by formula.
+    With more than MEASURED_TOKENS tokens, the path comes from the formula instead of a measurement.
 
     >>> measure(Attention(width=768, num_heads=12, grid=(14, 14), num_prefix=1))
     Cost(parameters=2362368, macs=524391936, steps=1, path=1)
@@ -246,9 +246,10 @@ def measure(layer: Layer) -> Cost:
 
 
 def longest_scan_chain(jaxpr: core.Jaxpr) -> int:
-    """Returns the length of a program's longest chain of scan iterations that wait for each other.
+    """Returns the length of the longest chain of scan iterations that depend on each other.
 
-    Consecutive scans add up, independent scans do not, nested scans multiply.
+    Consecutive scans are added, nested scans are multiplied, and of independent scans the longest
+    counts.
     """
     ready: dict[Any, int] = {}
     for eqn in jaxpr.eqns:
@@ -265,7 +266,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
-    """Returns how often a layer must be applied until one token depends on another.
+    """Returns how many times a layer must be applied until one token depends on another.
 
     Runs the layer's code at a width of 4 with random parameters and follows gradients from the
     target back to the source: tokens whose gradient is not zero are reached. Each application
@@ -273,24 +274,25 @@ def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
 
     Args:
         layer: only its number of tokens matters.
-        source: index of the token to depend on, among those that the layer maps.
-        target: index of the token that should depend on it.
+        source: index of the first token of the path, among those that the layer maps.
+        target: index of the last token of the path.
 
     Returns:
-        The number of applications of the layer, or of a recurrence's cell; None: never.
+        The number of applications of the layer, or of a recurrence's cell, until the target depends
+        on the source; None if it never does.
     """
     layer = dataclasses.replace(layer, width=4, num_heads=1)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: layer.build(nnx.Rngs(0))))
     draw = np.random.default_rng(0).standard_normal
 
-    def sweep(params: Any, tokens: jax.Array, inputs: jax.Array) -> jax.Array:
-        return layer.sweep(nnx.merge(graphdef, params), tokens, inputs)
+    def propagate(params: Any, tokens: jax.Array, inputs: jax.Array) -> jax.Array:
+        return layer.propagate(nnx.merge(graphdef, params), tokens, inputs)
 
     @jax.jit
     def search(params: Any, noise: jax.Array, inputs: jax.Array, start: jax.Array) -> tuple:
         def one_more(carry: tuple) -> tuple:
             count, reached, _ = carry
-            back = jax.vjp(lambda *both: sweep(params, *both), inputs, inputs)[1]
+            back = jax.vjp(lambda *both: propagate(params, *both), inputs, inputs)[1]
             gradients = back(jnp.where(reached[None, :, None], noise, 0))
             reached, read = ((g != 0).any((0, 2)) for g in gradients)
             return count + 1, reached, (read if layer.recurrent else reached)[source]

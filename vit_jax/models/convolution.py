@@ -1,10 +1,10 @@
-"""Convolution whose gradients are as fast on CPUs as the convolution itself.
+"""Convolution with gradients that are fast on CPUs.
 
-XLA's CPU backend has a fast convolution, but does not use it for the two convolutions that
-automatic differentiation makes of one: the gradient of the input, whose kernel is flipped, and the
-gradient of the kernel, whose window is a whole feature map. With the gradients written out below, a
-small ResNet trains about five times faster on a CPU. On other platforms the gradients are the
-convolutions that automatic differentiation would make.
+XLA's CPU backend has a fast convolution, but does not use it for the gradients that automatic
+differentiation gives: the gradient of the input is a convolution with a flipped kernel, and the
+gradient of the kernel is one whose window is a whole feature map. With the gradients written out
+below, a small ResNet trains about five times faster on a CPU. Other platforms use the gradients of
+automatic differentiation.
 """
 
 import functools
@@ -88,8 +88,7 @@ def _input_gradient(x: Array, stride: int, padding: Padding, kernel: Array, dy: 
 def _flipped_convolution(padding: Padding, kernel: Array, dy: Array) -> Array:
     """Returns the gradient of the input at stride 1: a convolution with the flipped kernel.
 
-    The barrier keeps XLA from merging the flip into the convolution, which would then not be the
-    fast one.
+    The barrier keeps XLA from merging the flip into the convolution, which would make it slow.
     """
     flipped = lax.optimization_barrier(kernel[::-1, ::-1].swapaxes(2, 3))
     sides = zip(kernel.shape[:2], padding, strict=True)

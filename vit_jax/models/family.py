@@ -1,7 +1,7 @@
-"""What a model family is, and what every model has in common.
+"""The description of a model family, and the interface that all models share.
 
-A family is one `Family` in one file of this package, listed in `registry.FAMILIES`. Everything
-else (commands, sharding, optimizers, weight formats) asks the family, not the model's name.
+A family is one `Family` in one file of this package, listed in `registry.FAMILIES`. Other code
+(commands, sharding, optimizers, weight formats) reads these attributes instead of testing names.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from flax import nnx
 from vit_jax.errors import ModelError
 from vit_jax.models.options import ModelConfig
 
-# Image size in pixels of the models for small images (Mini, Micro, Nano), and of all others.
+# Default image size in pixels: of models for small images (Mini, Micro, Nano), and of all others.
 SMALL_IMAGE_SIZE = 32
 IMAGE_SIZE = 224
 
@@ -28,13 +28,13 @@ class ImageModel(nnx.Module):
     """Base of all models: images f32[B, H, W, 3] in [-1, 1] -> logits f32[B, num_classes].
 
     Attributes:
-        image_size: (height, width) in pixels that the model is made for.
+        image_size: (height, width) in pixels that the model is built for.
         grid: rows and columns of patches, or of the last feature map.
         tokens: length of the sequence of tokens, class token and registers included; None: a
             model without tokens.
-        num_prefix: how many of the tokens are not patches.
-        num_heads: of its self-attention; None: it has none.
-        parts: names of its top-level modules and parameters, in the order of the forward pass.
+        num_prefix: number of tokens before the patches: class token and registers.
+        num_heads: number of attention heads; None: a model without self-attention.
+        parts: names of the top-level modules and parameters, in the order of the forward pass.
     """
 
     image_size: tuple[int, int]
@@ -46,7 +46,7 @@ class ImageModel(nnx.Module):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Names that `return_intermediates` takes."""
+        """Valid names for `return_intermediates`."""
         raise NotImplementedError
 
     def __call__(
@@ -72,21 +72,21 @@ class Family:
 
     Attributes:
         name: e.g. "ViT".
-        options: its config section.
+        options: class of its config section.
         sizes: listed model name -> shape. A shape is the family's own dataclass; it has
             `image_multiple`, by which image sides must be divisible.
-        small: which of the listed names are made for 32-pixel images.
-        parse: returns the shape of a name that is not listed but has a meaning, else None.
-        pattern: what its names look like, for messages.
-        shape: options -> shape of the name, with the sizes that the options override.
-        build: makes a model of the family, see `registry.build_model`.
+        small: listed names of the models for 32-pixel images.
+        parse: function from a name that is not listed to its shape; None for an unknown name.
+        pattern: pattern of the names, for error messages.
+        shape: function from options to the sizes of the named model, with their overrides.
+        build: builds a model of the family, see `registry.build_model`.
         describe: (options, model) -> rows of (label, value, note) for the `models` command.
         sharding_rules: which mesh axis each dimension of a parameter is split over.
         layer_order: regular expressions over whole parameter names, in the order of the forward
-            pass. Each is one layer or, where it matches parameters of a scanned stack (`blocks`),
-            as many layers as the stack has. The rest (final norm, head) is the last layer.
+            pass. Each matches one layer, or all layers of a scanned stack (`blocks`). Parameters
+            that none of them matches (final norm, head) are the last layer.
         formats: modules of `vit_jax.interop` that read and write published weights.
-        build_flags: names of the flags that `build` takes for a task, such as "mask_token".
+        build_flags: flags that a task can pass to `build`, such as "mask_token".
     """
 
     name: str
@@ -110,7 +110,7 @@ def override_sizes(shape: Any, options: ModelConfig, names: tuple[str, ...]) -> 
     Args:
         shape: dataclass of sizes.
         options: fields named as in the shape; None: not set.
-        names: of the sizes that can be overridden.
+        names: sizes that can be overridden.
     """
     given = {name: getattr(options, name) for name in names}
     return dataclasses.replace(shape, **{k: v for k, v in given.items() if v is not None})
@@ -122,7 +122,7 @@ def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> N
     Args:
         image_size: (height, width) in pixels.
         multiple: pixels between neighbouring patches.
-        what: what has this size, for the message, e.g. "patch size".
+        what: name of the multiple, for the message, e.g. "patch size".
     """
     if all(side >= multiple and side % multiple == 0 for side in image_size):
         return
@@ -159,7 +159,7 @@ def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
 
 
 def check_intermediates(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Raises ModelError for a name that is not among those a model can return."""
+    """Raises ModelError for an intermediate that the model cannot return."""
     for name in names:
         if name not in known:
             raise ModelError(

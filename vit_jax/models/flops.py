@@ -1,7 +1,7 @@
-"""Counting operations in traced programs.
+"""Counts operations in traced programs.
 
-Counts come from the program that JAX traces, so no model needs a formula. XLA's own cost analysis
-is not used, because it counts the body of a scan once.
+Operations are counted in the program that JAX traces, so no model needs a formula. XLA's own cost
+analysis is not used, because it counts the body of a scan only once.
 """
 
 import functools
@@ -21,11 +21,11 @@ from vit_jax.models.registry import build_model
 def count_macs(jaxpr: core.Jaxpr) -> int:
     """Returns the multiply-accumulates of a program's matmuls and convolutions.
 
-    Other operations, such as additions and normalisations, are not counted. The body of a scan
-    counts as often as it runs, and a conditional as its most expensive branch.
+    Other operations, such as additions and normalisations, are not counted. The body of a scan is
+    counted once per iteration, and a conditional as its most expensive branch.
 
     Raises:
-        ValueError: a while loop with matmuls, because a trace does not know how often it runs.
+        ValueError: a while loop contains matmuls. Its number of iterations is unknown.
     """
     total = 0
     for eqn in jaxpr.eqns:
@@ -40,7 +40,9 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
             outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
             total += math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) // outputs
         elif kind == "while" and any(inner):
-            raise ValueError("matmuls in a while loop: unknown how often")
+            raise ValueError(
+                "cannot count the matmuls in a while loop: its number of iterations is unknown"
+            )
         elif kind == "cond":
             total += max(inner)
         else:
@@ -66,7 +68,7 @@ def traced_macs(function: Callable[..., Any], *args: Any) -> int:
     """Returns the multiply-accumulates of a function, which is traced but not run.
 
     Args:
-        function: of arrays.
+        function: function of arrays.
         *args: its arguments, or their shapes.
     """
     return count_macs(jax.make_jaxpr(function)(*args).jaxpr)
@@ -124,8 +126,8 @@ def model_macs(model: Any) -> int:
     """Returns the multiply-accumulates of one image's forward pass.
 
     Args:
-        model: real, or without values as `nnx.eval_shape` makes it; its attention must not be a
-            kernel that cannot be traced, such as cuDNN's.
+        model: with values, or abstract from `nnx.eval_shape`. Its attention must not be a kernel
+            that cannot be traced, such as cuDNN's.
     """
     return _module_macs(model, jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32))
 

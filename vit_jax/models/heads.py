@@ -1,4 +1,4 @@
-"""Poolings, from tokens to one feature vector, and the classification head."""
+"""Pooling of tokens to one feature vector, and the classification head."""
 
 from functools import partial
 
@@ -27,8 +27,8 @@ class AttentionPooling(nnx.Module):
         width: D, features in and out.
         num_heads: heads of the attention.
         mlp_dim: hidden features of the MLP.
-        gelu_approximate: as in the encoder.
-        norm_epsilon: as in the encoder.
+        gelu_approximate: use the tanh approximation of GELU.
+        norm_epsilon: epsilon of the LayerNorm.
         dtype: type the matmuls run in.
         rngs: source of the initial values.
     """

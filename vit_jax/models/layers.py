@@ -1,8 +1,8 @@
-"""LayerNorm, GELU and softmax in float32 whose backward pass keeps little and recomputes the rest.
+"""LayerNorm, GELU and softmax in float32, with backward passes that save memory.
 
 Automatic differentiation would keep every intermediate of these formulas, several times the size of
-their input. The gradients written out here keep the input (LayerNorm, GELU) or the output (softmax)
-alone, which saves memory everywhere and, where memory traffic is what costs, time.
+their input. The gradients written out here keep only the input (LayerNorm, GELU) or the output
+(softmax) and recompute the rest. This saves memory, and time where memory bandwidth is the limit.
 """
 
 import functools
@@ -86,7 +86,7 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gelu(x: jax.Array, approximate: bool = True) -> jax.Array:
-    """Returns x * Phi(x), Phi the normal distribution function, exact or by tanh.
+    """Returns x * Phi(x), Phi the normal distribution function, exact or approximated by tanh.
 
     Source: arXiv:1606.08415, section 2.
     """
@@ -115,7 +115,7 @@ gelu.defvjp(_gelu_fwd, _gelu_bwd)
 
 @jax.custom_vjp
 def softmax(logits: jax.Array) -> jax.Array:
-    """exp(logits) normalised over the last axis; keeps only its result."""
+    """Softmax over the last axis; its backward pass needs only its result."""
     return jax.nn.softmax(logits, axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""MLP-Mixer: blocks of an MLP over the tokens and an MLP over the channels.
+"""MLP-Mixer: each block has an MLP over the tokens and an MLP over the channels.
 
 Source: arXiv:2105.01601.
 """
@@ -29,7 +29,7 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.stacking import Remat, build_stack, remat_on, scan_stack
+from vit_jax.models.stacking import Remat, build_stack, remat_for_platform, scan_stack
 from vit_jax.schema import option
 
 _BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
@@ -42,7 +42,7 @@ class MixerConfig(ModelConfig):
     kind: ClassVar[str] = "an MLP-Mixer"
 
     width: int | None = option(None, at_least=1)
-    """Sizes that replace those of the name. None: as named."""
+    """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
     token_mlp_dim: int | None = option(None, at_least=1)
     channel_mlp_dim: int | None = option(None, at_least=1)
@@ -98,7 +98,7 @@ def _parse(name: str) -> MixerShape | None:
 
 
 def mixer_shape(options: MixerConfig) -> MixerShape:
-    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    """Returns the sizes of the named model, with the overrides of the options."""
     names = ("width", "depth", "token_mlp_dim", "channel_mlp_dim")
     return override_sizes(_parse(options.name), options, names)
 
@@ -158,7 +158,7 @@ class Mixer(ImageModel):
         shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels. The MLPs over the tokens are made for it.
+        image_size: (height, width) in pixels. The MLPs over the tokens depend on it.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
         rngs: source of the initial values.
 
@@ -188,7 +188,7 @@ class Mixer(ImageModel):
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
         self.scan = options.scan
-        self.remat: Remat = remat_on(
+        self.remat: Remat = remat_for_platform(
             platform or jax.default_backend(), options.remat, scan=options.scan
         )
         self.patch_embedding = PatchEmbedding(
@@ -201,7 +201,7 @@ class Mixer(ImageModel):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Names that `return_intermediates` takes."""
+        """Valid names for `return_intermediates`."""
         return INTERMEDIATES
 
     def __call__(
@@ -214,7 +214,7 @@ class Mixer(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
             key: turns stochastic depth on; without it the model is deterministic.
             return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, D],

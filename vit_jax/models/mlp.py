@@ -23,8 +23,8 @@ class Mlp(nnx.Module):
         hidden: features between the two layers.
         gelu_approximate: use the tanh approximation instead of the exact erf form.
         dropout_rate: rate after each dense layer.
-        kernel_init: of both kernels.
-        bias_init: of both biases.
+        kernel_init: initializer of both kernels.
+        bias_init: initializer of both biases.
         dtype: type the matmuls run in.
         rngs: source of the initial values.
     """

@@ -1,23 +1,23 @@
-"""The options that every model family has. Each family adds its own in a section of its own."""
+"""The options that all model families share. Each family's section adds its own options."""
 
 from typing import ClassVar, Literal, TypeVar
 
 from vit_jax.schema import Section, option
 
 AUTO = "auto"
-"""`model.name` of a run that takes its architecture from the weights in `init_from`."""
+"""Value of `model.name` for a run that takes its architecture from the weights in `init_from`."""
 
 C = TypeVar("C", bound="ModelConfig")
 
 
 class ModelConfig(Section):
-    """What `create_model` builds."""
+    """The model to build."""
 
     kind: ClassVar[str] = "a model"
 
     name: str = option()
     """The paper's name, e.g. `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`, `Mixer-B/16`; or `auto`: the
-    model in `init_from`, with the options that are set here changed.
+    architecture of the weights in `init_from`, with the options that are set here.
     """
     head_bias_init: float = option(0.0)
     """Initial bias of the head. -10 suits sigmoid cross-entropy over many classes."""
@@ -26,9 +26,8 @@ class ModelConfig(Section):
     remat: Literal["none", "dots", "full"] = option("none", changes_result=False)
     """What a block keeps for its backward pass: everything, matmul results, or only its input."""
     scan: bool = option(True, changes_result=False)
-    """True: one compiled block, looped over the depth. False: the blocks are compiled one by one.
-    """
+    """True: compile one block and loop over the depth. False: compile every block."""
 
     def on_any_platform(self: C) -> C:
-        """Returns options of the same model without kernels that only some platforms have."""
+        """Returns the options without kernels that only run on some platforms."""
         return self

@@ -1,4 +1,4 @@
-"""Position information: tables added to the tokens, rotations and biases inside attention."""
+"""Position embeddings: tables added to the tokens, rotary embeddings, relative attention biases."""
 
 import dataclasses
 
@@ -11,15 +11,15 @@ _init = nnx.initializers.normal(stddev=0.02)
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """What shapes a table of position embeddings that is added to the tokens.
+class TableSpec:
+    """Kind and sizes of a table of position embeddings that is added to the tokens.
 
     Attributes:
         kind: "learned_1d", "learned_2d" or "sincos_2d".
-        grid: patches down and across.
+        grid: rows and columns of patches.
         width: D.
-        class_token: whether there is one before the patches.
-        num_registers: registers between class token and patches; they have no position.
+        class_token: whether the model has a class token.
+        num_registers: number of registers, which have no position.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Table:
     num_registers: int
 
 
-def build_table(table: Table, *, rngs: nnx.Rngs) -> "PositionTable":
+def build_table(table: TableSpec, *, rngs: nnx.Rngs) -> "PositionTable":
     """Makes the module that `table` describes."""
     if table.kind == "learned_1d":
         return Learned1d(table, rngs=rngs)
@@ -37,10 +37,10 @@ def build_table(table: Table, *, rngs: nnx.Rngs) -> "PositionTable":
 
 
 class PositionTable(nnx.Module):
-    """One vector per token, to be added to it; zeros for tokens without a position."""
+    """A table of vectors that are added to the tokens; zeros for tokens without a position."""
 
-    def __init__(self, table: Table):
-        self.shape = table
+    def __init__(self, table: TableSpec):
+        self.spec = table
 
     def rows(self) -> Float[Array, "1 R D"]:
         """Returns the vectors of the tokens that have a position, patches last."""
@@ -48,19 +48,18 @@ class PositionTable(nnx.Module):
 
     def __call__(self, tokens: int) -> Float[Array, "1 N D"]:
         """Returns the table for class token, registers, patches and padding up to `tokens`."""
-        rows, patches = self.rows(), self.shape.grid[0] * self.shape.grid[1]
-        bare = self.shape.class_token + self.shape.num_registers - (rows.shape[1] - patches)
-        first = rows[:, :-patches]
-        spread = jnp.concatenate(
-            [first, jnp.zeros((1, bare, rows.shape[2]), rows.dtype), rows[:, -patches:]], axis=1
-        )
-        return jnp.pad(spread, ((0, 0), (0, tokens - spread.shape[1]), (0, 0)))
+        rows, patches = self.rows(), self.spec.grid[0] * self.spec.grid[1]
+        without_position = self.spec.class_token + self.spec.num_registers
+        without_position -= rows.shape[1] - patches
+        zeros = jnp.zeros((1, without_position, rows.shape[2]), rows.dtype)
+        table = jnp.concatenate([rows[:, :-patches], zeros, rows[:, -patches:]], axis=1)
+        return jnp.pad(table, ((0, 0), (0, tokens - table.shape[1]), (0, 0)))
 
 
 class Learned1d(PositionTable):
     """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1."""
 
-    def __init__(self, table: Table, *, rngs: nnx.Rngs):
+    def __init__(self, table: TableSpec, *, rngs: nnx.Rngs):
         super().__init__(table)
         tokens = table.class_token + table.grid[0] * table.grid[1]
         self.table = nnx.Param(_init(rngs.params(), (1, tokens, table.width), jnp.float32))
@@ -70,12 +69,12 @@ class Learned1d(PositionTable):
 
 
 class Learned2d(PositionTable):
-    """A learned row and a learned column vector of D/2 each, joined. Source: arXiv:2010.11929, D.4.
+    """Learned row and column vectors of D/2 each, concatenated. Source: arXiv:2010.11929, D.4.
 
-    The class token gets none: it has no place in the grid, and is a learned vector itself.
+    The class token gets no position embedding, because it is not on the grid.
     """
 
-    def __init__(self, table: Table, *, rngs: nnx.Rngs):
+    def __init__(self, table: TableSpec, *, rngs: nnx.Rngs):
         super().__init__(table)
         half = table.width // 2
         self.by_row = nnx.Param(_init(rngs.params(), (table.grid[0], half), jnp.float32))
@@ -94,7 +93,7 @@ class Sincos2d(PositionTable):
     """The fixed table of `sincos_2d`, which has no parameters."""
 
     def rows(self) -> Float[Array, "1 R D"]:
-        return jnp.asarray(sincos_2d(self.shape.grid, self.shape.width))
+        return jnp.asarray(sincos_2d(self.spec.grid, self.spec.width))
 
 
 def sincos_2d(
@@ -103,7 +102,7 @@ def sincos_2d(
     """Returns the fixed table [sin x, cos x, sin y, cos y], D/4 frequencies each.
 
     Args:
-        grid: patches down and across.
+        grid: rows and columns of patches.
         width: D, a multiple of 4.
         temperature: ratio of the highest to the lowest frequency.
 
@@ -121,12 +120,12 @@ def rope_2d(
 ) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N H"]]:
     """Returns the cosines and sines that rotate queries and keys, for every token.
 
-    Patch centres lie in [-1, 1] along each axis; a quarter of the head's features is rotated by the
-    row, a quarter by the column, and each is paired with the feature half a head away. The
-    `num_prefix` tokens before the patches (class token, registers) are left unrotated.
+    Patch centres lie in [-1, 1] along each axis. A quarter of a head's features is rotated by the
+    row and a quarter by the column; feature k is paired with feature k + K/2. The `num_prefix`
+    tokens before the patches (class token, registers) are not rotated.
 
     Args:
-        grid: patches down and across.
+        grid: rows and columns of patches.
         head_dim: features of a head, a multiple of 4.
         num_prefix: tokens before the patches.
         base: ratio of the longest to the shortest period.
@@ -157,10 +156,10 @@ def rotate(
 
 
 class RelativeBias(nnx.Module):
-    """Attention logits from the offset of query and key along the sequence.
+    """Relative position bias: logits that depend on the offset between query and key.
 
-    Every offset q - k has one learned vector per head; the query's content times that vector,
-    scaled as the main logits are, is added to them before the softmax.
+    Every offset q - k has one learned vector per head. Its dot product with the query, divided by
+    sqrt(K), is added to the attention logits.
 
     Source: arXiv:2010.11929, D.4 (1-dimensional relative attention).
     """
@@ -176,8 +175,8 @@ class RelativeBias(nnx.Module):
             "bnhk,rhk->bhnr", query, self.table[...].astype(query.dtype),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
-        # Reversed, row q needs columns N-1-q to 2N-2-q. In the flat memory of rows padded to 2N
-        # these start at q * (2N-1) + N-1: a reshape to rows of 2N-1 lines them up.
+        # In reversed order, row q needs columns N-1-q to 2N-2-q. If rows are padded to 2N and
+        # flattened, these start at q * (2N-1) + N-1, so a reshape to rows of 2N-1 aligns them.
         padded = jnp.pad(by_offset[..., ::-1], ((0, 0), (0, 0), (0, 0), (0, 1)))
         flat = padded.reshape(*padded.shape[:2], -1)[..., tokens - 1 : -1]
         bias = flat.reshape(*padded.shape[:2], tokens, 2 * tokens - 1)[..., :tokens]

@@ -1,4 +1,4 @@
-"""The model families, and functions that find and make a model by its name."""
+"""The list of model families, and functions that build a model by its name."""
 
 import re
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER)
 class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
     """Options of a model that is not known yet, because `name` is "auto".
 
-    It has the options of all families. Once the weights are read, the model's own section checks
-    those that were set.
+    It has the options of all families. Once the weights are read, the section of their family
+    checks the options that were set.
     """
 
     kind: ClassVar[str] = "any model"
 
 
 def list_models() -> list[str]:
-    """Returns the listed names, family by family. Names of other patch sizes work as well.
+    """Returns the listed model names. Names with other patch sizes are valid, too.
 
     >>> {"ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16"} <= set(list_models())
     True
@@ -43,7 +43,7 @@ def family_of(name: str) -> Family:
     """Returns the family of a model name.
 
     Raises:
-        ModelError: unknown name; the nearest listed one is named.
+        ModelError: unknown name. The error suggests the most similar listed one.
 
     >>> family_of("R50+ViT-B/16").name
     'ViT'
@@ -59,7 +59,7 @@ def family_of(name: str) -> Family:
 
 
 def default_image_size(name: str) -> int:
-    """Returns the usual side of a model's images, in pixels.
+    """Returns the default height and width of a model's images, in pixels.
 
     >>> default_image_size("ViT-B/16"), default_image_size("BiT-R-Mini")
     (224, 32)
@@ -68,7 +68,7 @@ def default_image_size(name: str) -> int:
 
 
 def is_small(name: str) -> bool:
-    """Returns whether a listed model is made for 32-pixel images."""
+    """Returns whether a listed model is for 32-pixel images."""
     return any(name in family.small for family in FAMILIES)
 
 
@@ -83,7 +83,7 @@ def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
     """
     name = mapping.get("name")
     if not isinstance(name, str):
-        return ModelConfig  # Reports the missing or wrong name.
+        return ModelConfig  # Raises the error for a missing or wrong name.
     return AutoConfig if name == AUTO else family_of(name).options
 
 
@@ -105,8 +105,8 @@ def model_options(name: str, **options: Any) -> ModelConfig:
     return options_class(mapping).from_mapping(mapping)
 
 
-def resolve(options: ModelConfig) -> Any:
-    """Returns the shape of a model: the sizes of its name, with the options' overrides.
+def model_shape(options: ModelConfig) -> Any:
+    """Returns the sizes of the named model, e.g. a `ViTShape`, with the overrides of the options.
 
     Raises:
         ModelError: unknown name.
@@ -123,7 +123,7 @@ def build_model(
     platform: str | None = None,
     **flags: bool,
 ) -> Any:
-    """Makes the model of a config section; can be traced.
+    """Builds the model of a config section; may be traced.
 
     Args:
         options: the model section of a config.
@@ -131,7 +131,7 @@ def build_model(
         image_size: side, or (height, width), in pixels.
         key: random key of the initial values.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        **flags: what a task needs besides, e.g. mask_token=True.
+        **flags: flags that a task sets, e.g. mask_token=True.
 
     Raises:
         ModelError: unknown name, sizes that do not fit together, or a flag that the family does not
@@ -162,13 +162,13 @@ def create_model(
     seed: int = 0,
     **options: Any,
 ) -> ImageModel:
-    """Makes a model by name, with random parameters and a zero-initialised head.
+    """Builds a model by name, with random parameters and a zero-initialised head.
 
     Args:
         name: e.g. "ViT-B/16"; see `list_models`.
         num_classes: C; 0 for features instead of logits.
         image_size: side, or (height, width), in pixels.
-        seed: of the initial values.
+        seed: seed of the initial values.
         **options: options of the model's family, e.g. pooling="gap".
 
     Returns:
@@ -196,8 +196,8 @@ def create_model(
     return nnx.merge(graphdef, init(key))
 
 
-def layers_of(params: Any) -> dict[str, np.ndarray]:
-    """Returns the layer number of each parameter, for layer-wise learning rates and freezing.
+def layer_indices(params: Any) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter, for layer-wise learning rates.
 
     Layer 0 is the embedding. Each block or residual unit is one layer, in the order of the forward
     pass, and the last layer is everything after them: final norm, pooling and head.
@@ -206,8 +206,8 @@ def layers_of(params: Any) -> dict[str, np.ndarray]:
         params: parameters of a model of any family, or their shapes.
 
     Returns:
-        Parameter name -> its layer number. For a parameter of a scanned stack, whose leading axis
-        counts layers, an array [depth, 1, ...] that broadcasts against the parameter.
+        Parameter name -> layer index. For a parameter of a scanned stack, this is an array
+        [depth, 1, ...] that broadcasts against the parameter.
     """
     order = [pattern for family in FAMILIES for pattern in family.layer_order]
     embeddings = {order.index(family.layer_order[0]) for family in FAMILIES}

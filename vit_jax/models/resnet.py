@@ -57,7 +57,7 @@ class ResNetShape:
             convolutions and four times as many in its output.
         small: whether the root is for 32-pixel images (3x3 at stride 1, instead of 7x7 at stride 2
             with pooling).
-        groups: of the group normalisation.
+        groups: number of groups of the group normalisation.
     """
 
     units: tuple[int, ...]
@@ -77,7 +77,7 @@ class ResNetShape:
 
     @property
     def image_multiple(self) -> int:
-        """Image sides must be divisible by this: any size works."""
+        """Image sides must be divisible by this; 1, because any size works."""
         return 1
 
 
@@ -99,10 +99,10 @@ class ConvStyle:
 
     Attributes:
         standardize: weight standardisation (arXiv:1903.10520) with its own epsilon.
-        norm_epsilon: of the group normalisation.
+        norm_epsilon: epsilon of the group normalisation.
         same_padding: pad as TensorFlow's SAME does, which is not symmetric at stride 2; else by
             half the kernel's size on each side.
-        groups: of the group normalisation.
+        groups: number of groups of the group normalisation.
         dtype: type that convolutions run in.
     """
 
@@ -127,7 +127,7 @@ def style_v2(groups: int, dtype: DTypeLike) -> ConvStyle:
 
 
 class StandardizedConv(nnx.Module):
-    """Convolution without bias; its kernel is standardised for each output channel."""
+    """Convolution without bias, whose kernel is standardised for each output channel."""
 
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, *, style: ConvStyle,
@@ -215,7 +215,7 @@ class UnitV2(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """A first unit that changes the size, and a stack `blocks` of the equal units after it."""
+    """A first unit that changes the size, and a stack `blocks` of identical units after it."""
 
     def __init__(
         self, unit: type[UnitV1] | type[UnitV2], count: int, inputs: int, width: int, stride: int,
@@ -251,7 +251,7 @@ class Trunk(nnx.Module):
         version: 1 inside hybrids, 2 for BiT.
         dtype: type that convolutions run in.
         remat: what a unit keeps for its backward pass, see `stacking.scan_stack`.
-        scan: False unrolls the loop over the equal units of a stage.
+        scan: False unrolls the loop over the identical units of a stage.
         rngs: source of the initial values.
 
     Source: arXiv:2010.11929, section 3.1 (hybrids); arXiv:1912.11370 (BiT).
@@ -289,7 +289,7 @@ class Trunk(nnx.Module):
         if self.norm_root is not None:
             x = jax.nn.relu(self.norm_root(x))
         if self.pools:
-            padding: Any = self.style.padding(3)  # Annotated as a name alone in Flax.
+            padding: Any = self.style.padding(3)  # Flax annotates it as a string only.
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=padding)
         maps = {"root": x}
         for i in range(self.stages):
@@ -340,7 +340,7 @@ class ResNet(ImageModel):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Names that `return_intermediates` takes."""
+        """Valid names for `return_intermediates`."""
         stages = (f"stage{i + 1}" for i in range(self.trunk.stages))
         return ("root", *stages, "encoded", "pre_logits")
 
@@ -376,7 +376,8 @@ class ResNet(ImageModel):
         return logits, {name: found[name] for name in return_intermediates}
 
 
-# For 32-pixel images on a CPU; as costly as the ViTs of these sizes. Source: ours.
+# Models for 32-pixel images that train on a CPU. They cost as much as the ViTs of the same name.
+# Source: ours.
 _SMALL = {
     "BiT-R-Mini": ResNetShape((1, 1, 2), 32, small=True, groups=8),
     "BiT-R-Micro": ResNetShape((1, 2, 3), 12, small=True, groups=4),
@@ -402,7 +403,7 @@ def _build(
     key: jax.Array,
     platform: str | None = None,
 ) -> ResNet:
-    del platform  # It would choose attention kernels.
+    del platform  # Other families choose attention kernels by it.
     shape, rngs = resnet_shape(options), nnx.Rngs(params=key)
     return ResNet(shape, options, num_classes=num_classes, image_size=image_size, rngs=rngs)
 
@@ -433,7 +434,7 @@ RESNET = Family(
     shape=resnet_shape,
     build=_build,
     describe=_describe,
-    # By output channel: kernels are standardised over the other dimensions.
+    # Sharded by output channel, because kernels are standardised over the other dimensions.
     sharding_rules=(*HEAD_RULES, (r"trunk/.*/kernel", (None, None, None, "fsdp"))),
     layer_order=(
         r"trunk/conv_root/.*",

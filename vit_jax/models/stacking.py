@@ -1,8 +1,8 @@
-"""Equal layers, stacked along a leading axis and looped over by `lax.scan`.
+"""Stacks of identical layers, applied by `lax.scan`.
 
 Every parameter of a stack has a leading axis of size depth. Only one layer is compiled, so compile
-time does not grow with depth. Parameters have the same names and shapes whether the loop is kept or
-unrolled. Stacks are named `blocks`; optimizers recognise them by that name.
+time does not grow with depth. Unrolling the loop changes neither names nor shapes of parameters.
+Stacks are named `blocks`; optimizers recognise them by that name.
 """
 
 import functools
@@ -15,19 +15,19 @@ from flax import nnx
 Remat = Literal["none", "dots", "full"]
 
 
-def _keep_products(primitive: Any, *args: Any, **params: Any) -> bool:
+def _save_matmuls(primitive: Any, *args: Any, **params: Any) -> bool:
     dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return primitive is jax.lax.conv_general_dilated_p or dots(primitive, *args, **params)
 
 
 _REMAT_POLICIES = {
-    "dots": _keep_products,
+    "dots": _save_matmuls,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 def build_stack(make: Callable[[nnx.Rngs], nnx.Module], depth: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns one module whose parameters hold those of `depth` layers made by `make`."""
+    """Returns one module with the stacked parameters of `depth` layers, each built by `make`."""
 
     @nnx.split_rngs(splits=depth)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -50,7 +50,7 @@ def scan_stack(
     """Applies the layers of a stack one after the other.
 
     Args:
-        blocks: of `build_stack`.
+        blocks: from `build_stack`.
         body: (layer, x, its slice of `per_layer`) -> (new x, values to collect).
         x: input of the first layer; every layer keeps its shape.
         depth: number of layers.
@@ -75,11 +75,11 @@ def scan_stack(
 
 
 def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters with those of dense layers cast to the type that they compute in.
+    """Casts the parameters of dense layers to the dtype in which they compute.
 
-    A dense layer casts its float32 kernel anyway. Casting before the loop means that the loop
-    collects the gradients of all layers in that type too: the same values, in half the memory with
-    bfloat16.
+    A dense layer casts its float32 kernel anyway. If it is cast before the loop, the loop also
+    collects the gradients of all layers in that dtype: with bfloat16 they have the same values and
+    take half the memory.
     """
     params = jax.tree.map(lambda leaf: leaf, params)  # A copy, because the dicts are changed.
     tree: Any = params
@@ -90,13 +90,13 @@ def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-def remat_on(platform: str, remat: Remat, *, scan: bool) -> Remat:
+def remat_for_platform(platform: str, remat: Remat, *, scan: bool) -> Remat:
     """Returns the remat policy that a stack uses on a platform.
 
     On a TPU, a scanned stack with "none" keeps much more than an unrolled one, because XLA cannot
     fuse cheap operations (normalisation, GELU, softmax) of the forward loop into the backward loop:
     ViT-L/16 with 32 images a chip takes 15.6 GiB instead of 9.2. With "dots" it takes 8.5 GiB,
-    moves a fifth fewer bytes and recomputes one percent of the FLOPs, so "none" means "dots" there.
+    moves a fifth fewer bytes and recomputes one percent of the FLOPs, so "none" becomes "dots".
     """
     return "dots" if platform == "tpu" and scan and remat == "none" else remat
 

@@ -11,10 +11,10 @@ from flax import nnx
 from vit_jax.models.family import ImageModel
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model, family_of, resolve
+from vit_jax.models.registry import build_model, family_of, model_shape
 
-# No size of a model is a multiple of this batch size, so it shows which residuals grow with the
-# batch. Nothing of this size is ever allocated.
+# A prime number that divides no other dimension of a model, so a residual whose size it divides
+# grows with the batch. Nothing of this size is ever allocated.
 _PRIME_BATCH = 1_000_003
 
 
@@ -33,7 +33,7 @@ class Activations:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The figures of a model at a resolution.
+    """Size and cost of a model at one image size.
 
     Attributes:
         sizes: rows of (label, value, note).
@@ -41,7 +41,7 @@ class Summary:
         tokens: class token and registers included; None: a model without tokens.
         parts: parameters of each top-level module, in the order of the forward pass.
         macs: multiply-accumulates of one image's forward pass.
-        activations: of a training step, per image.
+        activations: memory that a training step keeps, per image.
     """
 
     sizes: list[tuple[str, str, str]]
@@ -69,19 +69,19 @@ def fitting_image_size(options: ModelConfig, image_size: int) -> int:
     >>> fitting_image_size(model_options("ViT-Ti/14"), 200)
     210
     """
-    multiple = resolve(options).image_multiple
+    multiple = model_shape(options).image_multiple
     return math.ceil(image_size / multiple) * multiple
 
 
 def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Summary:
-    """Measures a model.
+    """Computes the size and cost of a model.
 
     Attention is computed as on a CPU, unless the options name a kernel.
 
     Args:
         options: the model section of a config.
         num_classes: C; 0 for a model without a head.
-        image_size: side in pixels that the model is made for.
+        image_size: side in pixels.
 
     Raises:
         ModelError: unknown name, or sizes that do not fit together.
@@ -107,7 +107,7 @@ def parameters_by_part(model: ImageModel) -> dict[str, int]:
     """Returns the number of parameters of each top-level module, in the order of the forward pass.
 
     Args:
-        model: real, or without values as `nnx.eval_shape` makes it.
+        model: with values, or abstract from `nnx.eval_shape`.
     """
     state = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     counts = {
@@ -125,7 +125,7 @@ def measure_activations(model: ImageModel, image_size: int) -> Activations:
     it recomputes cheap values, or more at its peak.
 
     Args:
-        model: real, or without values as `nnx.eval_shape` makes it.
+        model: with values, or abstract from `nnx.eval_shape`.
         image_size: side in pixels.
     """
     graphdef, state = nnx.split(model)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
-from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduced
+from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduce_intermediates
 from vit_jax.models.family import (
     Family,
     ImageModel,
@@ -29,9 +29,9 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.position import Table, build_table, rope_2d
+from vit_jax.models.position import TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, ResNetShape, Trunk
-from vit_jax.models.stacking import remat_on
+from vit_jax.models.stacking import remat_for_platform
 from vit_jax.schema import option
 
 # Patch embeddings f32[B, N, D] -> patch embeddings.
@@ -48,7 +48,7 @@ class ViTConfig(ModelConfig):
     kind: ClassVar[str] = "a ViT"
 
     width: int | None = option(None, at_least=1)
-    """Sizes that replace those of the name. None: as named."""
+    """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
     mlp_dim: int | None = option(None, at_least=1)
     num_heads: int | None = option(None, at_least=1)
@@ -80,7 +80,7 @@ class ViTConfig(ModelConfig):
     representation_size: int | None = option(None, at_least=1)
     """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
     dropout: float = option(0.0, at_least=0, below=1)
-    """After every dense layer except qkv, and after the position embedding (Table 3)."""
+    """Rate after every dense layer except qkv, and after the position embedding (Table 3)."""
     stochastic_depth: float = option(0.0, at_least=0, below=1)
     """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
     attention_implementation: Literal["auto", "xla", "cudnn", "einsum"] = option(
@@ -88,7 +88,7 @@ class ViTConfig(ModelConfig):
     )
 
     def on_any_platform(self) -> "ViTConfig":
-        """Returns options of the same model without kernels that only some platforms have."""
+        """Returns the options without kernels that only run on some platforms."""
         return self.replace(attention_implementation="auto")
 
 
@@ -142,8 +142,8 @@ _LISTED_HYBRIDS = (
     "R26+ViT-S/32", "R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16",
 )  # fmt: skip
 
-# For 32-pixel images on a CPU; every family has a model of each size. Mini takes 97 to 100 million
-# multiply-accumulates, Micro 19 to 20 million and Nano 4.2 to 4.4 million. Source: ours.
+# Models for 32-pixel images that train on a CPU. Every family has one of each size. Mini takes 97
+# to 100 million multiply-accumulates, Micro 19 to 20 million, Nano 4.2 to 4.4. Source: ours.
 _SMALL = {
     "ViT-Mini/4": ViTShape(128, 7, 512, 4, 4),
     "R+ViT-Mini/4": ViTShape(128, 3, 512, 4, 2, ResNetShape((1, 1), 32, small=True, groups=8)),
@@ -167,10 +167,10 @@ def _parse(name: str) -> ViTShape | None:
 
 
 def _stem_shape(units: tuple[int, ...] | None, stride: int) -> ResNetShape | None:
-    """Returns the ResNet of a hybrid with a patch every `stride` pixels; None: there is none.
+    """Returns the ResNet of a hybrid with a patch every `stride` pixels; None: not possible.
 
-    With a multiple of 32, it has its four stages. With another multiple of 16, stage 4 is removed
-    and stage 3 has its units as well.
+    If the stride is a multiple of 32, the ResNet has its four stages. If it is another multiple of
+    16, the units of stage 4 are moved to stage 3.
 
     Source: arXiv:2010.11929, section 4.1 and Table 6.
     """
@@ -182,14 +182,14 @@ def _stem_shape(units: tuple[int, ...] | None, stride: int) -> ResNetShape | Non
 def _listed() -> dict[str, ViTShape]:
     names = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in _LISTED_PATCHES]
     shapes = {name: _parse(name) for name in (*names, *_LISTED_HYBRIDS)}
-    # The published file of this name cuts 8x8 patches out of the root's feature map, so that a
+    # The published model of this name cuts 8x8 patches from the root's feature map, so that a
     # 224-pixel image has 49 patches. Source: arXiv:2106.10270, Table 2.
     hybrid = ViTShape(*VIT_SIZES["Ti"], 8, ResNetShape((), 64))
     return {**{n: s for n, s in shapes.items() if s}, "R+ViT-Ti/16": hybrid, **_SMALL}
 
 
 def vit_shape(options: ViTConfig) -> ViTShape:
-    """Returns the sizes of a model: those of its name, with the options' overrides."""
+    """Returns the sizes of the named model, with the overrides of the options."""
     shape = _SIZES.get(options.name) or _parse(options.name)
     return override_sizes(shape, options, ("width", "depth", "mlp_dim", "num_heads"))
 
@@ -206,8 +206,8 @@ class ViT(ImageModel):
         num_classes: C; 0 for features instead of logits.
         image_size: (height, width) in pixels.
         platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        mask_token: whether it has a learned embedding `mask_token`, f32[1, 1, D], which a task can
-            put in the place of patches, see `edit_patches` of the call.
+        mask_token: whether the model has a learned embedding `mask_token`, f32[1, 1, D]. A task can
+            substitute it for patch embeddings with `edit_patches`.
         rngs: source of the initial values.
 
     Raises:
@@ -253,8 +253,8 @@ class ViT(ImageModel):
         self.class_token = class_token
         self.registers = _build_tokens(options.num_registers, width, rngs)
         table = position_table(options, self.grid, width)
-        once = None if options.position_placement == "every_layer" else table
-        self.position_embedding = None if once is None else build_table(once, rngs=rngs)
+        own = None if options.position_placement == "every_layer" else table
+        self.position_embedding = None if own is None else build_table(own, rngs=rngs)
         self.position_placement = options.position_placement
         has_rope = options.position_embedding == "rope_2d"
         self.rope_head_dim = width // shape.num_heads if has_rope else None
@@ -272,7 +272,9 @@ class ViT(ImageModel):
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
-            remat=remat_on(platform or jax.default_backend(), options.remat, scan=options.scan),
+            remat=remat_for_platform(
+                platform or jax.default_backend(), options.remat, scan=options.scan
+            ),
             scan=options.scan,
             rngs=rngs,
         )
@@ -286,12 +288,12 @@ class ViT(ImageModel):
             bias_init=options.head_bias_init,
             rngs=rngs,
         )
-        # Last, so that it does not change the initial values of the others.
+        # Created last, so that it does not change the initial values of the other parameters.
         self.mask_token = _build_tokens(int(mask_token), width, rngs)
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Names that `return_intermediates` takes."""
+        """Valid names for `return_intermediates`."""
         return INTERMEDIATES
 
     def __call__(
@@ -307,7 +309,7 @@ class ViT(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the size that the model is made for.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.
@@ -340,7 +342,7 @@ class ViT(ImageModel):
             x, position=self._position("shared", x.shape[1]), rope=self._rope(padding),
             valid_tokens=self.tokens if padding else None, key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
-            reduce=partial(reduced, functions=reduce or {}, tokens=self.tokens),
+            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
         )  # fmt: skip
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
@@ -394,16 +396,16 @@ class ViT(ImageModel):
 
 
 def has_class_token(options: ViTConfig) -> bool:
-    """Returns whether a class token stands before the patches."""
+    """Returns whether the model has a class token."""
     return options.pooling == "token" if options.class_token is None else options.class_token
 
 
-def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> Table | None:
-    """Returns the kind and sizes of the position table; None: positions are not given by one."""
+def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> TableSpec | None:
+    """Returns the kind and sizes of the position table; None: a model without a table."""
     kind = options.position_embedding
     if kind not in ("learned_1d", "learned_2d", "sincos_2d"):
         return None
-    return Table(kind, grid, width, has_class_token(options), options.num_registers)
+    return TableSpec(kind, grid, width, has_class_token(options), options.num_registers)
 
 
 def _build_stem(shape: ViTShape, options: ViTConfig, rngs: nnx.Rngs) -> Trunk | None:
@@ -439,7 +441,7 @@ def _block_spec(
     shape: ViTShape,
     options: ViTConfig,
     tokens: int,
-    table: Table | None,
+    table: TableSpec | None,
     implementation: Implementation,
 ) -> BlockSpec:
     return BlockSpec(
@@ -470,9 +472,9 @@ def _build_tokens(count: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
 
 
 def mlp_hidden(shape: ViTShape, options: ViTConfig) -> int:
-    """Returns the hidden features of a block's MLP.
+    """Returns the number of hidden features of a block's MLP.
 
-    SwiGLU has two thirds of the shape's, unless the options set `mlp_dim`.
+    For SwiGLU it is two thirds of the shape's MLP dim, unless the options set `mlp_dim`.
     """
     if options.mlp == "swiglu" and options.mlp_dim is None:
         return swiglu_hidden(shape.mlp_dim)

@@ -1,4 +1,4 @@
-"""Which devices the processes of a run compute on, and whether accelerators are left idle."""
+"""Lists the devices of a run's processes, and checks that no accelerator is idle."""
 
 import os
 import platform
@@ -14,18 +14,18 @@ from vit_jax.parallel.launch import Launch, visible_gpus
 
 
 def local_devices(launch: Launch | None) -> dict[str, Any]:
-    """Returns this process's devices and the number of accelerators its host has for the run."""
-    devices, allotted = jax.local_devices(), None if launch is None else launch.allotted
+    """Returns this process's devices and the number of accelerators allocated on its host."""
+    devices, allocated = jax.local_devices(), None if launch is None else launch.allocated
     platform_name = devices[0].platform
     wanted = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
     if wanted == "cpu":
-        allotted = None
-    elif allotted is None and (launch is None or launch.local_device_ids is None):
+        allocated = None
+    elif allocated is None and (launch is None or launch.local_device_ids is None):
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         if named and platform_name == "cpu":
-            allotted = visible_gpus(os.environ)
+            allocated = visible_gpus(os.environ)
         elif platform_name == "cpu":
-            allotted = tpu_chips() or None
+            allocated = tpu_chips() or None
     return {
         "host": platform.node(),
         "node": os.environ.get("SLURM_NODEID"),
@@ -33,12 +33,12 @@ def local_devices(launch: Launch | None) -> dict[str, Any]:
         "platform": platform_name,
         "kind": devices[0].device_kind,
         "ids": [d.id for d in devices],
-        "allotted": allotted,
+        "allocated": allocated,
     }
 
 
 def check_devices(found: list[dict[str, Any]]) -> None:
-    """Checks that the run uses all accelerators that it was given, and one platform.
+    """Checks that the run uses all allocated accelerators, and only one platform.
 
     Args:
         found: what `local_devices` returned on each process.
@@ -46,25 +46,25 @@ def check_devices(found: list[dict[str, Any]]) -> None:
     Raises:
         ConfigError: accelerators are idle, or processes are on different platforms.
     """
-    # Nodes are told apart by number, too: emulated SLURM nodes share a host name.
+    # Nodes are also distinguished by number, because emulated SLURM nodes share a host name.
     nodes: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in found:
         nodes.setdefault((row["host"], row["node"]), []).append(row)
     for (host, _), rows in nodes.items():
-        allotted = max(row["allotted"] or 0 for row in rows)
+        allocated = max(row["allocated"] or 0 for row in rows)
         used = sum(len(row["ids"]) for row in rows if row["platform"] != "cpu")
-        if used and used < allotted:
+        if used and used < allocated:
             raise ConfigError(
-                f"{used} of {allotted} accelerators of {host} in use",
-                "all that the scheduler gave",
+                f"{used} of {allocated} accelerators of {host} in use",
+                "all accelerators that the scheduler allocated",
                 "start one process a host that sees all of them, or one process for each",
             )
-        if used < allotted:
+        if used < allocated:
             raise ConfigError(
-                f"none of {allotted} accelerators of {host} in use: "
+                f"none of {allocated} accelerators of {host} in use: "
                 f"JAX found only {rows[0]['kind']}",
-                "all that the scheduler gave",
-                'install jax for them, e.g. pip install "jax[cuda13]" or "jax[tpu]"; '
+                "all accelerators that the scheduler allocated",
+                'install jax for accelerators, e.g. pip install "jax[cuda13]" or "jax[tpu]"; '
                 "set JAX_PLATFORMS=cpu to use the CPU on purpose",
             )
     if len({row["platform"] for row in found}) > 1:
@@ -81,7 +81,7 @@ def print_devices(found: list[dict[str, Any]], cluster: str, console: Console) -
 
     Args:
         found: what `local_devices` returned on each process.
-        cluster: what started the processes.
+        cluster: what started the processes, see `Launch`.
         console: where to print.
     """
     count = sum(len(row["ids"]) for row in found)

@@ -1,7 +1,7 @@
-"""Everything that this project uses of JAX's private modules, in one place.
+"""All uses of JAX's private modules.
 
-JAX has no public names for these. `tests/parallel/test_jax_internals.py` says which one is missing
-when a new JAX moves them.
+JAX has no public API for these. If a new JAX moves one of them,
+`tests/parallel/test_jax_internals.py` fails and names it.
 """
 
 import warnings
@@ -52,12 +52,12 @@ def openmpi_coordinator(port: str | None) -> str:
     return OmpiCluster.get_coordinator_address(300, port)
 
 
-def cluster_facts(names: Sequence[str], port: str | None) -> tuple[str, int, int] | None:
+def cluster_info(names: Sequence[str], port: str | None) -> tuple[str, int, int] | None:
     """Returns coordinator, process count and process number from the first cluster that JAX finds.
 
     Args:
-        names: of JAX's cluster classes, e.g. "GkeTpuCluster".
-        port: of the coordinator; None: JAX's choice.
+        names: names of JAX's cluster classes, e.g. "GkeTpuCluster".
+        port: port of the coordinator; None: JAX chooses one.
     """
     from jax._src import clusters
 

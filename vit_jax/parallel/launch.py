@@ -1,8 +1,8 @@
-"""Detects how this process was started: alone, or as one of several.
+"""Detects whether this process is one of several in a run, and how they were started.
 
-Several processes come from SLURM, a TPU pod, Kubernetes, Open MPI, or flags. JAX detects them, too,
-and finds the coordinator's address for this module. But on SLURM and Open MPI, JAX assumes one
-process for each GPU. Here the GPUs of a host are divided by the number of processes on it.
+A run of several processes is started by SLURM, a TPU pod, Kubernetes, Open MPI, or with flags. JAX
+detects these, too, and this module uses it to find the coordinator's address. But on SLURM and Open
+MPI, JAX assumes one process per GPU. This module divides the GPUs of a host among its processes.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
-# Jobs on one host should have different ports. Ports of this range are rarely in use.
+# Range of the ports, which are rarely in use. Jobs on the same host should have different ports.
 _FIRST_PORT, _PORTS = 61440, 4096
 
 
@@ -31,7 +31,7 @@ class Launch:
         num_processes: number of processes of the run.
         process_id: number of this process, from 0.
         local_device_ids: which of the visible GPUs this process uses; None: all.
-        allotted: number of GPUs of this host that the scheduler gave to the run; None: unknown.
+        allocated: number of GPUs of this host that the scheduler gave to the run; None: unknown.
     """
 
     cluster: str
@@ -39,7 +39,7 @@ class Launch:
     num_processes: int
     process_id: int
     local_device_ids: tuple[int, ...] | None = None
-    allotted: int | None = None
+    allocated: int | None = None
 
 
 def detect(
@@ -48,10 +48,11 @@ def detect(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> Launch | None:
-    """Returns how this process was started; None: it is alone.
+    """Returns how this process was started; None: it is the only process of its run.
 
-    Flags have priority over the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-    and JAX_PROCESS_ID, and these over what the cluster says.
+    The arguments, which come from flags, override the environment variables
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. Both override the values of
+    the cluster.
 
     Args:
         cluster: one of CLUSTERS.
@@ -76,8 +77,8 @@ def detect(
     if found is None and cluster not in ("auto", "none"):
         raise ConfigError(
             f"--cluster={cluster}, but the environment shows no such cluster",
-            "a process that it started",
-            "start the command through it, or leave --cluster out",
+            "a process that this cluster started",
+            "start the command through the cluster, or leave --cluster out",
         )
     return _complete(found, coordinator, num_processes, process_id, environ)
 
@@ -89,13 +90,13 @@ def _complete(
     process_id: int | None,
     environ: Mapping[str, str],
 ) -> Launch | None:
-    """Replaces what was detected by what flags and environment variables say."""
+    """Overrides the detected values by flags and environment variables."""
     coordinator = coordinator or environ.get("JAX_COORDINATOR_ADDRESS")
     port = environ.get("JAX_COORDINATOR_PORT")
     if coordinator and port and ":" not in coordinator:
         coordinator = f"{coordinator}:{port}"
-    num_processes = _whole(num_processes, "JAX_NUM_PROCESSES", environ)
-    process_id = _whole(process_id, "JAX_PROCESS_ID", environ)
+    num_processes = _read_int(num_processes, "JAX_NUM_PROCESSES", environ)
+    process_id = _read_int(process_id, "JAX_PROCESS_ID", environ)
     given: dict[str, Any] = {
         "coordinator": coordinator, "num_processes": num_processes, "process_id": process_id
     }  # fmt: skip
@@ -136,7 +137,7 @@ def _check(launch: Launch) -> None:
         )
 
 
-def _whole(value: int | None, name: str, environ: Mapping[str, str]) -> int | None:
+def _read_int(value: int | None, name: str, environ: Mapping[str, str]) -> int | None:
     text = environ.get(name)
     if value is not None or text is None:
         return value
@@ -153,7 +154,7 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
         if tasks > 1 and not explicit:
             # This is the batch script itself, or a shell of salloc.
             raise ConfigError(
-                f"SLURM allotted {tasks} tasks, but srun did not start this process",
+                f"SLURM allocated {tasks} tasks, but srun did not start this process",
                 "srun python -m vit_jax train ...",
                 "put srun before the command, or add --cluster=none to use this process alone",
             )
@@ -163,7 +164,7 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
     node = int(environ.get("SLURM_NODEID", "0"))
     on_node = _tasks_per_node(environ, tasks)[node]
     coordinator = jax_internals.slurm_coordinator(environ.get("JAX_COORDINATOR_PORT"))
-    allotted = environ.get("SLURM_GPUS_ON_NODE")
+    allocated = environ.get("SLURM_GPUS_ON_NODE")
     return Launch(
         "slurm",
         coordinator,
@@ -174,7 +175,7 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
             bound=any(k in environ for k in ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
                                              "SLURM_TRES_PER_TASK")),
         ),
-        int(allotted) if allotted and allotted.isdigit() else None,
+        int(allocated) if allocated and allocated.isdigit() else None,
     )  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def _tasks_per_node(environ: Mapping[str, str], tasks: int) -> list[int]:
 def share_of_devices(
     visible: int, processes: int, index: int, *, bound: bool
 ) -> tuple[int, ...] | None:
-    """Returns which of its visible GPUs a process uses; None: all.
+    """Returns the visible GPUs that a process should use; None: all.
 
     Args:
         visible: number of GPUs that the process sees.
@@ -269,5 +270,5 @@ def _tpu() -> Launch | None:
 
 
 def _from_jax(cluster: str, names: tuple[str, ...]) -> Launch | None:
-    found = jax_internals.cluster_facts(names, os.environ.get("JAX_COORDINATOR_PORT"))
+    found = jax_internals.cluster_info(names, os.environ.get("JAX_COORDINATOR_PORT"))
     return None if found is None else Launch(cluster, *found)

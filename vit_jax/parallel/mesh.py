@@ -1,4 +1,4 @@
-"""The device mesh, and how batches are sharded over it. One device is a mesh of size 1."""
+"""The device mesh, and sharding of batches over it. A single device is a mesh of size 1."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
     Args:
         config: sizes of the axes; an axis of size -1 gets the remaining devices.
-        devices: None: all devices of all hosts.
+        devices: devices of the mesh; None: all devices of all hosts.
 
     Raises:
         ConfigError: the product of the sizes is not the number of devices.
@@ -48,30 +48,30 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH_SPEC)
 
 
-def batch_parts(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def check_batch_size(mesh: Mesh, batch_size: int, key: str, parts: int = 1) -> None:
+def check_batch_size(mesh: Mesh, batch_size: int, key: str, microbatches: int = 1) -> None:
     """Checks that a batch divides evenly into microbatches and over the devices.
 
     Args:
         mesh: the mesh.
         batch_size: global number of examples.
-        key: config key that the error names.
-        parts: number of microbatches.
+        key: config key of the batch size, for the error.
+        microbatches: number of microbatches.
 
     Raises:
         ConfigError: it does not divide evenly.
     """
-    shards = batch_parts(mesh)
-    if batch_size % (shards * parts):
-        unit = shards * parts
+    shards = num_batch_shards(mesh)
+    unit = shards * microbatches
+    if batch_size % unit:
         below, above = batch_size // unit * unit, -(-batch_size // unit) * unit
         raise ConfigError(
             f"{key} is {batch_size} on {shards} devices"
-            + (f" in {parts} microbatches" if parts > 1 else ""),
+            + (f" in {microbatches} microbatches" if microbatches > 1 else ""),
             f"a multiple of {unit}",
             f"use {below} or {above}" if below else f"use {above}",
         )

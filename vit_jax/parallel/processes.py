@@ -1,24 +1,24 @@
-"""Coordination of a run's processes, on the coordination service of `jax.distributed`.
+"""Coordination of a run's processes through the coordination service of `jax.distributed`.
 
     with connected(detect(), config=..., code=...):
         ...
 
-The service runs in process 0. It has a key-value store, barriers that name who is late, and a
-preemption notice on SIGTERM with which all processes agree on a step to stop at. Three things are
-not in it and are built here on the key-value store:
+Process 0 hosts the service. It has a key-value store, barriers that name late processes, and
+preemption notices: after a SIGTERM, all processes agree on a step to stop at. This module uses the
+store to add three things:
 
-- The error of one process ends the others. A thread of each process waits for a key that holds the
-  reason, so that even a process that hangs in a collective ends with one line.
-- A killed process is named in one line. JAX notices missing heartbeats, too, but then aborts with
-  C++ stack frames, and takes no callback. So each process counts up a key of its own, and process 0
-  looks for counts that stand still. JAX's time limit is three times as long.
-- SIGINT stops a run like SIGTERM, which is the only signal that JAX listens to.
+- An error in one process ends all processes. A thread in each process waits for a key that holds
+  the reason, so that even a process that hangs in a collective exits with a one-line error.
+- A killed process is named in a one-line error. JAX detects missing heartbeats, too, but then it
+  aborts with C++ stack frames, and it has no callback. So each process increments a counter in the
+  store, and process 0 checks that all counters increase. JAX's time limit is three times as long.
+- SIGINT stops a run like SIGTERM. JAX handles only SIGTERM.
 
-When process 0 is killed, the service dies with it. JAX then aborts all other processes (SIGABRT,
-exit code 134); they print one line before that.
+If process 0 is killed, the service is gone. JAX then aborts all other processes (SIGABRT, exit code
+134). Each prints a one-line error before that.
 
-All functions but `is_first_host` must be called by every process at the same point of the program.
-With one process they return at once.
+Every process must call these functions at the same point of the program, except `is_first_host`.
+With one process, they return immediately.
 """
 
 import contextlib
@@ -49,25 +49,26 @@ from vit_jax.parallel.launch import Launch
 
 log = logging.getLogger(__name__)
 
-# Time limits: for all processes to connect; for a process without heartbeat; for barriers. The last
-# one is longer than the slowest save takes.
+# Time limit for all processes to connect.
 START_TIMEOUT_S = 300.0
+# A process without a heartbeat for this long is considered lost.
 PEER_TIMEOUT_S = 60.0
+# Time limit of barriers, longer than the slowest save.
 BARRIER_TIMEOUT_S = 900.0
 
 _KEYS = "vit_jax"
-# How many times longer JAX waits for a heartbeat than this module.
-_JAX_PATIENCE = 3
-# Process 0 ends last, because the service ends with it. It waits this long for the others.
-_LINGER_S = 3.0
+# JAX waits this many times longer for a heartbeat than this module.
+_JAX_TIMEOUT_FACTOR = 3
+# Process 0 hosts the service, so it exits last. It waits this long for the other processes.
+_EXIT_TIMEOUT_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class ExitReason:
-    """Why all processes of a run end.
+    """Why all processes of a run exit.
 
     Attributes:
-        line: what each of them prints.
+        line: line that each process prints.
         code: exit code.
     """
 
@@ -82,7 +83,7 @@ class _Run:
     """This process's connection to the others.
 
     Attributes:
-        ending: whether this process has found its own reason to end.
+        ending: whether this process has itself decided to exit.
         hosts: host name of each process.
     """
 
@@ -97,20 +98,20 @@ class _Run:
         self._old_key: str | None = None
 
     def start_threads(self) -> None:
-        targets = [self._wait_for_exit_reason, self._beat]
-        targets += [self._watch_beats] if self.process == 0 else []
+        targets = [self._wait_for_exit_reason, self._send_heartbeats]
+        targets += [self._watch_heartbeats] if self.process == 0 else []
         self._threads = [threading.Thread(target=t, name=t.__name__, daemon=True) for t in targets]
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> None:
-        """Ends the threads. One that is inside the client would abort the interpreter's exit."""
+        """Stops the threads. A thread inside the client would abort the interpreter at exit."""
         self.ending = True
         self._finished.set()
         if self.process == 0:
             self.end_all(_FINISHED)
         for thread in self._threads:
-            thread.join(_LINGER_S)
+            thread.join(_EXIT_TIMEOUT_S)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
         folder = f"{_KEYS}/gather/{next(self._gathers)}"
@@ -118,30 +119,30 @@ class _Run:
         self.client.key_value_set(own, json.dumps(value))
         self.barrier(name, timeout_s)
         found = {key: json.loads(text) for key, text in self.client.key_value_dir_get(folder)}
-        # Nobody reads the values of the gather before this one any more.
+        # After this barrier, all processes have read the values of the previous gather.
         if self._old_key is not None:
             self.client.key_value_delete(self._old_key)
         self._old_key = own
         return [found[f"{folder}/{process}"] for process in range(self.count)]
 
     def barrier(self, name: str, timeout_s: float) -> None:
-        with late_processes_named(timeout_s):
+        with name_late_processes(timeout_s):
             self.client.wait_at_barrier(name, int(timeout_s * 1000))
 
     def name(self, process: int) -> str:
         return f"{process} ({self.hosts[process]})"
 
     def end_all(self, reason: ExitReason) -> None:
-        """Ends all processes with this reason, unless another process was first."""
+        """Makes all processes exit for this reason. If several call it, the first one wins."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             text = json.dumps(dataclasses.asdict(reason))
             self.client.key_value_set(f"{_KEYS}/exit", text)
 
     def exit(self, code: int) -> NoReturn:
-        """Ends this process at once: libraries would wait for processes that are gone."""
+        """Exits without cleanup, because libraries would wait for processes that are gone."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self.client.key_value_set(f"{_KEYS}/ended/{self.process}", "")
-            deadline = time.monotonic() + _LINGER_S
+            deadline = time.monotonic() + _EXIT_TIMEOUT_S
             while self.process == 0 and time.monotonic() < deadline:
                 if len(self.client.key_value_dir_get(f"{_KEYS}/ended/")) == self.count:
                     break
@@ -156,7 +157,7 @@ class _Run:
                 if str(error).startswith("DEADLINE_EXCEEDED"):
                     continue
                 if not self.ending and str(error).startswith("UNAVAILABLE"):
-                    _print_error(_lost(f"process {self.name(0)} was killed or crashed"))
+                    _print_error(_lost_message(f"process {self.name(0)} was killed or crashed"))
                 return  # JAX aborts this process.
             reason = ExitReason(**json.loads(text))
             if reason == _FINISHED:
@@ -165,7 +166,7 @@ class _Run:
                 _print_error(reason.line)
                 self.exit(reason.code)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             for beat in itertools.count():
                 key = f"{_KEYS}/beat/{self.process}"
@@ -173,7 +174,7 @@ class _Run:
                 if self._finished.wait(self.peer_timeout_s / 6):
                     return
 
-    def _watch_beats(self) -> None:
+    def _watch_heartbeats(self) -> None:
         counts, changed = {}, [time.monotonic()] * self.count
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             while not self._finished.wait(self.peer_timeout_s / 12):
@@ -186,7 +187,7 @@ class _Run:
                 lost = [p for p in range(self.count) if now - changed[p] > self.peer_timeout_s]
                 if lost and not self.ending:
                     what = _plural("process", [self.name(p) for p in lost])
-                    line = _lost(f"no heartbeat from {what} for {self.peer_timeout_s:g} s")
+                    line = _lost_message(f"no heartbeat from {what} for {self.peer_timeout_s:g} s")
                     self.end_all(ExitReason(line, HostsError.exit_code))
                     return
 
@@ -204,21 +205,22 @@ def connected(
     start_timeout_s: float = START_TIMEOUT_S,
     peer_timeout_s: float = PEER_TIMEOUT_S,
 ) -> Iterator[None]:
-    """Connects this process to the others of its run, and compares config, code and devices.
+    """Connects the processes of a run, and checks that their config, code and devices match.
 
     An error inside the block ends all processes of the run. Each prints one line that names the
-    process where it happened.
+    process with the error.
 
     Args:
-        launch: how this process was started; None: it is alone, and only its devices are checked.
+        launch: how this process was started; None: the run has one process.
         config: key -> value; must be the same on all processes.
         code: name -> version; must be the same on all processes.
-        cancelled: polled while this process waits for the others to connect.
+        cancelled: called repeatedly while this process waits for the others. If it returns True,
+            this process exits.
         start_timeout_s: time limit for all processes to connect.
-        peer_timeout_s: time after which a process without heartbeat is considered lost.
+        peer_timeout_s: time after which a process without a heartbeat is considered lost.
 
     Raises:
-        ConfigError: this process is alone and leaves accelerators idle.
+        ConfigError: a run of one process leaves accelerators idle.
     """
     global _run
     if launch is None:
@@ -227,7 +229,7 @@ def connected(
         return
     try:
         _initialize_jax(launch, cancelled, start_timeout_s, peer_timeout_s)
-    except UserError as error:  # The thread of `_initialize_jax` may still run.
+    except UserError as error:  # The thread of `_initialize_jax` may still be running.
         _print_error(str(error))
         _exit(error.exit_code)
     except InterruptedError as error:
@@ -236,16 +238,16 @@ def connected(
     _run = run = _Run(coordination_client(), launch, peer_timeout_s)
     run.start_threads()
     try:
-        with _found_by_all(run):
+        with _exit_on_config_error(run):
             facts = {"num_processes": launch.num_processes, **config}
             facts = {"host": platform.node(), "config": facts, "code": dict(code)}
             gathered = run.gather("start", facts, start_timeout_s)
             run.hosts = [row["host"] for row in gathered]
-            _check_facts(gathered)
+            _check_same_program(gathered)
         found = run.gather("compare devices", local_devices(launch), start_timeout_s)
         if run.process == 0:
             print_devices(found, launch.cluster, Console())
-        with _found_by_all(run):
+        with _exit_on_config_error(run):
             check_devices(found)
         yield
         run.barrier("end", BARRIER_TIMEOUT_S)
@@ -258,7 +260,7 @@ def connected(
 
 
 def is_first_host() -> bool:
-    """Whether this process is the one that writes files and logs."""
+    """Whether this is process 0, which writes files and logs."""
     return jax.process_index() == 0
 
 
@@ -266,12 +268,12 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
     """Returns the values of all processes, in the order of their numbers.
 
     Args:
-        name: what the error says a late process was waited for.
+        name: name of this point of the program, for the error if a process does not reach it.
         value: JSON.
         timeout_s: time limit for all processes to call this.
 
     Raises:
-        HostsError: a process is late; it is named.
+        HostsError: a process did not call this in time. The error names it.
     """
     _check_connected()
     return [value] if _run is None else _run.gather(name, value, timeout_s)
@@ -281,7 +283,7 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
     """Waits until all processes call this.
 
     Raises:
-        HostsError: a process is late; it is named.
+        HostsError: a process did not call this in time. The error names it.
     """
     _check_connected()
     if _run is not None:
@@ -303,12 +305,12 @@ def on_first_host(
 
 
 def check_same(name: str, value: Any, error: Callable[[int, Any, Any], UserError]) -> None:
-    """Raises an error on all processes if one has another value than process 0.
+    """Raises an error on all processes if a process has another value than process 0.
 
     Args:
         name: see `gather`.
         value: JSON.
-        error: (process, its value, value of process 0) -> the error to raise.
+        error: function (process, its value, value of process 0) -> the error to raise.
     """
     first, *others = gather(name, value)
     for process, other in enumerate(others, start=1):
@@ -317,10 +319,10 @@ def check_same(name: str, value: Any, error: Callable[[int, Any, Any], UserError
 
 
 class StopAgreement:
-    """Lets all processes stop at the same step when one of them is asked to stop.
+    """Makes all processes stop at the same step if one of them is asked to stop.
 
     Args:
-        requested: whether this process was asked to stop by a signal that Python has handled.
+        requested: returns whether a signal handler in Python has asked this process to stop.
     """
 
     def __init__(self, requested: Callable[[], bool]):
@@ -328,7 +330,7 @@ class StopAgreement:
         self._calls, self._forwarded = 0, False
 
     def reached(self) -> bool:
-        """Whether to stop now. It costs less than a microsecond until a process is asked to stop.
+        """Whether to stop now. Before a stop is requested, a call takes less than a microsecond.
 
         Every process must call this at the same points, e.g. after each step.
         """
@@ -336,7 +338,7 @@ class StopAgreement:
         if _run is None:
             return self._requested()
         if self._requested() and not self._forwarded:
-            # SIGINT, or a SIGTERM that came before JAX listened to it.
+            # SIGINT, or a SIGTERM that came before JAX handled it.
             self._forwarded = True
             os.kill(os.getpid(), signal.SIGTERM)
         self._calls += 1
@@ -344,8 +346,8 @@ class StopAgreement:
 
 
 @contextlib.contextmanager
-def late_processes_named(timeout_s: float | None = None) -> Iterator[None]:
-    """Turns the error of a barrier of JAX or Orbax into one line that names the late processes.
+def name_late_processes(timeout_s: float | None = None) -> Iterator[None]:
+    """Converts barrier errors of JAX and Orbax to a HostsError that names the late processes.
 
     Args:
         timeout_s: time limit of the barrier, for the message.
@@ -367,15 +369,15 @@ def late_processes_named(timeout_s: float | None = None) -> Iterator[None]:
         limit = "in time" if timeout_s is None else f"within {timeout_s:g} s"
         raise HostsError(
             f"{who} did not reach '{found[1]}' {limit}",
-            "all processes there",
-            "look at its log for what it waits for, and run the same command again",
+            "all processes to reach it",
+            "see its log for the cause, then run the same command again",
         ) from error
 
 
 def _initialize_jax(
     launch: Launch, cancelled: Callable[[], bool], start_timeout_s: float, peer_timeout_s: float
 ) -> None:
-    """Calls `jax.distributed.initialize`, which blocks signals, in a thread and waits for it."""
+    """Runs `jax.distributed.initialize` in a thread, because it blocks signals."""
     host, _, port = launch.coordinator.rpartition(":")
     options: dict[str, Any] = {}
     if host in ("127.0.0.1", "localhost") and "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:
@@ -399,9 +401,9 @@ def _initialize_jax(
                     None if launch.local_device_ids is None else [*launch.local_device_ids]
                 ),
                 cluster_detection_method="deactivate",
-                # JAX aborts this process at its limit.
+                # JAX aborts the process at its own limit, so that must be later.
                 initialization_timeout=int(start_timeout_s) + 60,
-                heartbeat_timeout_seconds=max(10, int(peer_timeout_s)) * _JAX_PATIENCE,
+                heartbeat_timeout_seconds=max(10, int(peer_timeout_s)) * _JAX_TIMEOUT_FACTOR,
                 shutdown_timeout_seconds=int(peer_timeout_s),
                 **options,
             )
@@ -420,15 +422,14 @@ def _initialize_jax(
                 f"not all {launch.num_processes} processes connected to {launch.coordinator}"
                 f" within {start_timeout_s:g} s",
                 "the same command on every host, and a port that all hosts can reach",
-                "look for hosts where the command was not started or has ended, and check"
-                " --coordinator",
+                "check that the command runs on every host, and check --coordinator",
             )
     if errors:
         raise errors[0]
 
 
 def _check_port(bind_address: str | None, port: int) -> None:
-    """Raises ConfigError if the port is in use. JAX would share it with the other process."""
+    """Raises ConfigError if the port is in use, because JAX would share it silently."""
     bind_address = bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "")
     host = bind_address.rpartition(":")[0].strip("[]")
     host = "" if host in ("::", "0.0.0.0") else host
@@ -443,8 +444,8 @@ def _check_port(bind_address: str | None, port: int) -> None:
         ) from None
 
 
-def _check_facts(found: list[dict[str, Any]]) -> None:
-    """Raises ConfigError where a process has another config or code than process 0."""
+def _check_same_program(found: list[dict[str, Any]]) -> None:
+    """Raises ConfigError if a process has another config or code than process 0."""
     first = found[0]
     fixes = {
         "code": "install the same revision on every host",
@@ -466,8 +467,8 @@ def _check_facts(found: list[dict[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _found_by_all(run: _Run) -> Iterator[None]:
-    """Ends this process after an error that each process finds by itself."""
+def _exit_on_config_error(run: _Run) -> Iterator[None]:
+    """Exits after a ConfigError that every process raises, so that each prints it itself."""
     try:
         yield
     except ConfigError as error:
@@ -477,13 +478,13 @@ def _found_by_all(run: _Run) -> Iterator[None]:
 
 
 def _fail(run: _Run, error: BaseException) -> NoReturn:
-    """Ends all processes because of an error in this one."""
+    """Makes all processes exit because of an error in this one."""
     broken_collective = isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(
         "RESOURCE_EXHAUSTED"
     )
     if broken_collective:
-        # Most likely another process has ended. Its name comes with its missing heartbeat.
-        log.warning("a computation failed; waiting %g s for news of the other processes",
+        # Most likely another process has died. Its missing heartbeat will then name it.
+        log.warning("a computation failed; waiting %g s to see whether another process is lost",
                     run.peer_timeout_s)  # fmt: skip
         time.sleep(1.5 * run.peer_timeout_s)
     run.ending = True
@@ -494,16 +495,16 @@ def _fail(run: _Run, error: BaseException) -> NoReturn:
     if code == 1 or "--debug" in sys.argv:
         traceback.print_exception(error)
     _print_error(line)
-    # All waiting processes raise the same HostsError; it already names the process.
+    # All waiting processes raise the same HostsError, which already names the late process.
     prefix = "" if isinstance(error, HostsError) else f"process {run.name(run.process)} stopped: "
     run.end_all(ExitReason(prefix + line, code))
     run.exit(code)
 
 
-def _lost(what: str) -> str:
+def _lost_message(what: str) -> str:
     return (
-        f"{what}; expected all processes to run; look at its log for the cause, and run the same "
-        "command again: it continues from the last checkpoint"
+        f"{what}; expected all processes to run; see its log for the cause, then run the same "
+        "command again to continue from the last checkpoint"
     )
 
 
@@ -515,16 +516,16 @@ def _check_connected() -> None:
     if _run is None and jax.process_count() > 1:
         raise HostsError(
             f"{jax.process_count()} processes without coordination",
-            "processes that vit_jax.parallel.processes.connected has connected",
+            "processes connected by vit_jax.parallel.processes.connected",
             "start them with python -m vit_jax train, or use connected instead of"
             " jax.distributed.initialize",
         )
 
 
 def _print_error(line: str) -> None:
-    """Prints the one line of this process; a second thread with a line waits for the end."""
+    """Prints the error line of this process. Only one thread prints; others wait for the exit."""
     if not _printing.acquire(blocking=False):
-        threading.Event().wait(4 * _LINGER_S)
+        threading.Event().wait(4 * _EXIT_TIMEOUT_S)
         return
     os.write(sys.stderr.fileno(), f"error: {line}\n".encode())
 

@@ -1,6 +1,6 @@
 """Sharding of parameters and optimizer state by a short list of (pattern, rule).
 
-Each model family has rules for its parameters; here they are combined to the presets of
+Each model family defines rules for its parameters. This module combines them into the presets of
 `mesh.preset`.
 """
 
@@ -18,7 +18,7 @@ from vit_jax.named_tree import map_named, named_leaves
 Rule = tuple[str | None, ...]
 Rules = tuple[tuple[str, Rule], ...]
 
-# Rules of all families: the first pattern that matches the whole name of a parameter counts. A rule
+# Rules of all families. The first pattern that matches a parameter's whole name is used. A rule
 # gives the mesh axes of a parameter's last dimensions, so it also holds inside a stack of layers,
 # which adds a leading axis. Parameters without a rule are replicated.
 _FSDP_TENSOR: Rules = (
@@ -36,7 +36,7 @@ PRESETS: dict[Preset, Rules] = {
 
 
 def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
-    """Returns the rules of a config: its own, then those of its preset.
+    """Returns the rules of a config, followed by the rules of its preset.
 
     Args:
         config: the mesh section.
@@ -44,8 +44,8 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
         mesh: the mesh.
 
     Raises:
-        ConfigError: a rule of the config that fits no parameter, or a `tensor` axis over which
-            nothing is split, so that its devices would all do the same work.
+        ConfigError: a rule of the config matches no parameter, or no parameter is sharded over
+            `tensor`, so that the devices of this axis would all do the same work.
     """
     leaves = named_leaves(params)
     for pattern, rule in config.rules:
@@ -77,7 +77,7 @@ def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> A
     """Returns the value of the first pattern that matches a whole name.
 
     Args:
-        name: of a parameter.
+        name: name of a parameter.
         patterns: (regular expression, value) pairs.
         key: config key of the patterns, for the error.
 
@@ -96,9 +96,9 @@ def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> A
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _FSDP_TENSOR) -> Any:
     """Returns a sharding for each parameter (or its shape), by the rules.
 
-    An axis whose devices do not divide its dimension is left out, so that dimension is not split.
-    `fsdp` is then moved to the largest other dimension of the rule that it divides, because for
-    fsdp it does not matter which dimension is split.
+    If the number of devices of an axis does not divide a dimension, the dimension is not sharded
+    over it. `fsdp` is then moved to the largest other dimension of the rule that it divides,
+    because for fsdp it does not matter which dimension is sharded.
     """
 
     def sharding(name: str, leaf: Any) -> NamedSharding:
@@ -121,7 +121,7 @@ def state_shardings(
         state: tree of arrays or shapes.
         params: the parameters or their shapes.
         mesh: the mesh.
-        rules: of the parameters.
+        rules: rules for the parameters.
     """
     shardings = named_leaves(parameter_shardings(params, mesh, rules))
     shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}

@@ -9,8 +9,8 @@ from typing import Any
 from vit_jax.config.mesh import Preset
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
-from vit_jax.models.registry import resolve
-from vit_jax.models.stacking import Remat, remat_on
+from vit_jax.models.registry import model_shape
+from vit_jax.models.stacking import Remat, remat_for_platform
 from vit_jax.parallel.mesh import AXES
 from vit_jax.parallel.sharding import PRESETS, Rules
 from vit_jax.plan.estimate import Plan
@@ -62,7 +62,7 @@ def meshes(config: Config, devices: int) -> list[Sizes]:
 
 def _num_heads(config: Config) -> int | None:
     """Returns the number of attention heads; None: the model has no attention."""
-    return getattr(resolve(config.model), "num_heads", None)
+    return getattr(model_shape(config.model), "num_heads", None)
 
 
 def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Preset]]:
@@ -101,7 +101,7 @@ def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
 def policies(config: Config, platform: str) -> tuple[Remat, ...]:
     """Returns the remat policies that give different programs."""
     scan = config.model.scan and _num_heads(config) is not None
-    same = remat_on(platform, "none", scan=scan)
+    same = remat_for_platform(platform, "none", scan=scan)
     return tuple(r for r in REMATS if r == "none" or r != same)
 
 

@@ -1,6 +1,6 @@
-"""The description in a checkpoint: names and shapes of its arrays, code and devices that wrote it.
+"""The description of a checkpoint: its arrays' names and shapes, and the code that wrote it.
 
-It is JSON beside the arrays, so that any machine can read it without loading them.
+It is a JSON file beside the arrays, so that any machine can read it without loading them.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from vit_jax.errors import CheckpointError
 from vit_jax.files import read_json
 from vit_jax.named_tree import named_leaves
 
-# Orbax stores a JSON item in this file.
+# Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class CheckpointInfo:
     """A checkpoint without its arrays.
 
     Attributes:
@@ -41,7 +41,7 @@ class About:
 
 
 def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
-    """Returns the description that `read_about` reads, as JSON.
+    """Returns the description that `read_checkpoint_info` reads, as JSON.
 
     Args:
         items: item name -> tree of arrays.
@@ -73,14 +73,14 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
 
     Args:
         path: run folder, its `checkpoints` folder, or the folder of one step.
-        step: None: the step that the path names, else the best step if early stopping has ended
-            the run, else the latest step.
+        step: step of the checkpoint. None: the step that the path names, else the best step of a
+            finished run with early stopping, else the latest step.
 
     Raises:
         CheckpointError: no such checkpoint.
     """
     path = Path(path).expanduser()
-    is_run = (path / "checkpoints").is_dir()  # A run folder may be named by a number.
+    is_run = (path / "checkpoints").is_dir()  # A run folder's name may be a number, too.
     if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         return path
     folder = path / "checkpoints" if is_run else path
@@ -95,7 +95,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
         )
     result = folder.parent / "result.json"
     if step is None and result.is_file():
-        # Written by runs with early stopping only.
+        # Only runs with early stopping have a `best_step`.
         step = read_json(result, error=CheckpointError).get("best_step")
     step = steps[-1] if step is None else step
     if step not in steps:
@@ -115,8 +115,8 @@ def saved_steps(folder: Path) -> list[int]:
     )
 
 
-def read_about(path: Path) -> About:
-    """Reads the description of a checkpoint; opens neither arrays nor devices.
+def read_checkpoint_info(path: Path) -> CheckpointInfo:
+    """Reads the description of a checkpoint, without its arrays and without devices.
 
     Args:
         path: see `choose_checkpoint`.
@@ -127,7 +127,7 @@ def read_about(path: Path) -> About:
     at = choose_checkpoint(path)
     step = int(at.name)
     about = _read_item(at, "about")
-    return About(
+    return CheckpointInfo(
         path=at,
         step=step,
         other_steps=tuple(s for s in saved_steps(at.parent) if s != step),

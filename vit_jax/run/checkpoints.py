@@ -2,9 +2,9 @@
 
 A checkpoint is one Orbax composite. `params`, `optimizer` and `ema` (if the run has one) are
 arrays; `data` (position in the example order), `config` and `about` (description) are JSON. The
-folder gets its final name when it is complete, so a run that was killed finds the last complete
-checkpoint. Arrays are saved whole, however they were sharded, and can be restored with any sharding
-on any number of devices and hosts. Stacked layers have a leading axis even without `model.scan`.
+folder gets its final name once it is complete, so that a killed run resumes from the last complete
+checkpoint. Arrays can be restored with any sharding on any number of devices and hosts. Stacked
+layers have a leading axis even without `model.scan`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from orbax.checkpoint import options as orbax_options
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.processes import barrier, late_processes_named, on_first_host
+from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
 from vit_jax.run.about import choose_checkpoint, describe, evaluated_item
 from vit_jax.run.folder import environment
 
@@ -136,7 +136,7 @@ class CheckpointFolder:
             state: the training state.
             data: position in the example order, JSON.
             config: the run's config, JSON.
-            metrics: figures by which the best checkpoints are chosen.
+            metrics: evaluation metrics, by which the best checkpoints are chosen.
 
         Raises:
             RunFolderError: this or the previous save could not be written.
@@ -152,7 +152,7 @@ class CheckpointFolder:
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def check(self) -> None:
-        """Raises the error of a save in the background, if there is one; does not wait.
+        """Raises the error of a background save, if there is one. Does not wait for the save.
 
         Raises:
             RunFolderError: the checkpoint could not be written.
@@ -205,7 +205,7 @@ class CheckpointFolder:
                 )
                 for name, tree in abstract.items()
             }
-            with late_processes_named():
+            with name_late_processes():
                 found = self._manager.restore(
                     step,
                     args=ocp.args.Composite(
@@ -219,7 +219,7 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"checkpoint {self.folder / str(step)} cannot be read: {reason}",
                 "a complete checkpoint of this version",
-                f"remove that folder to go on from an earlier one ({steps[:-1] or 'none'})",
+                f"remove that folder to continue from an earlier one ({steps[:-1] or 'none'})",
             ) from None
         return Restored(
             step, {name: found[name] for name in abstract}, found["data"], found["config"]
@@ -268,9 +268,9 @@ class _Pinned:
 def multi_process_options() -> dict[str, Any]:
     """Returns options of Orbax's manager for this number of processes.
 
-    By default, Orbax synchronizes processes by collectives on the devices: they wait for ever, and
-    behind the training steps that are still queued. With these options it uses barriers of JAX's
-    coordination service, which have names and time limits.
+    By default, Orbax synchronizes processes by collectives on the devices. These have no time limit
+    and start only after the training steps that are already queued. With these options, it uses
+    barriers of JAX's coordination service, which have names and time limits.
     """
     if jax.process_count() == 1:
         return {}
@@ -287,9 +287,9 @@ def multi_process_options() -> dict[str, Any]:
 def result_params(
     path: Path, abstract_params: Any, step: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the parameters that are the result of a run, and the run's config.
+    """Returns the final parameters of a run, and its config.
 
-    If the run keeps a moving average, the result is that average.
+    If the run keeps a moving average, this average is returned.
 
     Args:
         path: see `run.about.choose_checkpoint`.
@@ -313,9 +313,9 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _as_user_error(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or unwritable disk, and of late processes, into one line."""
+    """Converts errors of a full or unwritable disk, and of late processes, to UserErrors."""
     try:
-        with late_processes_named():
+        with name_late_processes():
             yield
     except UserError:
         raise

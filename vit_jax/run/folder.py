@@ -31,19 +31,19 @@ _PACKAGES = (
     "tensorflow-datasets",
     "numpy",
 )
-# Time after which a file that one host has written is seen by the others.
+# Longest time until a file that one host has written is visible on the others.
 _NETWORK_DISK_DELAY_S = 60.0
 
 
 class RunFolder:
-    """The folder of one run, locked for writing while entered.
+    """The folder of one run, locked until the end of the `with` block.
 
     Only process 0 writes; the other processes check that they see the same folder.
 
     Args:
         path: the folder; it is created if missing.
-        config: config of the run that will write there. Its `command`, if it has one, tells kinds
-            of runs apart.
+        config: config of the run that will write there. If it has a `command`, the folder must not
+            hold a run of another command.
 
     Raises:
         RunFolderError: the folder is not writable, in use by another process, or holds a run of
@@ -56,9 +56,9 @@ class RunFolder:
         self.is_writer = processes.is_first_host()
         self._lock_file = self.path / ".lock"
         self._held = contextlib.ExitStack()
-        mark = processes.on_first_host("lock the run folder", self._open)
+        token = processes.on_first_host("lock the run folder", self._open)
         if not self.is_writer:
-            self._check_shared(mark)
+            self._check_shared(token)
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -67,8 +67,8 @@ class RunFolder:
         self._held.close()
 
     def _open(self) -> str:
-        """Locks the folder and returns the mark that the lock file then holds."""
-        mark = uuid.uuid4().hex
+        """Locks the folder, writes a random token to the lock file and returns it."""
+        token = uuid.uuid4().hex
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self._lock_file))
@@ -82,19 +82,19 @@ class RunFolder:
                 raise self._unwritable(error) from None
             self._check_config()
             try:
-                self._lock_file.write_text(mark)
+                self._lock_file.write_text(token)
             except OSError as error:
                 raise self._unwritable(error) from None
             self._held = held.pop_all()
-        return mark
+        return token
 
-    def _check_shared(self, mark: str) -> None:
+    def _check_shared(self, token: str) -> None:
         """Raises RunFolderError unless this host sees the file that process 0 has written."""
         deadline = time.monotonic() + _NETWORK_DISK_DELAY_S
-        while not (self._lock_file.is_file() and self._lock_file.read_text() == mark):
+        while not (self._lock_file.is_file() and self._lock_file.read_text() == token):
             if time.monotonic() > deadline:
                 raise RunFolderError(
-                    f"run folder {self.path} of {platform.node()} is not that of process 0",
+                    f"run folder {self.path} of {platform.node()} is not the folder of process 0",
                     "one folder that all hosts share",
                     "put --workdir on a shared disk",
                 )
@@ -124,15 +124,15 @@ class RunFolder:
 
     def _check_config(self) -> None:
         """Raises RunFolderError if the folder has results of a run of another config."""
-        traces = [
+        outputs = [
             n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()
         ]
         saved = self.path / "config.json"
-        if not traces:
+        if not outputs:
             return
         if not saved.exists():
             raise RunFolderError(
-                f"{self.path} has {', '.join(traces)} but no config.json",
+                f"{self.path} has {', '.join(outputs)} but no config.json",
                 "a run folder or a new one",
                 "choose another --workdir",
             )
@@ -195,7 +195,7 @@ def environment() -> dict[str, Any]:
 
 
 def code_versions() -> dict[str, str | None]:
-    """Returns the versions that must be equal on all hosts: git revision, sources, packages."""
+    """Returns the git revision, hash of the sources and package versions, equal on all hosts."""
     sources = hashlib.sha256()
     folder = Path(__file__).resolve().parents[1]
     for path in sorted(folder.rglob("*.py")):

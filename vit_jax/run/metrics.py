@@ -23,14 +23,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class MetricsWriter:
     """Writes the scalars of a run.
 
-    When a run resumes, lines of steps after `start_step` are deleted: they will be written again.
+    A resumed run writes the lines of steps after `start_step` again, so they are deleted first.
 
     Args:
         workdir: run folder.
         config: where to write.
         start_step: step that training continues from.
         run_config: config to show in Weights & Biases.
-        enabled: False on hosts that write nothing, which are all but the first.
+        enabled: False writes nothing. Only the first host writes.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -82,14 +82,14 @@ class MetricsWriter:
                 self._file.close()
             if self._tensorboard is not None:
                 self._tensorboard.close()
-        except OSError as error:  # The rest of a failed write is still in the buffer.
+        except OSError as error:  # Closing writes the rest of the buffer.
             raise _unwritable(self._path, error) from None
         finally:
             if self._wandb is not None:
                 self._wandb.finish()
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
-        """Returns the metrics with these prefixes that the file already has at a step."""
+        """Returns the metrics of a step with these prefixes that are already in the file."""
         rows = [row for row in read_metrics(self._path) if row["step"] == step]
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
@@ -112,7 +112,7 @@ class MetricsWriter:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if self._wandb is not None:
-            # W&B refuses earlier steps; the evaluation of the best weights may be of one.
+            # W&B rejects steps before the newest, but the best weights may be of an earlier step.
             self._newest = max(step, self._newest)
             self._wandb.log(values, step=self._newest)
 
@@ -188,7 +188,7 @@ class _EventFile:
 
     Args:
         folder: created if missing.
-        start_step: TensorBoard hides scalars of later steps in older files: they are obsolete.
+        start_step: step that training continues from. TensorBoard hides later steps of old files.
     """
 
     def __init__(self, folder: Path, start_step: int):

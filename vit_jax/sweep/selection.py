@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.config.split_overlap import may_share, shares
+from vit_jax.config.split_overlap import may_overlap, overlap
 from vit_jax.errors import SweepError, nearest
 from vit_jax.sweep.sweep_file import Selection
 
@@ -50,7 +50,7 @@ def check_selection(
                 else f"set evaluation.splits.{name} in their config",
             )
         trained = config.data.train_split
-        if selection.choose_on_test or config.data.mixture or not shares(trained, splits[name]):
+        if selection.choose_on_test or config.data.mixture or not overlap(trained, splits[name]):
             continue
         raise SweepError(
             f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}",
@@ -82,7 +82,7 @@ def _check_not_reported(where: str, name: str, selected_on: str, final: Config) 
         if not other == name == early_stopping
     }
     same = [other for other in ("test", name) if name == other and other in {"test", *reported}]
-    shared = same + [other for other, split in reported.items() if may_share(selected_on, split)]
+    shared = same + [other for other, split in reported.items() if may_overlap(selected_on, split)]
     if shared:
         raise SweepError(
             f"{where} selects on {name!r} ({selected_on}), and the final runs report"

@@ -1,8 +1,8 @@
 """The tasks that a run can learn. Each is a folder of this package:
 
-config.py     its config sections, and which options do not go with it
+config.py     its config sections, and options that it does not support
 task.py       `build_task`: example, augmentation on the device, loss, metrics, evaluation
-pictures.py   optional: pictures of what a trained model of this task does
+pictures.py   optional: pictures of the predictions of a trained model
 
 To add a task, write its folder and add its name here.
 """

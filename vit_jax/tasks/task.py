@@ -1,4 +1,4 @@
-"""What a task gives to the trainer, and the functions that make one from a config."""
+"""The interface between a task and the trainer, and the function that builds a task."""
 
 import dataclasses
 import importlib
@@ -17,17 +17,17 @@ from vit_jax.data.device import Batch
 from vit_jax.evaluation.loop import EvalStep, Totals
 
 Metrics = dict[str, Float[Array, ""]]
-# (batch as it came to the device, step) -> the batch that the loss reads.
+# (batch on the device, step) -> prepared (augmented) batch.
 Prepare = Callable[[Batch, jax.Array], Batch]
 # (params, prepared batch, key, *frozen) -> (mean loss over the batch, more metrics to log).
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
-# (params, prepared batch, **options of the model's call) -> the model's outputs, as in the loss.
+# (params, prepared batch, **options of the model's call) -> outputs of the model.
 Forward = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class DataFacts:
-    """What a task must know about the training data.
+class DataInfo:
+    """Properties of the training data that a task needs.
 
     Attributes:
         num_classes: C.
@@ -42,12 +42,12 @@ class DataFacts:
 class Frozen:
     """Arrays that the step reads but does not train, such as a teacher's parameters.
 
-    They are sharded like parameters, passed to the step as its last argument, not donated, and not
-    saved in checkpoints.
+    They are sharded like parameters and passed to the step as its last argument. They are neither
+    donated nor saved in checkpoints.
 
     Attributes:
         shapes: tree of `jax.ShapeDtypeStruct`.
-        load: returns the same tree of arrays in the host's memory.
+        load: reads the arrays; returns the same tree, in the memory of the host.
     """
 
     shapes: Any
@@ -56,21 +56,21 @@ class Frozen:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a run learns.
+    """The learning task of a run.
 
     Attributes:
         build: random key -> model; may be traced.
         graphdef: that model without its parameters.
-        num_outputs: of its head.
+        num_outputs: number of outputs of the head.
         flops_per_image: model FLOPs of training on one image.
         train_preprocessing: example -> row of a training batch, on the host.
         eval_preprocessing: example -> row of an evaluation batch.
         prepare: augmentation on the device.
-        forward: the model on a prepared batch, as the loss calls it.
-        batch_loss: the loss to minimise, with dropout on.
-        eval_step: (params, batch as it came to the device, *frozen) -> outputs for `make_totals`.
+        forward: applies the model to a prepared batch.
+        batch_loss: the loss to minimise, with dropout.
+        eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
-        frozen: arrays that are not trained; None: there are none.
+        frozen: arrays that are not trained, if any.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -87,17 +87,17 @@ class Task:
     frozen: Frozen | None = None
 
 
-def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task of a run.
 
     Args:
         config: the run.
-        data: about the training data.
+        data: properties of the training data.
         platform: "cpu", "gpu" or "tpu" that the model will run on.
 
     Raises:
-        ConfigError, ModelError: sizes that do not go together.
-        WeightsError: frozen weights that cannot be read.
+        ConfigError, ModelError: sizes that are not compatible.
+        WeightsError: frozen weights cannot be read.
     """
     module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
     return module.build_task(config, data, platform=platform)
@@ -105,7 +105,7 @@ def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture of what a trained model of a task does, and its numbers.
+    """A picture of the predictions of a trained model, and its data.
 
     Attributes:
         figure: a matplotlib figure.
@@ -127,6 +127,6 @@ MakePicture = Callable[[Path, Path, np.ndarray, int], Picture]
 def load_pictures(name: str) -> MakePicture:
     """Returns the function that makes the picture of a task in `tasks_with_pictures()`.
 
-    It raises ModelError for a run of another task or images of another size.
+    The function raises ModelError for a run of another task or images of another size.
     """
     return importlib.import_module(f"vit_jax.tasks.{name}.pictures").make_picture

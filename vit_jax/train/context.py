@@ -1,4 +1,4 @@
-"""What the parts of a run share, and the interface of hooks."""
+"""The objects that all parts of a run share, and the interface of hooks."""
 
 import contextlib
 import dataclasses
@@ -34,19 +34,19 @@ class RunContext:
 
     Attributes:
         config: the run.
-        program: its functions and shapes.
-        frozen: last arguments of the training and evaluation steps.
+        program: functions and shapes of the run.
+        frozen: frozen arguments of the training and evaluation steps.
         source: training examples.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
         start: state and step that this session starts from.
         folder: run folder.
-        checkpoints: its checkpoints.
+        checkpoints: checkpoints of the run.
         metrics: writes metrics.jsonl.
         examples: writes which examples each step used.
-        progress: shows the run on the console.
+        progress: console output.
         early_stopping: the best evaluation so far.
-        stop_requested: whether all processes should stop now. All must call it at the same points.
-        begin_s: time at which the run began, without breaks between its sessions.
+        stop_requested: returns whether to stop now. All processes must call it at the same points.
+        begin_s: start time of the run, shifted by the breaks between its sessions.
     """
 
     config: Config
@@ -66,11 +66,11 @@ class RunContext:
 
     def is_last(self, step: int) -> bool:
         """Whether training ends after this step."""
-        return step == self.program.total_steps or self.early_stopping.is_over
+        return step == self.program.total_steps or self.early_stopping.should_stop
 
     def open_feed(self, step: int) -> Feed:
-        """Returns this host's rows of the batches after `step`, in the background."""
-        data, left_out = self.config.data, self.start.left_out
+        """Returns this host's rows of the batches after `step`, loaded in the background."""
+        data, skipped_batches = self.config.data, self.start.skipped_batches
         return train_batches(
             cached(self.source, data.cache_mb),
             self.program.task.train_preprocessing,
@@ -80,21 +80,21 @@ class RunContext:
                 host_rows(self.program.mesh, data.global_batch_size),
             ),
             seed=self.config.seed,
-            start_step=step + left_out,
-            end_step=self.program.total_steps + left_out,
+            start_step=step + skipped_batches,
+            end_step=self.program.total_steps + skipped_batches,
             order=self.order,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-    """What hooks see of a step. Its arrays may still be being computed.
+    """The output of a step, for hooks. Its arrays may not be computed yet.
 
     Attributes:
         step: number of updates made.
-        state: after the step. The next step deletes its arrays.
+        state: state after the step. The next step deletes its arrays.
         metrics: f32 scalars.
-        batch: as it came to the devices.
+        batch: batch on the devices, before augmentation.
         host_batch: this host's rows, with the arrays that stay on the host.
     """
 
@@ -107,7 +107,7 @@ class StepOutput:
 
 @runtime_checkable
 class Hook(Protocol):
-    """Something that happens after training steps."""
+    """An action after training steps."""
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Called after each step has been dispatched to the devices."""
@@ -122,18 +122,18 @@ def open_context(
     order: BalancedOrder | None,
     folder: RunFolder,
     stop: StopSignals,
-    left_out: int | None,
+    skipped_batches: int | None,
 ) -> Iterator[RunContext]:
-    """Restores or starts a run, and opens its outputs.
+    """Restores or initialises a run, and opens its outputs.
 
     Args:
         config: the run.
-        program: built for it.
+        program: program of the run.
         training: the training data.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
         folder: open run folder.
         stop: asks the run to stop.
-        left_out: batches to skip after a rewind; None: as many as the checkpoint says.
+        skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
 
     Raises:
         UserError: see `restore_or_init`.
@@ -143,8 +143,8 @@ def open_context(
         stack.enter_context(checkpoints)
         check_same("checkpoints", checkpoints.steps(), different_checkpoints)
         start = restore_or_init(program, checkpoints, training.source)
-        if left_out is not None:
-            start = dataclasses.replace(start, left_out=left_out)
+        if skipped_batches is not None:
+            start = dataclasses.replace(start, skipped_batches=skipped_batches)
         folder.write_config()
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:

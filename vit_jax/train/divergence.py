@@ -1,4 +1,4 @@
-"""The report of a diverged run: runs the bad step again and checks every tensor."""
+"""The report of a diverged run: runs the failed step again and checks every tensor."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _AFTER_BLOCKS = ("encoded", "pre_logits")
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorFacts:
-    """Facts about the values of one tensor of a step.
+class TensorStats:
+    """Statistics of one tensor of a step.
 
     Attributes:
         name: e.g. "parameter head/linear/kernel" or "mlp_output of layer 3".
         size: number of values.
-        not_finite: how many values are NaN or infinite.
+        not_finite: number of values that are NaN or infinite.
         largest: largest absolute value among the finite ones; 0 if there are none.
     """
 
@@ -51,14 +51,16 @@ class TensorFacts:
         return f"{self.name} ({self.not_finite:,} of {self.size:,} values not finite)"
 
 
-def divergence_error(what: str, step: int, kept: list[int], left_out: int) -> DivergenceError:
-    """Returns the error of a step that is not finite.
+def divergence_error(
+    what: str, step: int, kept: list[int], skipped_batches: int
+) -> DivergenceError:
+    """Returns the error for a step with a metric that is not finite.
 
     Args:
-        what: metric, value and step.
-        step: at which it happened.
-        kept: steps of the checkpoints.
-        left_out: batches that a rewind skips in addition to those since the last checkpoint.
+        what: metric, value and step, for the message.
+        step: the step.
+        kept: steps of the saved checkpoints.
+        skipped_batches: batches that a rewind skips in addition to those since the last checkpoint.
     """
     last_good = f"step {kept[-1]}" if kept else "none"
     error = DivergenceError(
@@ -67,51 +69,53 @@ def divergence_error(what: str, step: int, kept: list[int], left_out: int) -> Di
         f" good checkpoint is {last_good}",
     )  # fmt: skip
     error.step = step
-    error.leave_out = left_out + step - (kept[-1] if kept else 0)
+    error.skip_batches = skipped_batches + step - (kept[-1] if kept else 0)
     return error
 
 
 def explain_divergence(context: RunContext, error: DivergenceError) -> DivergenceError:
     """Runs the steps since the last checkpoint again and names the first tensor that is not finite.
 
-    Writes report/divergence-STEP.txt with all tensors of the bad step.
+    Writes report/divergence-STEP.txt with statistics of all tensors of the failed step.
 
     Args:
         context: the run.
-        error: what went wrong.
+        error: the error of the failed step.
     """
     program = context.program
     start = restore_or_init(program, context.checkpoints, context.source)
-    context.progress.say(f"{error.got}: running from step {start.step} again to find the cause")
+    context.progress.print_line(
+        f"{error.got}: running from step {start.step} again to find the cause"
+    )
     state = start.state
     with context.open_feed(start.step) as feed:
         for _ in range(start.step + 1, error.step):
             batch = to_devices(on_device(next(feed)), program.mesh)
             state, _ = program.compiled(state, batch, *context.frozen)
         batch = to_devices(on_device(next(feed)), program.mesh)
-    facts = examine_step(program, state, batch, *context.frozen)
+    stats = examine_step(program, state, batch, *context.frozen)
     path = context.folder / "report" / f"divergence-{error.step}.txt"
     if is_first_host():
-        write_report(path, error.step, facts)
-    bad = first_bad(facts) or "all tensors finite"
+        write_report(path, error.step, stats)
+    bad = first_bad(stats) or "all tensors finite"
     got = f"{error.got} (when run again: {bad}; see {path})"
     explained = DivergenceError(got, error.expected, error.fix)
-    explained.step, explained.leave_out = error.step, error.leave_out
+    explained.step, explained.skip_batches = error.step, error.skip_batches
     return explained
 
 
 def examine_step(
     program: Program, state: TrainState, batch: Batch, *frozen: Any
-) -> list[TensorFacts]:
-    """Runs a step and returns facts about its tensors, in the order of their computation.
+) -> list[TensorStats]:
+    """Runs a step and returns statistics of its tensors, in the order of their computation.
 
-    These are parameters, optimizer state, the prepared batch, the model's intermediates layer by
-    layer, the loss, the gradients from the head down, the updated parameters, and the metrics.
+    The tensors are: parameters, optimizer state, prepared batch, the model's intermediates layer by
+    layer, loss, gradients from the last layer to the first, updated parameters, and metrics.
 
     Args:
-        program: the run.
-        state: before the step.
-        batch: as it comes to the devices.
+        program: program of the run.
+        state: state before the step.
+        batch: batch before augmentation on the device.
         *frozen: last arguments of the step.
     """
     names: list[tuple[str, int]] = []
@@ -140,25 +144,25 @@ def examine_step(
         program.step_fn(state, batch, *frozen, observe=observe)
         return found
 
-    everywhere = NamedSharding(program.mesh, PartitionSpec())
-    found = jax.device_get(jax.jit(examine, out_shardings=everywhere)(state, batch, *frozen))
+    replicated = NamedSharding(program.mesh, PartitionSpec())
+    found = jax.device_get(jax.jit(examine, out_shardings=replicated)(state, batch, *frozen))
     return [
-        TensorFacts(name, size, int(not_finite), float(largest))
+        TensorStats(name, size, int(not_finite), float(largest))
         for (name, size), (not_finite, largest) in zip(names, found, strict=True)
     ]
 
 
-def first_bad(facts: list[TensorFacts]) -> TensorFacts | None:
-    """Returns the first tensor that is not finite; None: all are."""
-    return next((row for row in facts if row.not_finite), None)
+def first_bad(stats: list[TensorStats]) -> TensorStats | None:
+    """Returns the first tensor with values that are not finite, if any."""
+    return next((row for row in stats if row.not_finite), None)
 
 
-def write_report(path: Path, step: int, facts: list[TensorFacts]) -> None:
+def write_report(path: Path, step: int, stats: list[TensorStats]) -> None:
     """Writes a table of all tensors of a step, with the first bad one on top."""
-    bad = first_bad(facts)
+    bad = first_bad(stats)
     top = "every tensor was finite when the step was run again" if bad is None else f"{bad}"
     lines = [f"step {step}, first bad tensor: {top}", "", "not finite   largest finite   tensor"]
-    lines += [f"{row.not_finite:>10,}   {row.largest:>14.4g}   {row.name}" for row in facts]
+    lines += [f"{row.not_finite:>10,}   {row.largest:>14.4g}   {row.name}" for row in stats]
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
 
@@ -166,7 +170,7 @@ def write_report(path: Path, step: int, facts: list[TensorFacts]) -> None:
 def _intermediates(
     program: Program, state: TrainState, batch: Batch
 ) -> list[tuple[str, jax.Array]]:
-    """Returns what the model computes for a prepared batch, one microbatch after the other."""
+    """Returns the names and values of the model's intermediates, microbatch by microbatch."""
     parts = program.config.accumulation_steps
     key = dropout_key(program.config, state.step)
     cut = (batch, key)

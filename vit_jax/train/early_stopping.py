@@ -1,4 +1,4 @@
-"""Early stopping: the best evaluation so far, and whether to wait for a better one."""
+"""Early stopping: tracks the best evaluation, and stops after too many without improvement."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from vit_jax.config.early_stopping import EarlyStoppingConfig
 
 
 class EarlyStopping:
-    """Follows one metric over the evaluations of a run.
+    """Tracks one metric over the evaluations of a run.
 
     Args:
         config: metric and patience.
@@ -19,8 +19,8 @@ class EarlyStopping:
 
     >>> early = EarlyStopping(EarlyStoppingConfig(metric="eval/dev/loss", patience_evaluations=2))
     >>> for step, loss in ((10, 2.0), (20, 1.5), (30, 1.6), (40, 1.5)):
-    ...     early.note(step, {"eval/dev/loss": loss})
-    >>> early.best_step, early.is_over
+    ...     early.update(step, {"eval/dev/loss": loss})
+    >>> early.best_step, early.should_stop
     (20, True)
     """
 
@@ -33,20 +33,20 @@ class EarlyStopping:
         self._step: int = saved.get("step", -1)
 
     @property
-    def is_on(self) -> bool:
-        """Whether the best weights, not the last, are the run's result."""
+    def enabled(self) -> bool:
+        """Whether early stopping is on, so that the best weights are the final ones."""
         return self._metric is not None
 
     @property
-    def is_over(self) -> bool:
-        """Whether patience is used up."""
+    def should_stop(self) -> bool:
+        """Whether training should stop, because the patience is used up."""
         return self._patience is not None and self._since >= self._patience
 
-    def note(self, step: int, figures: Mapping[str, float]) -> None:
-        """Notes an evaluation; the same step counts once, and NaN is never better."""
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds an evaluation. A repeated step is ignored, and NaN is never an improvement."""
         if self._metric is None or step <= self._step:
             return
-        score = figures[self._metric]
+        score = metrics[self._metric]
         if self._metric.endswith("/loss"):
             score = -score
         self._step = step
@@ -56,8 +56,8 @@ class EarlyStopping:
             self._since += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the part of a checkpoint's data that `saved` takes."""
-        if not self.is_on:
+        """Returns the state to save in a checkpoint, see the argument `saved`."""
+        if not self.enabled:
             return {}
         found = {"step": self._step, "best_step": self.best_step, "best": self._best}
         return {"early_stopping": found | {"evaluations_since": self._since}}

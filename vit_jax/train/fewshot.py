@@ -23,8 +23,8 @@ class FewshotEvaluator:
         num_examples: training examples per epoch.
 
     Attributes:
-        step: of the latest figures; -1: there are none yet.
-        figures: metric name -> value.
+        step: step of the latest evaluation; -1: none yet.
+        metrics: metric name -> value of the latest evaluation.
 
     Raises:
         DataError: a dataset that does not exist, or has too few examples of a class.
@@ -32,7 +32,7 @@ class FewshotEvaluator:
 
     def __init__(self, config: Config, mesh: Mesh, *, num_examples: int):
         side, batch_size = config.data.image_size, config.data.global_batch_size
-        self.step, self.figures = -1, dict[str, float]()
+        self.step, self.metrics = -1, dict[str, float]()
         self._every = duration_in_steps(
             config.fewshot, "interval", batch_size=batch_size, num_examples=num_examples
         )
@@ -42,27 +42,27 @@ class FewshotEvaluator:
         )  # fmt: skip
 
     def is_due(self, step: int) -> bool:
-        """Whether the interval asks for an evaluation after this step."""
+        """Whether an evaluation is due after this step."""
         return self._every is not None and step % self._every == 0
 
     def read(self, step: int, metrics: MetricsWriter) -> None:
-        """Reads the figures that an earlier session wrote at a step, if it did."""
+        """Reads the metrics of a step from metrics.jsonl, if an earlier session wrote them."""
         found = on_first_host("read few-shot", lambda: metrics.evaluation_at(step, _PREFIXES))
         if found:
-            self.step, self.figures = step, found
+            self.step, self.metrics = step, found
 
     def run(self, step: int, params: Any, stop: Callable[[], bool]) -> bool:
-        """Evaluates the parameters of a step, once; returns whether there are new figures.
+        """Evaluates the parameters, unless this was done at this step; returns whether it did.
 
         Args:
             step: number of updates made.
-            params: to evaluate.
-            stop: called before each batch; if it returns True, the evaluation ends without figures.
+            params: parameters to evaluate.
+            stop: called before each batch. If it returns True, the evaluation ends without result.
         """
         if self.step == step:
             return False
-        figures = self._evaluator(params, stop)
-        if figures is None:
+        metrics = self._evaluator(params, stop)
+        if metrics is None:
             return False
-        self.step, self.figures = step, figures
-        return bool(figures)
+        self.step, self.metrics = step, metrics
+        return bool(metrics)

@@ -1,4 +1,4 @@
-"""Starting a run from other weights: finding their model, and putting them on the devices."""
+"""Starts a run from other weights: reads their model options and loads them onto the devices."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.init import OF_THE_RUN
+from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import WeightsError
@@ -19,7 +19,7 @@ from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.options import AUTO
-from vit_jax.models.registry import model_options, resolve
+from vit_jax.models.registry import model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -39,33 +39,35 @@ _CONFIG_KEYS = {
 def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, Any]:
     """Returns the model section of the weights that a run starts from, for `model.name=auto`.
 
-    Options that do not describe the weights, such as dropout, dtype and remat, are left out, and so
-    is the head's hidden layer unless the head is kept.
+    Options that are not part of the architecture, such as dropout, dtype and remat, are removed.
+    Unless the head is kept, the size of its tanh layer is removed, too.
 
     Args:
-        config: with `init_from`.
+        config: the run; its `init_from` is set.
         workdir: run folder. If a run was started there from the same weights, its config.json is
-            read instead, so that the weights are no longer needed.
+            read instead of the weights.
 
     Raises:
-        WeightsError: no weights there, or of an unknown format.
+        WeightsError: the weights are missing or have an unknown format.
     """
     assert config.init_from is not None
-    options = _found_before(config, workdir)
+    options = _options_of_earlier_run(config, workdir)
     if options is None:
         usual = model_options(AUTO).to_mapping()
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
         with _config_keys():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    left = OF_THE_RUN if config.init.keep_head else {*OF_THE_RUN, "representation_size"}
-    return {key: value for key, value in options.items() if key not in left}
+    excluded = (
+        TRAINING_OPTIONS if config.init.keep_head else {*TRAINING_OPTIONS, "representation_size"}
+    )
+    return {key: value for key, value in options.items() if key not in excluded}
 
 
 def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
     """Returns the state at step 0 with the weights of `init_from`, and a report of loading them.
 
-    Every host reads the file, and each device receives only its part. Parameters that the file does
-    not have are initialised as in a new model. A moving average starts as a copy.
+    Every host reads the file, and each device receives only its shards. Parameters that are missing
+    in the file are initialised as in a new model. A moving average starts as a copy.
 
     Raises:
         WeightsError: the weights cannot be read or do not fit.
@@ -91,7 +93,7 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         )
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
-    # Weights of a model do not have the parameters that only this run's task needs.
+    # Published weights lack the parameters that only the task of this run has.
     of_task = [n for n in wanted if n not in found.arrays and n not in found.lacking]
     found.report.add(Status.REINITIALISED, *of_task)
     new = (*found.lacking, *of_task)
@@ -104,8 +106,8 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
     params = jax.tree.unflatten(treedef, [arrays[name] for name in wanted])
 
     def start(params: Any) -> TrainState:
-        # Copied: on a CPU these arrays may share the file's memory, and steps donate theirs.
-        return program.start_from(jax.tree.map(jax.numpy.copy, params))
+        # Copied, because steps donate their state, and on a CPU arrays may share the file's memory.
+        return program.init_state(jax.tree.map(jax.numpy.copy, params))
 
     shardings = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(start, out_shardings=shardings)(params), found.report
@@ -126,8 +128,8 @@ def _new_parameters(
     return jax.jit(init, out_shardings={name: leaf.sharding for name, leaf in wanted.items()})()
 
 
-def _found_before(config: Config, workdir: Path | None) -> dict[str, Any] | None:
-    """Returns the model section of the run in a folder, if it started from the same weights."""
+def _options_of_earlier_run(config: Config, workdir: Path | None) -> dict[str, Any] | None:
+    """Returns the model section of an earlier run in this folder from the same weights, if any."""
     if workdir is None:
         return None
     try:
@@ -142,10 +144,10 @@ def _check_family(config: Config) -> None:
     assert config.init_from is not None
     given = {k: v for k, v in config.model.to_mapping().items() if v}
     options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    theirs, ours = resolve(model_options(**options)), resolve(config.model)
+    theirs, ours = model_shape(model_options(**options)), model_shape(config.model)
     differing: dict[str, Any] = {}
     if type(theirs) is type(ours):
-        # Patches of another size are resampled.
+        # The patch size may differ, because patch embeddings are resampled.
         sizes = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(theirs)}
         sizes.pop("patch_size", None)
         differing = {name: size for name, size in sizes.items() if size != getattr(ours, name)}
@@ -160,7 +162,7 @@ def _check_family(config: Config) -> None:
 
 @contextlib.contextmanager
 def _config_keys() -> Iterator[None]:
-    """Makes errors of loading weights name config keys instead of arguments."""
+    """Replaces argument names by config keys in errors of loading weights."""
     try:
         yield
     except WeightsError as error:

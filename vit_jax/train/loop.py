@@ -40,35 +40,35 @@ log = logging.getLogger(__name__)
 def train(
     config: Config, workdir: Path, stop: StopSignals, program: Program | None = None
 ) -> dict[str, Any]:
-    """Trains a run to its end, or resumes it.
+    """Trains to the end of a run, resuming it if it was interrupted.
 
     Args:
         config: the run.
         workdir: run folder. A run that was started there with the same config is resumed.
         stop: asks the run to stop.
-        program: built for this config, to share what it compiles; None: build it.
+        program: program of this config, if it is already built; None: build it.
 
     Returns:
         The content of result.json.
 
     Raises:
-        UserError: anything wrong with config, data, model, folder or checkpoint; in particular
-            DivergenceError if loss, gradient or update are no longer finite, after as many rewinds
-            as the config allows.
+        UserError: a problem with config, data, model, folder or checkpoint.
+        DivergenceError: loss, gradient or update are not finite, after all rewinds that the config
+            allows.
         Stopped: the run was asked to stop; its state is saved.
     """
-    rewinds, left_out = 0, None
+    rewinds, skipped_batches = 0, None
     while True:
         last = rewinds == config.divergence.rewinds
         try:
-            return _train_once(config, workdir, stop, program, left_out, explain=last)
+            return _train_once(config, workdir, stop, program, skipped_batches, explain=last)
         except DivergenceError as error:
             if last:
                 raise
-            rewinds, left_out = rewinds + 1, error.leave_out
+            rewinds, skipped_batches = rewinds + 1, error.skip_batches
             log.warning(
                 "%s: returning to the last checkpoint and skipping %d batches (rewind %d of %d)",
-                error.got, left_out, rewinds, config.divergence.rewinds,
+                error.got, skipped_batches, rewinds, config.divergence.rewinds,
             )  # fmt: skip
 
 
@@ -77,14 +77,19 @@ def _train_once(
     workdir: Path,
     stop: StopSignals,
     program: Program | None,
-    left_out: int | None,
+    skipped_batches: int | None,
     *,
     explain: bool,
 ) -> dict[str, Any]:
     """Trains until the end or the first divergence.
 
-    After a rewind, `left_out` batches are skipped; None: as many as the checkpoint says. With
-    `explain`, the error of a divergence names the tensor at fault.
+    Args:
+        config: the run.
+        workdir: run folder.
+        stop: asks the run to stop.
+        program: see `train`.
+        skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
+        explain: if the run diverges, find the tensor that caused it and name it in the error.
     """
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
@@ -101,7 +106,9 @@ def _train_once(
             log.info("run in %s is already finished; nothing to do", folder.path)
             return finished
         with (
-            open_context(config, program, training, balance.order, folder, stop, left_out) as run,
+            open_context(
+                config, program, training, balance.order, folder, stop, skipped_batches
+            ) as run,
             DeviceClock() as clock,
         ):
             result = _run(run, evaluators, clock, explain=explain and config.divergence.report)
@@ -112,14 +119,14 @@ def _train_once(
 def _run(
     context: RunContext, evaluators: Evaluators, clock: DeviceClock, *, explain: bool
 ) -> dict[str, Any]:
-    """Trains from the start of this session to the end; returns the content of result.json."""
+    """Trains from the state of `context.start` to the end; returns the content of result.json."""
     logger = LogHook(context, clock)
     evaluation = EvaluateHook(context, logger, evaluators)
     save = SaveHook(context, logger, evaluation)
     step, state = context.start.step, context.start.state
     if step:
         evaluation.resume()
-        # Another step would leave this one without the evaluation that was interrupted.
+        # The interrupted evaluation belongs to this step, so it must finish before the next step.
         if context.stop_requested() and not context.is_last(step):
             raise Stopped(step)
     if not context.is_last(step):
@@ -132,9 +139,9 @@ def _run(
                 step, state = _run_steps(context, logger, hooks)
             except DivergenceError as error:
                 raise explain_divergence(context, error) if explain else error from None
-    figures = evaluation.result_figures(step, state)
+    metrics = evaluation.final_metrics(step, state)
     context.checkpoints.wait()
-    if figures is None:
+    if metrics is None:
         raise Stopped(step)
     examples_seen = step * context.config.data.global_batch_size
     return {
@@ -144,21 +151,21 @@ def _run(
         "examples_seen": examples_seen,
         "train_exaflops": examples_seen * context.program.flops_per_image / 1e18,
         "wall_time_s": time.perf_counter() - context.begin_s,
-        **figures,
+        **metrics,
     }
 
 
 def _run_steps(
     context: RunContext, logger: LogHook, hooks: Sequence[Hook]
 ) -> tuple[int, TrainState]:
-    """Runs the steps of this session; returns the last step and the state after it."""
+    """Runs the remaining training steps; returns the last step and the state after it."""
     program, step, state = context.program, context.start.step, context.start.state
     begin = time.perf_counter()
     step_fn = program.compiled
     logger.compile_time_s = time.perf_counter() - begin
     # Gloo fails if processes reach the first collective more than 30 s apart.
     barrier("compile the training step")
-    context.progress.say(
+    context.progress.print_line(
         f"{context.config.model.name}: {program.num_parameters():,} parameters, "
         f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
         f"{jax.device_count()} {jax.devices()[0].device_kind}, "

@@ -1,4 +1,4 @@
-"""Builds the update rule of a run: any optimizer of `optax` or `optax.contrib`, by its name.
+"""Builds the optimizer of a run: any optimizer of `optax` or `optax.contrib`, by name.
 
 The chain is clip -> optimizer at learning rate 1 -> weight decay -> per-layer scale -> schedule.
 """
@@ -19,7 +19,7 @@ import optax.contrib
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.models.registry import layers_of
+from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 from vit_jax.schema import describe
@@ -27,18 +27,20 @@ from vit_jax.schema import describe
 
 @dataclasses.dataclass(frozen=True)
 class _Traits:
-    """What is special about an optimizer.
+    """Properties of an optimizer that need special handling.
 
     Attributes:
-        refused: why it cannot be used; None: it can.
-        per_tensor: looks at a whole tensor (its norm, rows and columns, singular values), so each
-            layer of a stack must be updated on its own.
-        loop_layers: those updates run in a loop, because `vmap` would run both sides of a branch.
-        rate_inside: its update is not proportional to the learning rate, so it gets the schedule.
-        layer_rates: scaling its update by layer is the same as scaling the learning rate.
-        decoupled_decay: decay that is added to its update lasts.
-        own_decay_is_l2: its own weight decay is an L2 penalty, so it is left at 0.
-        matrix_axes: the option that names the axes of each matrix, and its type.
+        refused: reason why it is not supported; None: it is supported.
+        per_tensor: whether the update depends on a whole tensor (its norm, rows and columns,
+            singular values), so that each layer of a stack must be updated separately.
+        loop_layers: whether to update the layers of a stack in a loop, because `vmap` would run
+            both branches of a conditional.
+        rate_inside: whether the update is not proportional to the learning rate, so that the
+            optimizer itself needs the schedule.
+        layer_rates: whether scaling a layer's update is the same as scaling its learning rate.
+        decoupled_decay: whether weight decay can be added to the update.
+        own_decay_is_l2: whether its own weight decay is an L2 penalty, which is then not used.
+        matrix_axes: name and type of the option that gives the axes of each matrix.
     """
 
     refused: str | None = None
@@ -51,7 +53,7 @@ class _Traits:
     matrix_axes: tuple[str, Any] | None = None
 
 
-# An optimizer without a row has the defaults.
+# Optimizers without a row have the default traits.
 _TRAITS = {
     "adafactor": _Traits(per_tensor=True),
     "cocob": _Traits(refused="it ignores the learning rate"),
@@ -89,7 +91,7 @@ _TRAITS = {
     "sm3": _Traits(per_tensor=True),
     "sophia": _Traits(refused="it needs the loss function, to estimate the Hessian"),
 }
-# Arguments of optax's functions that are not given in `optimizer.options`, and the key for each.
+# Arguments of optax's functions that `optimizer.options` must not set -> the key that sets them.
 _NOT_OPTIONS = {
     "base_optimizer": None,
     "learning_rate": "learning_rate",
@@ -104,14 +106,14 @@ _NOT_OPTIONS = {
 _FUNCTIONS = (types.FunctionType, functools.partial)
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
-# The start of the name of a parameter that is in a stack, with a leading axis over its layers.
+# Matches the stack in the name of a parameter that has a leading axis over layers.
 _STACK = re.compile(r"(.*?/)?blocks(?=/)")
 
 
 def build_optimizer(
     config: OptimizerConfig, schedule: optax.Schedule, params: Any
 ) -> optax.GradientTransformation:
-    """Returns the complete update rule.
+    """Returns the complete optimizer.
 
     The optimizer runs at learning rate 1 and the schedule scales everything after it, so that
     weight decay, layer-wise rates and freezing mean the same with every optimizer.
@@ -122,11 +124,11 @@ def build_optimizer(
         params: parameters or their shapes, for masks by name.
 
     Raises:
-        ConfigError: an unknown optimizer or option, options that exclude each other, a parameter
-            that no weight-decay pattern matches, a freeze pattern that matches no parameter.
+        ConfigError: an unknown optimizer or option, incompatible options, a parameter that no
+            weight-decay pattern matches, or a freeze pattern that matches no parameter.
     """
     weight_decay_mask(config, params)  # Raises early if a pattern is missing.
-    # adamw is adam with the decay that the chain adds anyway.
+    # adamw is adam with weight decay, which the chain adds for every optimizer.
     name = "adam" if config.name == "adamw" else config.name
     options = _checked_options(config, _arguments(name))
     if config.averages_parameters:
@@ -140,11 +142,11 @@ def build_optimizer(
 
 
 def schedule_free_params(opt_state: Any, params: Any) -> Any:
-    """Returns the averaged parameters that a schedule-free optimizer evaluates.
+    """Returns the averaged parameters of a schedule-free optimizer, for evaluation.
 
     Args:
         opt_state: state of a schedule-free optimizer from `build_optimizer`.
-        params: the trained parameters. Frozen ones are returned as they are.
+        params: all parameters. Frozen ones are returned unchanged.
 
     Source: arXiv:2405.15682, the sequence x of equation 5.
     """
@@ -164,7 +166,7 @@ def schedule_free_params(opt_state: Any, params: Any) -> Any:
 
 
 def find_optimizers() -> dict[str, Callable[..., Any]]:
-    """Returns name -> function of each optimizer of optax, and of those that are refused."""
+    """Returns name -> function of all optimizers of optax, including those not supported."""
     found = {}
     for module in (optax, optax.contrib):
         for name, function in vars(module).items():
@@ -176,7 +178,7 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
 
 
 def reason_refused(name: str) -> str | None:
-    """Returns why an optimizer of optax cannot be used; None: it can."""
+    """Returns why an optimizer of optax is not supported; None: it is supported."""
     return _TRAITS.get(name, _Traits()).refused
 
 
@@ -243,7 +245,7 @@ def _base_optimizer(
         key, kind = traits.matrix_axes
         options[key] = _matrix_axes_fn(kind)
     try:
-        if "adam_learning_rate" in options:  # The schedule scales it by the peak of Muon's rate.
+        if "adam_learning_rate" in options:  # The schedule multiplies it by config.learning_rate.
             options["adam_learning_rate"] /= config.learning_rate
         base = find_optimizers()[name](learning_rate=rate, **options)
         jax.eval_shape(base.init, {"kernel": jnp.zeros((2, 2))})
@@ -261,8 +263,8 @@ def _schedule_free(
 ) -> optax.GradientTransformation:
     """Returns a schedule-free optimizer around the whole chain of its base optimizer.
 
-    optax's `schedule_free_adamw` and `schedule_free_sgd` build the base optimizer themselves, and
-    masked weight decay and layer-wise rates would not reach it there.
+    optax's `schedule_free_adamw` and `schedule_free_sgd` build the base optimizer themselves, so
+    masked weight decay and layer-wise rates could not be added to it.
     """
     wrapper = inspect.signature(optax.contrib.schedule_free).parameters
     outer = {key: value for key, value in options.items() if key in wrapper}
@@ -279,7 +281,7 @@ def _schedule_free(
 
 
 def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
-    """Raises ConfigError if layer-wise rates or weight decay have no meaning for an optimizer."""
+    """Raises ConfigError if an optimizer does not support layer-wise rates or weight decay."""
     if config.layer_decay < 1 and not traits.layer_rates:
         raise ConfigError(
             f"is {config.layer_decay} with {config.name}",
@@ -300,7 +302,7 @@ def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
 def _checked_options(
     config: OptimizerConfig, arguments: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Returns the optimizer's keyword arguments, checked by the names and types of defaults."""
+    """Returns the optimizer's keyword arguments, after checking their names and types."""
     options = dict(config.options)
     known = [name for name in arguments if name not in _NOT_OPTIONS]
     for key, value in options.items():
@@ -338,17 +340,17 @@ def _checked_options(
 
 
 def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
-    """Returns a function from a tree of one layer's parameters to the axes of each matrix.
+    """Returns a function (parameters of one layer) -> tree of the axes of each matrix.
 
     Args:
         kind: optax's type of dimension numbers.
     """
-    # Muon treats axes that are not named as a batch of matrices; GaLore must have all of them.
+    # Muon treats the other axes as a batch of matrices. GaLore must be given all axes.
     batched = kind is optax.contrib.MuonDimensionNumbers
 
     def axes(name: str, leaf: Any) -> Any:
         if not name.endswith("kernel") or re.match(r"(.*_)?head/", name):
-            return None  # Adam updates heads, tables of embeddings, biases and scales.
+            return None  # Adam updates heads, position tables, biases and scales.
         every = tuple(range(-leaf.ndim, 0))
         if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:
             # [D, 3, H, head_dim] or [D, H, head_dim]: queries, keys and values are separate.
@@ -362,7 +364,7 @@ def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
 def _by_layer(
     base: optax.GradientTransformation, params: Any, *, loop: bool
 ) -> optax.GradientTransformation:
-    """Applies an optimizer to each layer of each stack separately, and to the rest as it is."""
+    """Applies an optimizer to each layer of each stack separately, and to all other parameters."""
 
     def init(params: Any) -> Any:
         return jax.vmap(base.init)(params) if jax.tree.leaves(params) else base.init(params)
@@ -384,23 +386,23 @@ def _by_layer(
 
 
 def _stack_of(name: str) -> str | None:
-    """Returns a label of the stack that a parameter is in, e.g. "encoder_blocks"; None: in none."""
+    """Returns a label for the stack that contains a parameter, e.g. "encoder_blocks", if any."""
     match = _STACK.match(name)
     return None if match is None else match[0].replace("/", "_")
 
 
 def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
-    """Returns a tree of bools: which parameters decay. Every parameter must match a pattern.
+    """Returns a tree of bools: whether weight decay applies to each parameter.
 
     Raises:
-        ConfigError: a parameter that no pattern covers.
+        ConfigError: a parameter that no pattern matches.
     """
     key = "optimizer.weight_decay_mask"
     return map_named(lambda name, _: match_first(name, config.weight_decay_mask, key), params)
 
 
 def _mask_fn(config: OptimizerConfig) -> Callable[[Any], Any]:
-    # A function of the tree, because inside `partition` it lacks the frozen parameters.
+    # A function, because inside `partition` the tree has no frozen parameters.
     return lambda params: weight_decay_mask(config, params)
 
 
@@ -408,7 +410,7 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     """Returns a tree of "frozen" or "trained".
 
     Raises:
-        ConfigError: a pattern that matches no parameter, or patterns that match them all.
+        ConfigError: a pattern matches no parameter, or the patterns match all parameters.
     """
     names = leaf_names(params)
     for pattern in patterns:
@@ -435,7 +437,7 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
 
 
 def _scale_layers(scales: Any) -> optax.GradientTransformation:
-    """Multiplies each update by its factor from a tree that may hold more, e.g. frozen ones."""
+    """Multiplies each update by its scale; `scales` may include frozen parameters."""
     by_name = named_leaves(scales)
 
     def update(updates: Any, params: Any = None) -> Any:
@@ -448,12 +450,12 @@ def _scale_layers(scales: Any) -> optax.GradientTransformation:
 def layer_scales(params: Any, decay: float) -> Any:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
-    The head's layer has the factor 1, see `vit_jax.models.registry.layers_of`. Parameters of a
-    stack get a vector over their leading axis.
+    The layer of the head has the factor 1. Layers are numbered by `models.registry.layer_indices`.
+    Parameters of a stack get a vector over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
-    layers = layers_of(params)
+    layers = layer_indices(params)
     last = max(int(number.max()) for number in layers.values())
     return map_named(
         lambda name, leaf: np.asarray(decay ** (last - layers[name]), np.float32), params

@@ -1,7 +1,7 @@
-"""Everything that a run computes on devices, built from a config and facts about its data.
+"""The functions that a run computes on devices, built from its config and properties of its data.
 
-Training, evaluation, benchmarks, plans and the tests of every recipe start here. Building a program
-computes nothing and makes no arrays.
+Training, evaluation, benchmarks, plans and the tests of all recipes use it. Building a program
+computes nothing and allocates no arrays.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
-from vit_jax.tasks.task import DataFacts, Task, build_task
+from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule
 from vit_jax.train.state import (
-    StartFrom,
+    InitState,
     TrainState,
     abstract_frozen,
     abstract_state,
-    make_start_from,
+    make_init_state,
     shard_arrays,
 )
 from vit_jax.train.step import StepFn, make_train_step
@@ -42,16 +42,16 @@ class Program:
     """The functions and shapes of a run.
 
     Attributes:
-        config: as given.
+        config: config of the run.
         mesh: devices.
-        task: what the run learns.
-        total_steps: length of the run.
+        task: task of the run.
+        total_steps: number of training steps.
         schedule: step -> learning rate.
         step_fn: one training step, not jitted.
         abstract: shapes, dtypes and shardings of the state.
-        abstract_frozen: the same for the last arguments of the step: (), or one tree of arrays.
-        init_params: makes the parameters of a new model; may be traced.
-        start_from: parameters -> state at step 0; may be traced.
+        abstract_frozen: the same for the frozen arguments of the step: () or one tree.
+        init_params: returns the parameters of a new model; may be traced.
+        init_state: parameters -> state at step 0; may be traced.
         eval_step: evaluates one batch, jitted.
     """
 
@@ -64,7 +64,7 @@ class Program:
     abstract: TrainState
     abstract_frozen: tuple[Any, ...]
     init_params: Callable[[], Any]
-    start_from: StartFrom
+    init_state: InitState
     eval_step: EvalStep
 
     @property
@@ -78,32 +78,32 @@ class Program:
         return self.task.flops_per_image
 
     def init(self) -> TrainState:
-        """Makes the state at step 0, sharded."""
+        """Returns the state at step 0, sharded."""
         return self._init_fn()
 
     @functools.cached_property
     def _init_fn(self) -> Callable[[], TrainState]:
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
-        return jax.jit(lambda: self.start_from(self.init_params()), out_shardings=shardings)
+        return jax.jit(lambda: self.init_state(self.init_params()), out_shardings=shardings)
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        """What `compile` returns, compiled at the first use."""
+        """The result of `compile`, compiled on first use."""
         return self.compile()
 
     def load_frozen(self) -> tuple[Any, ...]:
-        """Returns the last arguments of the step: (), or the frozen arrays, sharded."""
+        """Returns the frozen arguments of the step, sharded: () or one tree."""
         if self.task.frozen is None:
             return ()
         return (shard_arrays(self.task.frozen.load(), self.abstract_frozen[0]),)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a training batch as it comes to the devices."""
+        """Returns the shapes of a training batch on the devices, before augmentation."""
         arrays = self.task.train_preprocessing.arrays
         return batch_shapes(arrays, self.config.data.global_batch_size, batch_sharding(self.mesh))
 
     def example_batch(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a training batch of random bytes and zeros, to time or test a step with."""
+        """Returns a training batch of random bytes and zeros, for timing and tests."""
         rng = np.random.default_rng(seed)
 
         def fill(shape: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -114,10 +114,10 @@ class Program:
         return {name: fill(shape) for name, shape in self.batch_shapes().items()}
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the jitted step, traced for the shapes of this run. Its state is donated."""
+        """Returns the lowered training step for the shapes of this run. The state is donated."""
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, everywhere))
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, replicated))
         return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
     def compile(self) -> jax.stages.Compiled:
@@ -138,7 +138,7 @@ class Program:
             ) from None
 
     def num_parameters(self) -> int:
-        """Returns the number of trained values."""
+        """Returns the number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
 
 
@@ -160,7 +160,7 @@ def build_program(
         class_weights: f32[C], weight of an example's loss by its class; None: all 1.
 
     Raises:
-        ConfigError, ModelError: sizes that do not go together.
+        ConfigError, ModelError: sizes that are not compatible.
         WeightsError: frozen weights that cannot be read.
     """
     batch_size = config.data.global_batch_size
@@ -168,7 +168,7 @@ def build_program(
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
-    task = build_task(config, DataFacts(num_classes, class_weights), platform=platform)
+    task = build_task(config, DataInfo(num_classes, class_weights), platform=platform)
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
@@ -177,8 +177,8 @@ def build_program(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    start_from = make_start_from(optimizer, ema=config.keeps_average)
-    abstract = abstract_state(lambda: start_from(init_params()), mesh, config.mesh)
+    init_state = make_init_state(optimizer, ema=config.keeps_average)
+    abstract = abstract_state(lambda: init_state(init_params()), mesh, config.mesh)
     frozen = ()
     if task.frozen is not None:
         frozen = (abstract_frozen(task.frozen.shapes, mesh, config.mesh),)
@@ -201,7 +201,7 @@ def build_program(
         abstract=abstract,
         abstract_frozen=frozen,
         init_params=init_params,
-        start_from=start_from,
+        init_state=init_state,
         eval_step=jit_eval_step(
             with_mesh(task.eval_step, mesh), mesh, shardings, *frozen_shardings
         ),

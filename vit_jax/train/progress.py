@@ -12,9 +12,9 @@ class ProgressView:
     """Shows steps, loss, speed and time left. Use as a context manager.
 
     Args:
-        total_steps: of the run.
+        total_steps: number of steps of the run.
         start_step: step that this session starts from.
-        enabled: False on all hosts but the first, which then print nothing.
+        enabled: False prints nothing. Only the first host prints.
     """
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool = True):
@@ -40,12 +40,12 @@ class ProgressView:
         if self._bar is not None:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Prints a line above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def stepped(self, step: int) -> None:
-        """Moves the bar."""
+    def advance(self, step: int) -> None:
+        """Advances the bar to a step."""
         if self._begin is None:
             # The first step includes warm-up, so the time estimate starts after it. The bar starts
             # here too, below anything that was logged while compiling.
@@ -55,24 +55,24 @@ class ProgressView:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, eta=self._eta(step))
 
-    def logged(self, step: int, figures: dict[str, float]) -> None:
-        """Shows logged figures."""
-        loss = f"{figures['train/loss']:.4f}"
-        speed = f"{figures['train/images_per_second']:,.0f}"
+    def show_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows the metrics of a training step."""
+        loss = f"{metrics['train/loss']:.4f}"
+        speed = f"{metrics['train/images_per_second']:,.0f}"
         if self._bar is not None:
             self._bar.update(self._task, loss=loss, speed=speed)
         elif time.perf_counter() - self._last_line > 2 or step == self._total:
             self._last_line = time.perf_counter()
-            self.say(
+            self.print_line(
                 f"step {step}/{self._total}  loss {loss}  {speed} images/s  eta {self._eta(step)}"
             )
 
-    def evaluated(self, step: int, figures: dict[str, float]) -> None:
+    def show_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Shows the losses and accuracies of an evaluation."""
-        shown = [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items()
+        shown = [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items()
                  if name.endswith(("accuracy_top1", "loss"))]  # fmt: skip
         if shown:
-            self.say(f"step {step}  " + "  ".join(shown))
+            self.print_line(f"step {step}  " + "  ".join(shown))
 
     def _eta(self, step: int) -> str:
         if self._begin is None or step <= self._first:
@@ -81,12 +81,12 @@ class ProgressView:
         return f"{int(left // 3600)}:{int(left % 3600 // 60):02d}:{int(left % 60):02d}"
 
 
-def print_summary(title: str, figures: dict[str, Any]) -> None:
-    """Prints a table of figures."""
+def print_summary(title: str, metrics: dict[str, Any]) -> None:
+    """Prints a table of metrics."""
     table = Table(title=title, title_justify="left")
-    table.add_column("figure")
+    table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in figures.items():
+    for name, value in metrics.items():
         table.add_row(name, _format(value))
     Console().print(table)
 

@@ -21,9 +21,9 @@ def build_schedule(
 ) -> optax.Schedule:
     """Returns step -> learning rate: warmup, decay, cooldown.
 
-    Warmup rises linearly from 0 to `learning_rate`. Cooldown falls linearly to 0, starting at the
-    rate that the decay has reached; cosine and linear decay end where it starts. If the run is too
-    short for warmup and cooldown, they shrink in proportion to half of it, with a warning.
+    Warmup rises linearly from 0 to `learning_rate`. Cooldown falls linearly to 0 from the rate at
+    the end of the decay; cosine and linear decay end when the cooldown starts. If warmup and
+    cooldown do not fit into the run, they are scaled to half its length, and a warning is logged.
 
     Args:
         config: the schedule section.
@@ -59,7 +59,7 @@ def build_schedule(
 def _decay(
     config: ScheduleConfig, peak: float, total_steps: int, warmup: int, cooldown: int
 ) -> optax.Schedule:
-    """Returns the decay; its step 0 is the end of warmup."""
+    """Returns the decay as a schedule that starts at the end of warmup."""
     steps = max(total_steps - warmup - cooldown, 1)
     if config.decay == "cosine":
         return optax.cosine_decay_schedule(peak, steps, alpha=config.end_learning_rate / peak)
@@ -68,7 +68,7 @@ def _decay(
     if config.decay == "rsqrt":
         return lambda step: peak / jnp.sqrt(1 + step / config.timescale_steps)
     if config.decay == "step":
-        # Drops that would come during warmup come at its end.
+        # Drops during warmup are moved to its end.
         boundaries = [
             max(round(share * total_steps) - warmup, 0) for share in sorted(config.step_at)
         ]

@@ -26,7 +26,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
+    """In its `with` block, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
     In a run of several processes, JAX handles SIGTERM after they have connected, see
     `vit_jax.parallel.processes.StopAgreement`.
@@ -38,7 +38,7 @@ class StopSignals:
 
     def __init__(
         self,
-        first: str = "stopping: finishing this step and saving (Ctrl-C again to end without)",
+        first: str = "stopping after this step and saving (Ctrl-C again to quit without saving)",
         again: str = "interrupted without saving",
     ) -> None:
         self.requested = False

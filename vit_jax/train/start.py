@@ -1,4 +1,4 @@
-"""Where a run starts: at its latest checkpoint, from other weights, or from a new model."""
+"""The state that a run starts from: its latest checkpoint, other weights, or a new model."""
 
 import dataclasses
 import logging
@@ -26,16 +26,16 @@ class Start:
     Attributes:
         state: the training state.
         step: number of updates made.
-        elapsed_s: seconds that earlier sessions of this run took.
-        left_out: batches skipped after divergences; step s reads batch s + left_out.
-        report: how other weights were loaded, if the run starts from them.
-        early_stopping: state of early stopping; None: nothing was evaluated.
+        elapsed_s: time that earlier sessions of this run took.
+        skipped_batches: batches skipped after divergences; step s reads batch s + skipped_batches.
+        report: report of loading other weights; None: the run does not start from other weights.
+        early_stopping: saved state of early stopping; None: a new run, or early stopping is off.
     """
 
     state: TrainState
     step: int
     elapsed_s: float
-    left_out: int = 0
+    skipped_batches: int = 0
     report: LoadReport | None = None
     early_stopping: dict[str, Any] | None = None
 
@@ -92,7 +92,7 @@ def different_checkpoints(process: int, steps: list[int], first: list[int]) -> C
 
 
 def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:
-    """Returns everything that determines the next examples: seed, step and dataset."""
+    """Returns everything that determines the next batches: seed, step and dataset."""
     return {
         "step": step,
         "seed": config.seed,

@@ -1,4 +1,4 @@
-"""The training state. It is created sharded: no device ever holds all of it."""
+"""The training state. It is created sharded, so no device ever holds all of it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from vit_jax.parallel.sharding import parameter_shardings, sharding_rules, state
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a step reads and writes.
+    """The state that a training step reads and returns.
 
     Attributes:
         step: i32 scalar, number of updates made.
         params: nested dict of f32 arrays.
-        opt_state: of the optax chain.
-        ema: moving average of params, or the average that a schedule-free optimizer evaluates, or
-            None.
+        opt_state: state of the optax chain.
+        ema: moving average of params, or the averaged parameters of a schedule-free optimizer;
+            None: the run keeps no average.
     """
 
     # Any: the same tree also holds shapes, shardings or names instead of arrays.
@@ -38,13 +38,13 @@ class TrainState:
         return self.params if self.ema is None else self.ema
 
 
-StartFrom = Callable[[Any], TrainState]
+InitState = Callable[[Any], TrainState]
 
 
-def make_start_from(optimizer: optax.GradientTransformation, *, ema: bool) -> StartFrom:
-    """Returns start_from_fn(params) -> TrainState at step 0; may be traced."""
+def make_init_state(optimizer: optax.GradientTransformation, *, ema: bool) -> InitState:
+    """Returns init_state_fn(params) -> TrainState at step 0; may be traced."""
 
-    def start_from_fn(params: Any) -> TrainState:
+    def init_state_fn(params: Any) -> TrainState:
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -52,7 +52,7 @@ def make_start_from(optimizer: optax.GradientTransformation, *, ema: bool) -> St
             ema=jax.tree.map(jnp.copy, params) if ema else None,
         )
 
-    return start_from_fn
+    return init_state_fn
 
 
 def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshConfig) -> TrainState:
@@ -61,10 +61,10 @@ def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshCo
     Args:
         init_fn: makes the state.
         mesh: devices.
-        config: the mesh section; its preset and rules say how arrays are sharded.
+        config: the mesh section, with preset and rules for sharding.
 
     Raises:
-        ConfigError: rules that do not fit the parameters or the mesh.
+        ConfigError: a sharding rule does not match the parameters or the mesh.
     """
     shapes = jax.eval_shape(init_fn)
     rules = sharding_rules(config, shapes.params, mesh)
@@ -73,9 +73,9 @@ def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshCo
 
 
 def abstract_frozen(shapes: Any, mesh: Mesh, config: MeshConfig) -> Any:
-    """Returns shapes, dtypes and shardings of frozen parameters: sharded by the preset's rules.
+    """Returns shapes, dtypes and shardings of frozen parameters, by the rules of the preset.
 
-    `mesh.rules` are about the trained model's parameters and are not used.
+    `mesh.rules` apply only to the trained model and are not used here.
 
     Args:
         shapes: tree of `jax.ShapeDtypeStruct`.
@@ -95,7 +95,7 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def shard_arrays(arrays: Any, abstract: Any) -> Any:
-    """Puts a tree of host arrays on the devices; each device receives only its part."""
+    """Transfers a tree of host arrays to the devices; each device receives only its shards."""
 
     def put(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.make_array_from_callback(like.shape, like.sharding, lambda part: array[part])

@@ -18,7 +18,7 @@ from vit_jax.tasks.task import BatchLoss, Metrics, Prepare
 from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.state import TrainState
 
-# Receives a kind of tensor, such as "gradient", and a tree of them, while the step is traced.
+# Called while the step is traced, with a kind of tensor, such as "gradient", and a tree of tensors.
 Observe = Callable[[str, Any], None]
 # (state, batch, *frozen, observe=...) -> (state, metrics).
 StepFn = Callable[..., tuple[TrainState, Metrics]]
@@ -40,23 +40,23 @@ def make_train_step(
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
     Args:
-        config: seed, accumulation and EMA are read.
+        config: the run; its seed, accumulation steps and EMA decay are used.
         batch_loss: the loss to minimise.
-        prepare: makes the batch that the loss reads from the one that came to the device.
+        prepare: augments a batch on the device.
         optimizer: update rule.
-        schedule: for the metric only; the optimizer has its own.
-        shardings: of the parameters, and so of their gradients; None: the compiler chooses.
+        schedule: learning rate, for the metric only.
+        shardings: shardings of the parameters and their gradients; None: the compiler chooses.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
-    train/update_norm, and those of the task.
+    train/update_norm, and the metrics of the task.
 
-    `observe` is called with, in order: "parameter", "optimizer state", "batch", "loss", "gradient",
-    "updated parameter" and "metric", and the tree of each.
+    `observe` is called with the trees of "parameter", "optimizer state", "batch", "loss",
+    "gradient", "updated parameter" and "metric", in this order.
     """
 
     def sharded_loss(params: Any, *rest: Any) -> tuple[Float[Array, ""], Metrics]:
-        # The constraint also holds for the gradient: no device sums more of it than it keeps.
+        # The constraint also holds for the gradient, so each device sums only the part it keeps.
         if shardings is not None:
             params = jax.lax.with_sharding_constraint(params, shardings)
         return batch_loss(params, *rest)
@@ -102,9 +102,9 @@ def dropout_key(config: Config, step: jax.Array) -> jax.Array:
 
 
 def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.Array]:
-    """Returns a batch cut into `parts` along a new first axis, and a random key for each.
+    """Returns a batch split into `parts` along a new first axis, and a random key for each.
 
-    Row r goes to microbatch r % parts, so that each device cuts only its own rows.
+    Row r goes to microbatch r % parts, so that each device splits only its own rows.
     """
 
     def split(rows: Array) -> Array:

@@ -49,7 +49,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 class DeviceClock:
-    """Measures since when the device has been idle: a thread waits for the newest step."""
+    """Measures when the device became idle. A thread waits for the newest step to finish."""
 
     def __init__(self) -> None:
         self._waiter = concurrent.futures.ThreadPoolExecutor(1, "device-clock")
@@ -61,12 +61,12 @@ class DeviceClock:
     def __exit__(self, *exception: object) -> None:
         self._waiter.shutdown(wait=False, cancel_futures=True)
 
-    def stepped(self, result: jax.Array) -> None:
-        """Notes the step that was just dispatched, by one of its outputs."""
+    def watch_step(self, result: jax.Array) -> None:
+        """Starts to wait for a step that was just dispatched, given one of its outputs."""
         self._done = self._waiter.submit(_time_when_ready, result)
 
     def idle_since(self) -> float | None:
-        """Returns the time at which the newest step ended; None while it is still running."""
+        """Returns the time at which the newest step finished; None while it is running."""
         if self._done is None or not self._done.done():
             return None
         return self._done.result()
@@ -78,7 +78,7 @@ def _time_when_ready(result: jax.Array) -> float:
 
 
 class Telemetry:
-    """Measures the speed of a run. Time passed to `pause`, such as evaluation, does not count.
+    """Measures the speed of a run. Time passed to `exclude`, such as evaluation, is not counted.
 
     Args:
         global_batch_size: images per step.
@@ -99,24 +99,24 @@ class Telemetry:
         self._waited = 0.0
         self._steps = 0
 
-    def waited(self, seconds: float) -> None:
+    def add_data_wait(self, seconds: float) -> None:
         """Adds host time spent waiting for data while the device was idle."""
         self._waited += seconds
 
-    def pause(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Excludes time from the measurement."""
         self._paused += seconds
 
-    def stepped(self) -> None:
+    def count_step(self) -> None:
         """Counts a finished step."""
         self._steps += 1
 
     def read(self) -> dict[str, float]:
-        """Returns the figures since the last call, and starts a new measurement."""
+        """Returns the metrics since the last call, and starts a new measurement."""
         elapsed = max(time.perf_counter() - self._start - self._paused, 1e-9)
         images_per_second = self._steps * self._batch_size / elapsed
         per_device = images_per_second / jax.device_count()
-        figures = {
+        metrics = {
             "train/images_per_second": images_per_second,
             "train/images_per_second_per_device": per_device,
             "train/step_time_s": elapsed / max(self._steps, 1),
@@ -124,9 +124,9 @@ class Telemetry:
             "host/rss_mb": self._process.memory_info().rss / 2**20,
         }
         if self._peak is not None:
-            figures["train/mfu"] = per_device * self._flops_per_image / self._peak
+            metrics["train/mfu"] = per_device * self._flops_per_image / self._peak
         stats = self._device.memory_stats() or {}
         if "peak_bytes_in_use" in stats:
-            figures["device/peak_memory_mb"] = stats["peak_bytes_in_use"] / 2**20
+            metrics["device/peak_memory_mb"] = stats["peak_bytes_in_use"] / 2**20
         self._start, self._paused, self._waited, self._steps = time.perf_counter(), 0.0, 0.0, 0
-        return figures
+        return metrics

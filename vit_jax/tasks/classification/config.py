@@ -10,7 +10,7 @@ class MixingConfig(Section):
     """Mixing of image pairs on the device. If both are on, each batch uses one at random."""
 
     mixup_alpha: float = option(0.0, at_least=0)
-    """Of Beta(alpha, alpha), from which mixup draws its ratio (arXiv:1710.09412); 0: off."""
+    """Mixup ratios are drawn from Beta(alpha, alpha) (arXiv:1710.09412); 0: off."""
     cutmix_alpha: float = option(0.0, at_least=0)
     """The same for CutMix (arXiv:1905.04899)."""
 
@@ -23,8 +23,8 @@ class LossConfig(Section):
     )
     label_smoothing: float = option(0.0, at_least=0, below=1)
     class_weights: Literal["none", "balanced", "sqrt"] = option("none")
-    """Weight of an example's loss if n of N training examples are of its class, one of C classes.
-    balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). Both average 1 over the examples.
+    """Weights the loss of an example by the frequency of its class: n of N training examples, with
+    C classes. balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). The mean over examples is 1.
     """
 
 

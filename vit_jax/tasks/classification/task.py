@@ -19,14 +19,14 @@ from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.losses import LossFn, as_distribution, make_loss
-from vit_jax.tasks.task import BatchLoss, DataFacts, Metrics, Prepare, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
 
 
-def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task.
 
     Raises:
-        ModelError: sizes that do not go together.
+        ModelError: sizes that are not compatible.
     """
     side, num_classes = config.data.image_size, data.num_classes
 
@@ -104,11 +104,11 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
 def make_batch_loss(
     graphdef: nnx.GraphDef, config: Config, class_weights: np.ndarray | None = None
 ) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean loss with dropout on.
+    """Returns batch_loss_fn(params, batch, key), the mean loss with dropout.
 
     Args:
         graphdef: the model without its parameters.
-        config: the loss section is read.
+        config: the run; its loss section is used.
         class_weights: f32[C], weight of an example's loss by its class. A mixed example is weighted
             in proportion to its labels. None: all 1.
     """
@@ -132,7 +132,7 @@ def eval_loss(config: Config) -> LossFn:
 
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = False) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> what `PredictionTotals` adds up.
+    """Returns eval_step_fn(params, batch) -> outputs that `PredictionTotals` adds up.
 
     Args:
         graphdef: the model without its parameters.

@@ -1,4 +1,4 @@
-"""Config section of distillation, and the options that do not go with it."""
+"""Config section of distillation, and options that it does not support."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -50,7 +50,7 @@ def _check(config: Any) -> None:
 
 
 def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Counts the distillation token as a register, which it is to a model without its head."""
+    """Counts the distillation token as a register. Without its head, the two are the same."""
     model = dict(config["model"])
     if config["distillation"]["token"]:
         model["num_registers"] = (model.get("num_registers") or 0) + 1

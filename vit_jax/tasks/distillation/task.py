@@ -22,22 +22,22 @@ from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
 from vit_jax.tasks.distillation.config import DistillationConfig
-from vit_jax.tasks.task import BatchLoss, DataFacts, Forward, Frozen, Metrics, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Task
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
-# (params, images, dropout key) -> logits that learn from labels, and from the teacher.
+# (params, images, dropout key) -> logits trained on labels, logits trained on the teacher.
 Heads = Callable[..., tuple[Float[Array, "B C"], Float[Array, "B C"]]]
 
 # Attribute of the student that holds the head of the distillation token.
 _HEAD = "distillation_head"
 
 
-def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task.
 
     Raises:
-        ModelError: a distillation token for a model that has no tokens.
+        ModelError: a distillation token for a model without tokens.
         WeightsError: a teacher that cannot be read, or with another number of classes.
     """
     section: DistillationConfig = config.distillation
@@ -83,7 +83,7 @@ def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
         forward=forward,
         batch_loss=make_batch_loss(config, heads, teacher_fn),
         eval_step=make_eval_step(config, heads, teacher_fn),
-        make_totals=lambda class_names: PredictionTotals(shares={"teacher_agreement": "agreed"}),
+        make_totals=lambda class_names: PredictionTotals(means={"teacher_agreement": "agreed"}),
         frozen=frozen,
     )
 
@@ -91,8 +91,8 @@ def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
 def make_heads(forward: Forward, graphdef: nnx.GraphDef, *, token: bool) -> Heads:
     """Returns heads_fn(params, images, key=None) -> label logits and teacher logits.
 
-    With a distillation token these come from two heads, else both are the model's logits. The
-    distillation token is the last register of the model.
+    With a distillation token, which is the model's last register, these come from two heads.
+    Without it, both are the model's logits.
     """
 
     def heads_fn(params: Any, images: jax.Array, key: jax.Array | None = None) -> Any:
@@ -112,7 +112,7 @@ def make_heads(forward: Forward, graphdef: nnx.GraphDef, *, token: bool) -> Head
 def make_batch_loss(config: Config, heads: Heads, teacher_fn: TeacherFn) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key, teacher_params).
 
-    The teacher predicts the batch as the student sees it: augmented and mixed.
+    The teacher gets the same augmented and mixed images as the student.
     """
     section: DistillationConfig = config.distillation
     loss = make_loss(config.loss)
@@ -138,7 +138,7 @@ def soft_loss(
 ) -> Float[Array, " B"]:
     """Returns T^2 KL(softmax(teacher / T) || softmax(student / T)).
 
-    The factor keeps the gradient's size about the same for every temperature T.
+    The factor T^2 keeps the scale of the gradient about the same for every T.
 
     Source: arXiv:1503.02531, section 2.
 
@@ -205,7 +205,7 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
     )
 
     def load() -> Any:
-        # The file is read again, so that the host does not keep a copy of the arrays.
+        # Read again, so that the host does not keep a copy of the arrays in memory.
         arrays = read().arrays
         return map_named(lambda name, _: arrays[name], shapes)
 

@@ -1,4 +1,4 @@
-"""Config section of masked patch prediction, and the options that do not go with it."""
+"""Config section of masked patch prediction, and options that it does not support."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from vit_jax.config.task import TaskConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
-# Options about labels, or about a head on the whole image.
+# Options for labels, or for a head on the whole image.
 _ABOUT_LABELS = (
     "data.sampling",
     "data.augment.erasing_probability",
@@ -24,15 +24,15 @@ class MaskedPatchesConfig(Section):
     """
 
     corrupt: float = option(0.5, above=0, at_most=1)
-    """Share of an image's patches that are corrupted and predicted."""
+    """Fraction of an image's patches that are corrupted and predicted."""
     mask: float = option(0.8, at_least=0, at_most=1)
-    """Share of the corrupted patches that a learned embedding replaces."""
+    """Fraction of the corrupted patches that are replaced by a learned embedding."""
     random: float = option(0.1, at_least=0, at_most=1)
-    """Share of the corrupted patches that the embedding of another patch of the image replaces.
-    The rest keep their own embedding.
+    """Fraction of the corrupted patches that are replaced by another patch of the same image. The
+    rest keep their own embedding.
     """
     bits: int = option(3, at_least=1, at_most=5)
-    """Per channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
+    """Bits per colour channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
 
     @property
     def num_colours(self) -> int:
@@ -43,7 +43,7 @@ class MaskedPatchesConfig(Section):
         if self.mask + self.random > 1 + 1e-9:
             raise ConfigError(
                 f"is {self.mask:g} and 'random' {self.random:g}",
-                "shares of the corrupted patches, at most 1 together",
+                "fractions of the corrupted patches with a sum of at most 1",
                 "lower one; the rest of the corrupted patches keep their embedding",
                 key="mask",
             )
@@ -62,7 +62,7 @@ def _check(config: Any) -> None:
         raise ConfigError(
             f"is {config.model.pooling!r} with task masked_patches, which does not pool",
             " or ".join(map(repr, _POOLINGS)),
-            "leave it out; fine-tuning may choose another",
+            "leave it out; fine-tuning can use another pooling",
             key="model.pooling",
         )
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Corruption(NamedTuple):
-    """What replaces each patch embedding.
+    """The replacement of each patch embedding.
 
     Attributes:
         source: i32[B, N], the patch of the same image whose embedding is used; the patch itself
@@ -23,10 +23,10 @@ class Corruption(NamedTuple):
 def corrupt(
     patches: Float[Array, "B N D"], corruption: Corruption, mask_token: Float[Array, "1 1 D"]
 ) -> Float[Array, "B N D"]:
-    """Replaces patch embeddings by those of other patches or by the mask token.
+    """Replaces patch embeddings by other patch embeddings or by the mask token.
 
-    Patches are moved by a matrix product with zeros and ones, which is exact. Its gradient is a
-    product as well, while a gather's gradient sums in an undefined order on accelerators.
+    Patches are moved by a matmul with zeros and ones, which is exact. So is its gradient, while
+    the gradient of a gather is summed in an undefined order on accelerators.
     """
     places = jax.nn.one_hot(corruption.source, patches.shape[1], dtype=patches.dtype)
     moved = jnp.einsum("bnm,bmd->bnd", places, patches, precision="highest")
@@ -38,23 +38,23 @@ def draw_corruption(
 ) -> tuple[Bool[Array, " N"], Corruption]:
     """Draws the corruption of one image.
 
-    The same number of patches is corrupted in every image, see `num_corrupted`. Each of them is
-    hidden with probability `mask`, replaced by a random other patch of the image with probability
-    `random`, and otherwise kept.
+    The same number of patches is corrupted in every image, see `num_corrupted`. A corrupted patch
+    is hidden with probability `mask`, replaced by a random other patch of the image with
+    probability `random`, and otherwise kept.
 
     Args:
         key: random key.
         num_patches: N.
-        share: of the patches that are corrupted.
-        mask: probability.
-        random: probability.
+        share: fraction of the patches that are corrupted.
+        mask: probability of a corrupted patch to be hidden.
+        random: probability of a corrupted patch to be replaced by another patch.
 
     Returns:
-        bool[N], which patches are corrupted; and their replacement, without the axis B.
+        bool[N], whether each patch is corrupted; and the replacements, without the axis B.
 
-    Source: arXiv:2010.11929, B.1.2. Two details are ours: the number of corrupted patches is exact,
-    so that images count equally, and "another patch" is of the same image, so that an image does
-    not depend on the rest of its batch.
+    Source: arXiv:2010.11929, B.1.2. Two details are ours. The number of corrupted patches is exact,
+    so that all images have equal weight. Another patch is always of the same image, so that the
+    result for an image does not depend on the rest of its batch.
     """
     key_place, key_kind, key_other = jax.random.split(key, 3)
     order = jnp.argsort(jax.random.uniform(key_place, (num_patches,)))

@@ -27,15 +27,15 @@ _SHOWN = ("corrupted", "hidden", "source", "colour")
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPrediction:
-    """Images as a model saw them, and the colours that it predicts. R x C is the grid of patches.
+    """Corrupted images and the colours that a model predicts. R x C is the grid of patches.
 
     Attributes:
         corrupted: patches whose colour is predicted.
         hidden: corrupted patches that the mask token replaces.
-        source: for each place, the patch whose embedding is there, counted in raster order.
+        source: index, in raster order, of the patch whose embedding is at each position.
         colour: class of each patch's mean colour, see `data.colours`.
         predicted: class with the largest logit.
-        bits: per channel.
+        bits: bits per colour channel.
     """
 
     corrupted: Bool[np.ndarray, "M R C"]
@@ -47,7 +47,7 @@ class MaskedPrediction:
 
     @property
     def accuracy(self) -> float:
-        """Share of the corrupted patches whose colour is predicted exactly."""
+        """Fraction of the corrupted patches whose colour is predicted exactly."""
         return float((self.predicted == self.colour)[self.corrupted].mean())
 
     def rows(self) -> list[dict[str, int]]:
@@ -67,17 +67,17 @@ class MaskedPrediction:
 
 
 def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
-    """Returns the picture of a run.
+    """Draws the predictions of a run.
 
     Args:
         run: run folder.
         checkpoint: that folder, or one step in it.
         pixels: u8[M, H, W, 3] images of the size that the model was trained at.
-        batch_size: images at once.
+        batch_size: number of images at once.
 
     Raises:
         ModelError: a run of another task, or images of another size.
-        WeightsError: no checkpoint there.
+        WeightsError: there is no checkpoint.
         DataError: no images.
     """
     model, config = load_masked_model(run, checkpoint)
@@ -98,11 +98,11 @@ def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: in
 
 
 def load_masked_model(run: Path, checkpoint: Path) -> tuple[ViT, MaskedPatchesConfig]:
-    """Returns the model of a run with its mask token and head of colours, and the task's section.
+    """Returns the model of a run, with mask token and colour head, and its config section.
 
     Raises:
         ModelError: a run of another task.
-        RunFolderError, WeightsError: no run there, or no checkpoint.
+        RunFolderError, WeightsError: there is no run or no checkpoint.
     """
     config = read_config(run)
     if config.task != "masked_patches":
@@ -131,12 +131,12 @@ def predict_masked(
     *,
     batch_size: int = 16,
 ) -> MaskedPrediction:
-    """Returns what a model predicts for images that are corrupted as in evaluation.
+    """Returns the predictions of a model for images that are corrupted as in evaluation.
 
     Args:
-        model: with a mask token and a head of colours.
+        model: model with a mask token and a colour head.
         pixels: images of the model's size.
-        config: as the model was trained.
+        config: the section that the model was trained with.
         batch_size: images at once.
 
     Raises:
@@ -166,10 +166,10 @@ def predict_masked(
 
 
 def draw_masked(found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"]) -> Any:
-    """Draws four rows: the images, the images as corrupted, predicted and true mean colours.
+    """Draws four rows: images, corrupted images, predicted and true mean colours.
 
-    Hidden patches are gray with a dot. Moved patches show the patch whose embedding they have. The
-    rows of colours show patches that are not predicted unchanged.
+    In the second row, hidden patches are gray with a dot, and replaced patches show the patch that
+    replaces them. In the rows of colours, patches that were not corrupted show the image.
 
     Args:
         found: prediction for these images.

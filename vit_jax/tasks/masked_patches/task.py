@@ -1,4 +1,4 @@
-"""The task of masked patch prediction: patches are corrupted and their mean colours predicted.
+"""The task of masked patch prediction: corrupt patches and predict their mean colours.
 
 Source: arXiv:2010.11929, B.1.2.
 """
@@ -24,17 +24,17 @@ from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
-from vit_jax.tasks.task import BatchLoss, DataFacts, Forward, Metrics, Prepare, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, Task
 
-# Seed of the corruption in evaluation: the same for every run, whatever its own seed.
+# Seed of the corruption in evaluation. It is the same for all runs, whatever their seed.
 _EVAL_SEED = 0
 
 
-def build_task(config: Config, data: DataFacts, *, platform: str) -> Task:
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task. Labels of the data are read but not used.
 
     Raises:
-        ModelError: sizes that do not go together.
+        ModelError: sizes that are not compatible.
     """
     side, section = config.data.image_size, config.masked_patches
     outputs = section.num_colours
@@ -147,7 +147,7 @@ def evaluation_batch(
 ) -> Batch:
     """Returns `corrupted_batch` with keys that depend only on each image's pixels.
 
-    So an image is corrupted in the same way in every evaluation, whatever batch it is in.
+    An image is thus corrupted in the same way in every evaluation and every batch.
     """
     return corrupted_batch(to_unit_range(images), content_key(_EVAL_SEED, images), config, stride)
 
@@ -169,8 +169,8 @@ def corrupted_loss(
 ) -> Float[Array, ""]:
     """Returns the mean softmax cross-entropy over the corrupted patches, float32.
 
-    All images have the same number of them, so the mean over microbatches is the mean over the
-    batch.
+    All images have the same number of corrupted patches, so the mean over microbatches is the mean
+    over the batch.
     """
     losses = patch_losses(logits, colour)
     return jnp.sum(jnp.where(corrupted, losses, 0)) / jnp.sum(corrupted)

@@ -1,1 +1,1 @@
-"""What happens after training steps: a file each, called in the order of `train.loop`."""
+"""Hooks: actions after each training step. `train.loop` calls them in a fixed order."""

@@ -18,11 +18,11 @@ from vit_jax.train.state import TrainState
 
 
 class Evaluators:
-    """The data that a run is evaluated on. It is opened before training, so that errors come early.
+    """The datasets that a run is evaluated on, opened before training to raise errors early.
 
     Args:
         config: the run.
-        program: of the run.
+        program: program of the run.
         source: training examples.
         report: folder for tables.
 
@@ -30,11 +30,11 @@ class Evaluators:
         every: steps between evaluations; None: only at the end.
         splits: evaluated at intervals and at the end.
         final_splits: evaluated only at the end.
-        fewshot: frozen features.
+        fewshot: evaluates frozen features.
 
     Raises:
         DataError: a split or dataset that does not exist.
-        ConfigError: a batch that does not divide over the devices.
+        ConfigError: a batch size that the number of devices does not divide.
     """
 
     def __init__(self, config: Config, program: Program, source: Source, report: Any):
@@ -54,76 +54,76 @@ class Evaluators:
 
 
 class EvaluateHook:
-    """Evaluates and writes the figures. Figures that an earlier session wrote are read, not redone.
+    """Evaluates and writes metrics. Those that an earlier session wrote are read instead.
 
     Args:
         context: the run.
-        log: of the run.
-        evaluators: what to evaluate on.
+        log: the log hook of the run.
+        evaluators: datasets to evaluate on.
     """
 
     def __init__(self, context: RunContext, log: LogHook, evaluators: Evaluators):
         self._context, self._log = context, log
         self._every, self._fewshot = evaluators.every, evaluators.fewshot
         self._splits, self._final = evaluators.splits, evaluators.final_splits
-        # Step and figures of the latest evaluation of the splits.
+        # Step and metrics of the latest evaluation of the splits.
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Evaluates what is due, unless the run is about to stop."""
+        """Runs the evaluations that are due, unless the run is about to stop."""
         if self._is_due(output.step) and not context.stop_requested():
             with self._log.paused():
                 self._evaluate_due(output.step, output.state.eval_params)
 
     def resume(self) -> None:
-        """Reads what an earlier session found at the step it saved, and evaluates the rest."""
+        """Reads what an earlier session evaluated at the saved step, and evaluates the rest."""
         step = self._context.start.step
         with self._log.paused():
             self._read_splits(step)
             self._read_fewshot(step)
             self._evaluate_due(step, self._context.start.state.eval_params)
 
-    def figures_at(self, step: int) -> dict[str, float] | None:
-        """Returns the figures of the splits if this step was the last to be evaluated."""
+    def metrics_at(self, step: int) -> dict[str, float] | None:
+        """Returns the metrics of the splits at a step; None if it is not the latest evaluation."""
         return self._evaluated[1] if self._evaluated[0] == step else None
 
     def is_complete(self, step: int) -> bool:
-        """Whether everything that is due after a step has been evaluated."""
+        """Whether all evaluations that are due after a step are done."""
         splits = not self._splits_due(step) or self._evaluated[0] == step
         return splits and (not self._fewshot.is_due(step) or self._fewshot.step == step)
 
     def evaluate_splits(self, step: int, params: Any) -> None:
-        """Evaluates the splits, unless it was done for this step."""
+        """Evaluates the splits, unless this was done at this step."""
         if self._evaluated[0] != step:
-            figures = self._new_figures(self._splits, step, params)
-            if figures is not None:
-                self._evaluated = (step, figures)
+            metrics = self._evaluate(self._splits, step, params)
+            if metrics is not None:
+                self._evaluated = (step, metrics)
 
-    def result_figures(self, step: int, state: TrainState) -> dict[str, Any] | None:
-        """Returns the figures of the run's result; None if the run was stopped meanwhile.
+    def final_metrics(self, step: int, state: TrainState) -> dict[str, Any] | None:
+        """Returns the final metrics of the run; None if the run was stopped meanwhile.
 
-        With early stopping the result is the best step, else the last.
+        With early stopping, the best step is evaluated, otherwise the last.
 
         Args:
             step: the last step.
-            state: after it, already saved.
+            state: state after the last step, already saved.
         """
         best, params = self._result_params(step, state)
-        # Tables on disk are those of the latest evaluation, so they are written again.
+        # The tables on disk are of the latest evaluation, so they may have to be written again.
         if best == step or not self._context.config.evaluation.by_class:
             self._read_splits(best)
         self.evaluate_splits(best, params)
         final: dict[str, float] | None = self._written(best, self._final)
         if not final and self._evaluated[0] == best:
-            final = self._new_figures(self._final, best, params)
+            final = self._evaluate(self._final, best, params)
         if final is None or self._evaluated[0] != best:
             return None
         self._read_fewshot(best)
         self._evaluate_fewshot(best, params)
         if self._fewshot.step != best:
             return None
-        best_step = {"best_step": best} if self._context.early_stopping.is_on else {}
-        return best_step | self._evaluated[1] | final | self._fewshot.figures
+        best_step = {"best_step": best} if self._context.early_stopping.enabled else {}
+        return best_step | self._evaluated[1] | final | self._fewshot.metrics
 
     def _is_due(self, step: int) -> bool:
         return self._splits_due(step) or self._fewshot.is_due(step)
@@ -135,16 +135,16 @@ class EvaluateHook:
         if self._splits_due(step):
             self.evaluate_splits(step, params)
             if self._evaluated[0] == step:
-                self._context.early_stopping.note(step, self._evaluated[1])
+                self._context.early_stopping.update(step, self._evaluated[1])
         if self._fewshot.is_due(step) and not self._context.stop_requested():
             self._evaluate_fewshot(step, params)
 
     def _result_params(self, step: int, state: TrainState) -> tuple[int, Any]:
-        """Returns the step whose weights are the run's result, and the weights."""
+        """Returns the step whose weights are the final ones, and these weights."""
         best = self._context.early_stopping.best_step
         if best is None or best == step:
             return step, state.eval_params
-        self._context.progress.say(f"restoring step {best}, the best evaluation")
+        self._context.progress.print_line(f"restoring step {best}, the best evaluation")
         self._context.checkpoints.wait()
         item = evaluated_item(self._context.config.to_mapping())
         shapes = jax.tree.map(
@@ -154,10 +154,10 @@ class EvaluateHook:
         return best, self._context.checkpoints.restore({item: shapes}, best).arrays[item]
 
     def _read_splits(self, step: int) -> None:
-        """Reads the figures of the splits that an earlier session wrote at a step."""
+        """Reads the metrics of the splits at a step, if an earlier session wrote them."""
         if self._evaluated[0] != step:
-            figures = self._written(step, self._splits)
-            self._evaluated = (step, figures) if figures else self._evaluated
+            metrics = self._written(step, self._splits)
+            self._evaluated = (step, metrics) if metrics else self._evaluated
 
     def _read_fewshot(self, step: int) -> None:
         if self._fewshot.step != step:
@@ -168,21 +168,21 @@ class EvaluateHook:
         metrics = self._context.metrics
         return on_first_host("read the evaluation", lambda: metrics.evaluation_at(step, prefixes))
 
-    def _new_figures(
+    def _evaluate(
         self, evaluator: SplitEvaluator, step: int, params: Any
     ) -> dict[str, float] | None:
         context = self._context
-        figures = evaluator(
+        metrics = evaluator(
             context.program.eval_step, params, frozen=context.frozen, stop=context.stop_requested
         )
-        if figures:
-            self._write(step, figures)
-        return figures
+        if metrics:
+            self._write(step, metrics)
+        return metrics
 
     def _evaluate_fewshot(self, step: int, params: Any) -> None:
         if self._fewshot.run(step, params, self._context.stop_requested):
-            self._write(step, self._fewshot.figures)
+            self._write(step, self._fewshot.metrics)
 
-    def _write(self, step: int, figures: dict[str, float]) -> None:
-        self._context.metrics.write(step, figures)
-        self._context.progress.evaluated(step, figures)
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        self._context.metrics.write(step, metrics)
+        self._context.progress.show_evaluation(step, metrics)

@@ -1,4 +1,4 @@
-"""Reads the metrics of finished steps, checks that they are finite, and writes those due."""
+"""Reads the metrics of finished steps, checks that they are finite, and logs them."""
 
 import collections
 import contextlib
@@ -14,9 +14,9 @@ from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.divergence import divergence_error
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
-# Steps that may be under way on the devices before the host waits for the oldest.
+# Number of dispatched steps at which the host waits for the oldest to finish.
 _STEPS_IN_FLIGHT = 2
-# A step is good if these are finite. The update norm covers the new parameters.
+# A run has diverged if one of these is not finite. The update norm covers the new parameters.
 _FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
 
 
@@ -25,7 +25,7 @@ class LogHook:
 
     Args:
         context: the run.
-        clock: measures when the devices are idle.
+        clock: measures when the devices become idle.
     """
 
     def __init__(self, context: RunContext, clock: DeviceClock):
@@ -37,21 +37,21 @@ class LogHook:
         self.compile_time_s = 0.0
 
     def restart_clock(self) -> None:
-        """Starts to measure speed now."""
+        """Starts a new measurement of speed."""
         self._telemetry.read()
 
     def next_batch(self, feed: Feed) -> dict[str, np.ndarray]:
-        """Returns the next batch; measures host time spent waiting while the devices were idle."""
+        """Returns the next batch; measures the host's waiting time while devices are idle."""
         begin = time.perf_counter()
         batch = next(feed)
         idle_since = self._clock.idle_since()
         if idle_since is not None:
-            self._telemetry.waited(time.perf_counter() - max(begin, idle_since))
+            self._telemetry.add_data_wait(time.perf_counter() - max(begin, idle_since))
         return batch
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Notes a step and reads the metrics of earlier ones."""
-        self._clock.stepped(output.metrics["train/loss"])
+        """Queues the metrics of this step and reads those of earlier steps."""
+        self._clock.watch_step(output.metrics["train/loss"])
         self._skipped += int(output.host_batch["skipped"].sum())
         context.examples.write(output.step, output.host_batch["index"])
         self._pending.append((output.step, output.metrics))
@@ -59,20 +59,20 @@ class LogHook:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Reads all steps first. Time inside the block does not count as training time."""
+        """Reads all queued metrics first. Time inside the block is not counted as training time."""
         self._read(keep=0)
         begin = time.perf_counter()
         yield
-        self._telemetry.pause(time.perf_counter() - begin)
+        self._telemetry.exclude(time.perf_counter() - begin)
 
     def _read(self, keep: int) -> None:
-        """Waits until at most `keep` steps are unread; checks each that it reads."""
+        """Reads and checks queued metrics until at most `keep` steps are left."""
         while len(self._pending) > keep:
             step, arrays = self._pending.popleft()
             values = {name: value.item() for name, value in jax.device_get(arrays).items()}
             self._check_finite(step, values)
-            self._telemetry.stepped()
-            self._context.progress.stepped(step)
+            self._telemetry.count_step()
+            self._context.progress.advance(step)
             last = step == self._context.program.total_steps
             if last or step % self._context.config.logging.interval_steps == 0:
                 self._write(step, values)
@@ -82,10 +82,10 @@ class LogHook:
         values["train/compile_time_s"] = self.compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = self._skipped
-        if self._context.start.left_out:
-            values["train/batches_left_out"] = self._context.start.left_out
+        if self._context.start.skipped_batches:
+            values["train/batches_left_out"] = self._context.start.skipped_batches
         self._context.metrics.write(step, values)
-        self._context.progress.logged(step, values)
+        self._context.progress.show_step(step, values)
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name in _FINITE:
@@ -94,5 +94,5 @@ class LogHook:
                 context.checkpoints.wait()
                 raise divergence_error(
                     f"{name} is {values[name]} at step {step}", step, context.checkpoints.steps(),
-                    context.start.left_out + context.config.divergence.skip_steps,
+                    context.start.skipped_batches + context.config.divergence.skip_steps,
                 )  # fmt: skip

@@ -9,11 +9,11 @@ from vit_jax.train.hooks.log import LogHook
 class ProfileHook:
     """Traces the steps of `logging.profile_steps` into the folder `profile` of the run.
 
-    A resumed run traces those of the steps that it still runs.
+    A resumed run traces only the steps after its checkpoint.
 
     Args:
         context: the run.
-        log: of the run.
+        log: the log hook of the run.
     """
 
     def __init__(self, context: RunContext, log: LogHook):
@@ -24,7 +24,7 @@ class ProfileHook:
             self._start()
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Starts the trace before its first step and ends it after its last."""
+        """Starts the trace before the first of the steps and ends it after the last."""
         if self._steps is None:
             return
         if output.step == self._steps[0] - 1:
@@ -39,7 +39,7 @@ class ProfileHook:
         self._tracing = True
 
     def close(self) -> None:
-        """Ends the trace, also when the run stops before the last of the steps."""
+        """Ends the trace if it is running."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Saves checkpoints when they are due, after the best evaluation, and at the end."""
+"""Saves checkpoints at intervals, after the best evaluation, and at the end."""
 
 import time
 
@@ -8,7 +8,7 @@ from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.start import data_position
 
-# Steps between saves if the config does not say.
+# Steps between saves if the config does not set an interval.
 _DEFAULT_INTERVAL = 1000
 
 
@@ -17,8 +17,8 @@ class SaveHook:
 
     Args:
         context: the run.
-        log: of the run.
-        evaluation: of the run; it measures `checkpoint.best_metric` and knows the best step.
+        log: the log hook of the run.
+        evaluation: the evaluation hook, which measures `checkpoint.best_metric`.
     """
 
     def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
@@ -32,7 +32,7 @@ class SaveHook:
         self._every = interval or _DEFAULT_INTERVAL
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Saves if this step is due, the last, or the best so far.
+        """Saves if a save is due, or if this step is the last or the best so far.
 
         Raises:
             RunFolderError: an earlier save could not be written.
@@ -44,12 +44,12 @@ class SaveHook:
             self.save(context, output)
 
     def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
-        """Starts to save a state, unless it is saved already. All steps so far were finite.
+        """Starts to save a state, unless it is saved. First checks that all steps were finite.
 
         Args:
             context: the run.
-            output: of the step.
-            evaluate: measure `checkpoint.best_metric` first, if there is one.
+            output: output of the step.
+            evaluate: measure `checkpoint.best_metric` first, if it is set.
         """
         step, config = output.step, context.config
         if self._saved == step:
@@ -62,10 +62,10 @@ class SaveHook:
             context.checkpoints.save(
                 step, output.state,
                 data=data_position(config, context.source, step)
-                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.left_out}
+                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.skipped_batches}
                 | context.early_stopping.to_json(),
                 config=config.to_mapping(),
-                metrics=self._evaluation.figures_at(step),
+                metrics=self._evaluation.metrics_at(step),
             )  # fmt: skip
             self._saved = step
             blocked = time.perf_counter() - begin

@@ -10,8 +10,8 @@ class StopHook:
     """Saves and raises `Stopped` after the step at which the processes agree to stop.
 
     Args:
-        evaluation: of the run. A run that has only its result left to write does not stop.
-        save: of the run.
+        evaluation: the evaluation hook. If the last step is evaluated, the run ends normally.
+        save: the save hook.
     """
 
     def __init__(self, evaluation: EvaluateHook, save: SaveHook):

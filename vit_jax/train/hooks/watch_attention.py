@@ -10,7 +10,7 @@ from vit_jax.config.durations import is_due
 from vit_jax.data.device import to_unit_range
 from vit_jax.errors import ConfigError
 from vit_jax.models.activation_sharding import with_mesh
-from vit_jax.parallel.mesh import batch_parts
+from vit_jax.parallel.mesh import num_batch_shards
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.program import Program
@@ -21,13 +21,13 @@ _NAME = "max_attention_logit"
 
 
 class WatchAttentionHook:
-    """Writes "train/max_attention_logit", and the same of each layer as ".../layer_00" and so on.
+    """Writes "train/max_attention_logit" and, for each layer, ".../layer_00", ".../layer_01", ...
 
-    The logits are those before the softmax, for a few images per device, without dropout or mixing.
+    The logits are computed for a few images per device, without dropout or mixing.
 
     Args:
         context: the run.
-        log: of the run.
+        log: the log hook of the run.
 
     Raises:
         ConfigError: a model without attention.
@@ -41,14 +41,14 @@ class WatchAttentionHook:
         self._largest_fn = None if self._every is None else make_largest_logits(context.program)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Logs the logits if this step is due."""
+        """Logs the largest logits, if this step is due."""
         if self._largest_fn is None or not is_due(output.step, self._every):
             return
         with self._log.paused():
             layers = jax.device_get(self._largest_fn(output.state.params, output.batch["image"]))
-        figures = {f"train/{_NAME}": float(layers.max())}
-        figures |= {f"train/{_NAME}/layer_{i:02}": float(v) for i, v in enumerate(layers)}
-        context.metrics.write(output.step, figures)
+        metrics = {f"train/{_NAME}": float(layers.max())}
+        metrics |= {f"train/{_NAME}/layer_{i:02}": float(v) for i, v in enumerate(layers)}
+        context.metrics.write(output.step, metrics)
 
 
 def make_largest_logits(program: Program) -> Any:
@@ -64,12 +64,12 @@ def make_largest_logits(program: Program) -> Any:
             key="logging.attention_interval_steps",
         )  # fmt: skip
     batch_size = program.config.data.global_batch_size
-    stride = max(batch_size // (batch_parts(program.mesh) * _IMAGES), 1)
+    stride = max(batch_size // (num_batch_shards(program.mesh) * _IMAGES), 1)
 
     def largest(params: Any, images: jax.Array) -> jax.Array:
         model = nnx.merge(program.graphdef, params)
         _, found = model(to_unit_range(images[::stride]), return_intermediates=(_NAME,))
         return found[_NAME].max((1, 2))
 
-    everywhere = NamedSharding(program.mesh, PartitionSpec())
-    return jax.jit(with_mesh(largest, program.mesh), out_shardings=everywhere)
+    replicated = NamedSharding(program.mesh, PartitionSpec())
+    return jax.jit(with_mesh(largest, program.mesh), out_shardings=replicated)
