@@ -17,7 +17,7 @@ class Balance:
 
     Attributes:
         weights: f32[C], weight of an example's loss by its class; None: all 1.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
     """
 
     weights: np.ndarray | None = None

@@ -17,12 +17,12 @@ _MAX_HEADER = 20
 class DecodedSource:
     """A source that decodes each image on first use and keeps it as an uncompressed PPM.
 
-    For images of CIFAR's size, reading and decoding take most of the feed's time. An image that
-    cannot be decoded is passed on unchanged, so that the transform reports it.
+    For images of CIFAR's size, the input pipeline spends most of its time reading and decoding. An
+    image that cannot be decoded is returned unchanged, so that the transform reports it.
 
     Args:
         source: examples.
-        cap_mb: megabytes of pixels to keep; images beyond it are decoded each time.
+        cap_mb: megabytes of pixels to keep. Images beyond this limit are decoded each time.
     """
 
     def __init__(self, source: Source, cap_mb: float = float("inf")):

@@ -14,7 +14,7 @@ class Entry:
     """A prepared dataset.
 
     Attributes:
-        name: with config and version, a value of `data.name`.
+        name: name with config and version, as in `data.name`.
         path: its folder.
         splits: split -> number of examples.
         formats: file formats, the preferred one first.
@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def readable(self) -> bool:
-        """Whether it has random access, which training needs."""
+        """Whether the format has random access, which training needs."""
         return any(name in RANDOM_ACCESS for name in self.formats)
 
 

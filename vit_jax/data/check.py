@@ -27,7 +27,7 @@ class SplitReport:
     """The result of checking a split.
 
     Attributes:
-        name: of the split.
+        name: name of the split.
         per_class: i[C], number of readable examples of each class.
         sizes: i[N, 2], width and height of each readable image.
         num_bytes: i[N], encoded size of each readable image.
@@ -115,11 +115,11 @@ def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
 def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_Checked]:
     try:
         return [_check_one(example, num_classes) for example in source.read(chunk)]
-    except DataError:  # Read one by one to find out which.
-        return [_check_alone(source, index, num_classes) for index in chunk]
+    except DataError:  # Read one at a time to find the bad examples.
+        return [_check_index(source, index, num_classes) for index in chunk]
 
 
-def _check_alone(source: Source, index: int, num_classes: int) -> _Checked:
+def _check_index(source: Source, index: int, num_classes: int) -> _Checked:
     read: Callable[[Sequence[int]], list[Example]] = source.read
     try:
         return _check_one(read([index])[0], num_classes)

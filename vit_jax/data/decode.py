@@ -6,7 +6,7 @@ How each kind of image is treated:
 |-------------------------------|---------------------------------------------------------------|
 | JPEG, baseline or progressive | libjpeg-turbo decodes the region, DCT-scaled; else Pillow     |
 | gray, palette, 1 bit          | RGB                                                           |
-| CMYK and YCCK JPEG            | RGB by Pillow, read as inverted, as Adobe writes it           |
+| CMYK and YCCK JPEG            | RGB by Pillow; values are inverted, as Adobe writes them      |
 | transparency                  | dropped: the stored colours are used                          |
 | 16 bits a channel             | the high byte                                                 |
 | 32 bits, floating point       | an error: the value of white is unknown                       |
@@ -14,10 +14,10 @@ How each kind of image is treated:
 | EXIF orientation              | applied; sizes and boxes are those of the upright image       |
 | colour profile (ICC)          | ignored                                                       |
 | truncated file                | an error, even if the region is intact                        |
-| damaged JPEG                  | an error if a pixel of the region may be wrong; Pillow alone  |
-|                               | detects only truncation                                       |
+| damaged JPEG                  | an error if a pixel of the region may be wrong; without       |
+|                               | libjpeg-turbo only truncation is detected                     |
 | more than 179 million pixels  | an error                                                      |
-| anything else, no bytes       | an error                                                      |
+| not an image, or no bytes     | an error                                                      |
 
 PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet's photos have one.
 """
@@ -66,7 +66,7 @@ _PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
 
 
 class EncodedImage:
-    """An encoded image whose regions can be decoded. At first only the header of a JPEG is read.
+    """An encoded image whose regions can be decoded. The constructor reads only a JPEG's header.
 
     Args:
         encoded: a file that Pillow reads.
@@ -116,7 +116,7 @@ class EncodedImage:
         return np.ascontiguousarray(pixels) if any(self._upright) else pixels
 
     def _stored(self, box: Box) -> Box:
-        """Returns the box in the stored image of a box in the upright image."""
+        """Converts a box in the upright image to the same box in the stored image."""
         left, top, right, bottom = box
         swapped, columns, rows = self._upright
         width, height = self.size
@@ -171,7 +171,7 @@ def decode(encoded: bytes) -> Image.Image:
 
 
 def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Returns the pixels of a PPM that `data.cache` wrote; None: it is something else."""
+    """Returns the pixels of a PPM that `data.cache` wrote; None for any other file."""
     header = _PLAIN.match(encoded)
     if header is None:
         return None

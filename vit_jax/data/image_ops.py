@@ -1,7 +1,7 @@
-"""Operations on RGB images that the augmentations are built from.
+"""Image operations that the augmentations use, on RGB images.
 
-The results equal those of Pillow's `ImageOps` and `ImageEnhance`. The operations are faster because
-NumPy computes the lookup tables instead of Python loops, and they mostly run without the GIL.
+The results equal those of Pillow's `ImageOps` and `ImageEnhance`. These operations are faster,
+because NumPy instead of Python loops computes the lookup tables. They mostly run without the GIL.
 """
 
 from collections.abc import Sequence

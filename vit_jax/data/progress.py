@@ -1,4 +1,4 @@
-"""Progress of long operations: a bar on a terminal, otherwise a log line now and then."""
+"""Progress of long operations: a bar on a terminal, otherwise a log line every 30 seconds."""
 
 import logging
 import sys
@@ -20,7 +20,7 @@ class ProgressBar:
     Args:
         what: short description.
         total: number of items.
-        done: number of items that were done earlier.
+        done: number of items that an earlier run finished.
     """
 
     def __init__(self, what: str, total: int, done: int = 0):

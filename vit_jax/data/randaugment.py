@@ -1,9 +1,9 @@
 """RandAugment, random chains of simple image operations, in the paper's flavour.
 
 Source: arXiv:1909.13719, with the sixteen operations and strengths of its authors' code, which the
-ViT recipes used. There a larger magnitude weakens posterize and solarize (they have no effect from
-20 and 10 on), and color, contrast, brightness and sharpness have no effect at 5. Unlike in that
-code, nothing depends on an image width of 224 pixels.
+ViT recipes used. There a larger magnitude weakens posterize and solarize: from magnitudes 20 and 10
+on they have no effect. At magnitude 5 color, contrast, brightness and sharpness have no effect.
+Unlike that code, this module does not assume an image width of 224 pixels.
 
 Differences from that code and from torchvision (`data.randaugment_torchvision`) at magnitude m:
 
@@ -86,7 +86,7 @@ def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Imag
     return image_ops.affine(image, (1, 0, 0, slope, 1, -slope / 2), _GRAY)
 
 
-# The published 100 pixels are for a width of 224; scaling them suits any size.
+# The published 100 pixels are for a width of 224; here they scale with the image.
 def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
         image, (1, 0, _sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY

@@ -2,7 +2,7 @@
 
 Random transforms draw from a NumPy generator that the caller passes. Only the cropped region of an
 image is decoded (`data.decode`). It is resized with the filter of `data.resize`. Scaling to
-[-1, 1], flips, erasing and mixing are cheaper on the device and done there (`data.device`).
+[-1, 1], flips, erasing and mixing run on the device, where they are cheaper (`data.device`).
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
 def make_eval_transform(
     image_size: int, crop: str, augment: AugmentConfig | None = None
 ) -> Transform:
-    """Returns (bytes, unused generator) -> u8[image_size, image_size, 3].
+    """Returns (bytes, generator) -> u8[image_size, image_size, 3]; the generator is not used.
 
     Args:
         image_size: side of the result in pixels.
@@ -113,7 +113,7 @@ def _shifted(
 def _make_augmentation(
     augment: AugmentConfig,
 ) -> Callable[[Image.Image, np.random.Generator], Image.Image] | None:
-    """Returns the augmentation after cropping; None: there is none."""
+    """Returns the augmentation that follows the crop; None if the config has none."""
     steps: list[Callable[[Image.Image, np.random.Generator], Image.Image]] = []
     if augment.randaugment_layers:
         chain = _RANDAUGMENT[augment.randaugment_flavour]

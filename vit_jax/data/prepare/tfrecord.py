@@ -27,8 +27,8 @@ class Converted:
 
     Attributes:
         path: its folder.
-        examples: in all splits.
-        was_complete: whether it was stored as ArrayRecord already.
+        examples: number of examples in all splits.
+        was_complete: whether the dataset was ArrayRecord already.
     """
 
     path: Path
@@ -91,7 +91,7 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
     """Yields the records of a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         checksum: CRC-32C of bytes.
 
     Raises:

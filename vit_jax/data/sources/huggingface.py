@@ -25,9 +25,9 @@ class HuggingFaceSource:
         name: "OWNER/NAME", or "OWNER/NAME:CONFIG".
         split: TFDS split string over the dataset's splits, e.g. "train[:98%]".
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
-        image_key: column with the image; None: "image", or the only one.
-        label_key: column with the class; None: "label", or the only one.
-        features: read beside the image: "label", and names of other columns.
+        image_key: column with the image; None: "image", or the only image column.
+        label_key: column with the class; None: "label", or the only class column.
+        features: columns to read with the image: "label", and names of other columns.
 
     Raises:
         DataError: the package, dataset or split is missing, or it lacks an image, class or other

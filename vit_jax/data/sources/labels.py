@@ -1,4 +1,4 @@
-"""All labels of a source, read in threads and cached between runs."""
+"""Reads all labels of a source with several threads and caches them between runs."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ def cached_labels(
 
     Args:
         key: name of the cache file; must change when the labels change.
-        name: of the dataset, for the progress bar.
+        name: name of the dataset, for the progress bar.
         count: number of examples.
         read: indices -> labels; called from several threads.
     """
@@ -48,7 +48,7 @@ def cached_labels(
 
 
 def cache_dir() -> Path:
-    """Returns the folder for results that can be computed again."""
+    """Returns the cache folder; its files can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"
 
 

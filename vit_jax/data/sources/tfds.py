@@ -39,10 +39,10 @@ class TfdsSource:
             prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
         data_dir: folder of prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
-        image_key: feature with the image; None: "image", or the only one.
-        label_key: feature with the class; None: "label", or the only one.
+        image_key: feature with the image; None: "image", or the only image feature.
+        label_key: feature with the class; None: "label", or the only class feature.
         label_rule: name in `label_rules.RULES`; computes the class from other features.
-        features: read beside the image: "label", and names of other features of the dataset.
+        features: features to read with the image: "label", and other feature names of the dataset.
 
     Attributes:
         name: full name with version and split.
@@ -117,7 +117,7 @@ class TfdsSource:
         return cached_labels(key, self.name, len(self), self._raw_labels())
 
     def _raw_labels(self) -> Any:
-        """Returns a function: indices -> labels, which skips the images."""
+        """Returns the function indices -> labels. It does not decode images."""
         import tensorflow_datasets as tfds
 
         array_record = self._builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
@@ -155,7 +155,7 @@ class TfdsSource:
 
 
 def default_data_dir() -> Path:
-    """Returns the folder of datasets for configs that name none."""
+    """Returns the folder of datasets for configs without `data.data_dir`."""
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
@@ -174,7 +174,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         return _prepare_bundled(name, folder)
     prepared = [p for depth in ("*/*", "*/*/*") for p in folder.glob(f"{depth}/dataset_info.json")]
     known = sorted({p.relative_to(folder).parts[0] for p in prepared} | set(BUNDLED))
-    hint = f"set data_dir to where it is (here: {', '.join(known[:20])})"
+    hint = f"set data_dir to the folder that contains it (found here: {', '.join(known[:20])})"
     if not folder.is_dir():
         raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
     close = f"did you mean {nearest(base, known)!r}? Or {hint}"
@@ -233,7 +233,7 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     builder = builder_class(data_dir=str(folder), file_format="array_record")
     if not builder.is_prepared():
         try:
-            # Runs that start at the same time wait for the one that prepares.
+            # Of runs that start at the same time, one prepares the dataset and the others wait.
             with locked(folder / f".{base}.lock", timeout_s=None):
                 builder = builder_class(data_dir=str(folder), file_format="array_record")
                 if not builder.is_prepared():
