@@ -1,9 +1,9 @@
-"""The work of the data loader in tf.data: a worker process of `bench.feed`.
+"""The same input pipeline in tf.data, as a worker process of `bench.feed`.
 
-The request is a JSON argument. The process prints {} when it is ready, or {"error": ...}. Then it
-reads a number of seconds per line from stdin and prints {"images_per_second": ...}. Decoding is
-fused with the crop and resizing is bilinear without antialiasing, as in big_vision. No other module
-imports this file or TensorFlow.
+Its argument is a request as JSON. When it is ready it prints {}, or {"error": ...} if it cannot
+run. Then, for each line of stdin with a number of seconds, it measures that long and prints
+{"images_per_second": ...}. Decoding is fused with the crop and resizing is bilinear without
+antialiasing, as in big_vision. No other module imports this file or TensorFlow.
 """
 
 # pyright: reportMissingImports=false
@@ -25,7 +25,7 @@ def main() -> None:
         return
     print("{}", flush=True)
     for line in sys.stdin:
-        for _ in range(4):  # Batches prepared in the meantime.
+        for _ in range(4):  # Batches that were prefetched before the clock starts.
             next(batches)
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < float(line):
