@@ -17,7 +17,7 @@ from vit_jax.plan.search import (
     meshes,
     parse_meshes,
     placements,
-    policies,
+    remat_policies,
     search,
 )
 
@@ -134,9 +134,9 @@ def test_meshes_to_try(devices, expected):
 
 
 def test_policies_that_come_to_the_same_are_tried_once():
-    assert policies(config(), "cpu") == ("none", "dots", "full")
-    assert policies(config(), "tpu") == ("none", "full")
-    assert policies(config(scan=False), "tpu") == ("none", "dots", "full")
+    assert remat_policies(config(), "cpu") == ("none", "dots", "full")
+    assert remat_policies(config(), "tpu") == ("none", "full")
+    assert remat_policies(config(scan=False), "tpu") == ("none", "dots", "full")
 
 
 def test_batch_sizes_to_try_are_the_config_s_its_double_and_its_half():

@@ -105,7 +105,7 @@ def attention_distance(
     """Returns the mean attention distance of every head.
 
     The attention weights are computed in addition to the model's own attention kernel and reduced
-    inside the loop over the layers, so only those of one layer and batch are in memory. In a
+    inside the loop over the layers, so only one layer's weights for one batch are in memory. In a
     hybrid, a token's position is the centre of its image region.
 
     Args:

@@ -20,7 +20,7 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
-    """Returns the normalisation in a config.json, or None if there is none or it is ours.
+    """Returns the normalisation in a config.json, or None if there is none or it maps to [-1, 1].
 
     Args:
         mean: one number, or one per channel, or None.

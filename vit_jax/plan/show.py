@@ -7,7 +7,7 @@ from rich.table import Table
 
 from vit_jax.plan.chips import GIB
 from vit_jax.plan.estimate import Plan
-from vit_jax.plan.search import Try, fastest
+from vit_jax.plan.search import Candidate, fastest
 from vit_jax.tables import plain_table
 
 # Width of the tables; narrower terminals wrap the lines.
@@ -15,15 +15,15 @@ COLUMNS = 100
 _ROWS = 6
 
 _NOTES: tuple[str, ...] = (
-    "Memory is the compiler's plan. Times are the program's work at the chip's published rates:"
-    " nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
-    " longest of the three times, in turn is their sum. Data, evaluation and checkpoints are not"
-    " included.",
-    "FLOPs are counted in the traced program with loops and recomputation; MFU counts only the"
-    " model's. Memory traffic counts each operand and result of a compiled instruction once; it is"
-    " too high if an instruction reads only a part, and ignores caches.",
-    "Network counts the bytes that must reach each device over its links, whatever the route. It"
-    " ignores latency, and connections between slices or hosts without such links.",
+    "Memory is the compiler's plan. Times are the program's work divided by the chip's published"
+    " rates. Nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
+    " longest of the three times, in turn is their sum. Data loading, evaluation and checkpoints"
+    " are not included.",
+    "FLOPs are counted in the traced program with loops and recomputation. MFU counts only model"
+    " FLOPs. Memory traffic counts each operand and result of a compiled instruction once. It is"
+    " too high if an instruction reads only part of an operand, and it ignores caches.",
+    "Network counts the bytes that each device receives over its links by any route. It ignores"
+    " latency, and connections between slices or hosts without such links.",
 )
 _UNKNOWN = "unknown"
 
@@ -34,10 +34,10 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     Args:
         plan: the plan.
         console: prints it.
-        assumed_mfu: MFU for the second estimate of the whole run.
+        assumed_mfu: MFU for the last estimate of the whole run.
     """
-    _say(console, _title(plan), "bold")
-    _say(console, _subtitle(plan))
+    _print(console, _title(plan), "bold")
+    _print(console, _subtitle(plan))
     console.print(_memory_table(plan))
     if plan.memory.buffers:
         console.print(_buffer_table(plan))
@@ -45,9 +45,9 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     if plan.collectives:
         console.print(_collective_table(plan))
     console.print(_run_table(plan, assumed_mfu))
-    _say(console, _verdict(plan), "bold green" if plan.fits else "bold red")
+    _print(console, _verdict(plan), "bold green" if plan.fits else "bold red")
     for note in _notes(plan):
-        _say(console, note, "dim")
+        _print(console, note, "dim")
 
 
 def _title(plan: Plan) -> str:
@@ -73,7 +73,7 @@ def _memory_table(plan: Plan) -> Table:
     memory = plan.memory
     table = plain_table("memory per device", right=("size",), left="")
     for name, size in memory.state.items():
-        table.add_row(name, _size(size), "" if name != "padding" else "of layouts")
+        table.add_row(name, _size(size), "" if name != "padding" else "tiled layouts")
     note = "activations, gradients, copies" if plan.compiled else "requested, but not available"
     table.add_row("temporaries", _size(memory.temporaries), note)
     if memory.program:
@@ -177,9 +177,9 @@ def _verdict(plan: Plan) -> str:
     if plan.fits:
         return f"Fits: {free:.0%} of {_size(plan.chip.memory_bytes)} is free."
     return (
-        f"Does not fit: {_size(plan.memory.total)} on a device with"
-        f" {_size(plan.chip.memory_bytes)}. To save memory: --config.model.remat=dots or full, a"
-        " smaller --config.data.global_batch_size, --config.mesh.fsdp=-1 with"
+        f"Does not fit: needs {_size(plan.memory.total)} on a device with"
+        f" {_size(plan.chip.memory_bytes)}. To save memory, use --config.model.remat=dots or full,"
+        " a smaller --config.data.global_batch_size, --config.mesh.fsdp=-1 with"
         " --config.mesh.data=1, or --search."
     )
 
@@ -187,19 +187,19 @@ def _verdict(plan: Plan) -> str:
 def _notes(plan: Plan) -> list[str]:
     notes = list(_NOTES)
     if plan.unknown_loops:
-        notes.append(f"{plan.unknown_loops} loops with unknown iterations count once.")
-    return [*notes, f"Rates: {plan.chip.source}."]
+        notes.append(f"{plan.unknown_loops} loops with an unknown number of iterations count once.")
+    return [*notes, f"Source of the rates: {plan.chip.source}."]
 
 
-def show_search(tries: list[Try], console: Console) -> None:
-    """Prints the settings of a search and marks the fastest that fits."""
-    best = fastest(tries)
+def show_search(candidates: list[Candidate], console: Console) -> None:
+    """Prints the settings of a search and marks the fastest one that fits."""
+    best = fastest(candidates)
     table = plain_table(
         "batch",
         right=("mesh", "preset", "remat", "memory", "ms", "MFU", "images/s"),
         left="",
     )
-    for one in tries:
+    for one in candidates:
         note = "[bold green]<- fastest" if one is best else ""
         if one.plan is None:
             figures = ("", "", "", "")
@@ -218,9 +218,9 @@ def show_search(tries: list[Try], console: Console) -> None:
             note,
         )  # fmt: skip
     console.print(table)
-    took = sum(one.plan.compile_s for one in tries if one.plan is not None)
+    took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
     legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
-    _say(console, legend, "dim")
+    _print(console, legend, "dim")
 
 
 def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:
@@ -268,8 +268,8 @@ def _giga(amount: float | None) -> float | None:
     return None if amount is None else float(f"{amount / 1e9:.6g}")
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    # Text, unlike tables, may wrap at the width of a narrow terminal.
+def _print(console: Console, text: str, style: str | None = None) -> None:
+    # Text may wrap at the width of a narrow terminal, but tables may not.
     console = Console(highlight=False) if console.is_terminal else console
     console.print(text, style=style, markup=False)
 

@@ -41,7 +41,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
 
     Args:
         builder: TFDS builder of the dataset.
-        destination: folder of datasets for a separate copy; None: write the new files beside the
+        destination: folder of datasets for a separate copy; None: write the new files next to the
             old ones. Then dataset_info.json names both formats and TensorFlow still reads the old
             one.
 

@@ -28,7 +28,7 @@ from vit_jax.errors import DataError, nearest
 from vit_jax.files import locked
 
 CHECKSUMS = "checksums.sha256"
-"""Optional file beside the shards, in the format of `sha256sum`; part of the fingerprint."""
+"""Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
 
 
 class TfdsSource:
@@ -299,6 +299,6 @@ def _name_with_version(full_name: str) -> str:
 
 
 def _checksums(builder: Any) -> list[str]:
-    """Returns a hash of the checksum file beside the data, if there is one."""
+    """Returns a hash of the checksum file next to the data, if there is one."""
     path = Path(builder.data_path) / CHECKSUMS
     return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []
