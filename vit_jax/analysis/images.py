@@ -98,7 +98,7 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
             "give another folder",
         )
     kept = [files[i] for i in evenly_spaced(len(files), count)]
-    pixels = [_transformed(path, _bytes_of(path), transform) for path in kept]
+    pixels = [_apply_transform(path, _read_bytes(path), transform) for path in kept]
     return Images(np.stack(pixels), tuple(map(str, kept)), names)
 
 
@@ -118,18 +118,18 @@ def read_source(source: Source, split: str, count: int, transform: Transform) ->
     if not len(source):
         raise DataError(f"no images in {origin}", "a split with examples", "give another split")
     examples = source.read(evenly_spaced(len(source), count))
-    pixels = [_transformed(example.id, example.image, transform) for example in examples]
+    pixels = [_apply_transform(example.id, example.image, transform) for example in examples]
     return Images(np.stack(pixels), tuple(e.id for e in examples), origin)
 
 
-def _transformed(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
+def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
     try:
         return transform(encoded)
     except DataError as error:
         raise DataError(f"{name}: {error.got}", error.expected, "leave it out") from None
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -170,8 +170,8 @@ def draw_positions(found: PositionSimilarity) -> Figure:
         # NaN is not drawn, so the gaps show the background.
         picture = mosaic(tables[number], gap, float("nan"))
         shown = axes.imshow(picture, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest")
-        _ticks(axes.set_xticks, width, gap)
-        _ticks(axes.set_yticks, height, gap)
+        _set_ticks(axes.set_xticks, width, gap)
+        _set_ticks(axes.set_yticks, height, gap)
         axes.set(xlabel="input patch column", ylabel="input patch row")
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_visible(False)
@@ -183,7 +183,7 @@ def draw_positions(found: PositionSimilarity) -> Figure:
     return figure
 
 
-def _ticks(setter: Any, count: int, gap: int) -> None:
+def _set_ticks(setter: Any, count: int, gap: int) -> None:
     """Labels the tiles along an axis from 1, at most 14 of them."""
     step = math.ceil(count / 14)
     numbers = np.arange(0, count, step)

@@ -218,7 +218,7 @@ def gradient_maps(
 
     def of_batch(model: Any, images: Array, indices: Array) -> Array:
         maps, pull = jax.vjp(lambda images: tuple(maps_fn(model, images)), images)
-        signs = [_signs(seed, layer, indices, m) for layer, m in enumerate(maps)]
+        signs = [_random_signs(seed, layer, indices, m) for layer, m in enumerate(maps)]
 
         def of_layer(layer: Array) -> Array:
             chosen = tuple(
@@ -236,7 +236,7 @@ def gradient_maps(
     return map_batches(of_batch, model, images, batch_size).mean(0)
 
 
-def _signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
+def _random_signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
     """Returns -1 or 1 for each image and channel, independent of the batch size."""
     key = jax.random.fold_in(jax.random.key(seed), layer)
 
@@ -246,14 +246,14 @@ def _signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
     return jax.vmap(draw)(indices)
 
 
-def _trunk(model: ImageModel) -> Trunk | None:
+def _find_trunk(model: ImageModel) -> Trunk | None:
     """Returns the ResNet inside a model, if there is one."""
     return next(iter(submodules(model, Trunk)), None)
 
 
 def feature_maps(model: ImageModel, images: Array) -> list[Array]:
     """Returns the feature maps [B, h, w, C] that `layers_of` names."""
-    trunk = _trunk(model)
+    trunk = _find_trunk(model)
     maps = [] if trunk is None else list(trunk(images).values())
     if "block_output" not in model.intermediates:
         return maps
@@ -275,7 +275,7 @@ def layers_of(
     names: list[str] = []
     depth: list[int] = []
     fields: list[Fields] = []
-    if (trunk := _trunk(model)) is not None:
+    if (trunk := _find_trunk(model)) is not None:
         down, across = (trunk_fields(trunk, side) for side in image_size)
         for name, (field, units) in down.items():
             names.append(name)

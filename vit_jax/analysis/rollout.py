@@ -164,7 +164,7 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
         axes.spines[:].set_visible(False)
     for number, (image, share) in enumerate(zip(pixels, found.maps, strict=True)):
         group, column = divmod(number, columns)
-        mask = _resized(share / max(float(share.max()), 1e-12), image.shape[:2])
+        mask = _resize_mask(share / max(float(share.max()), 1e-12), image.shape[:2])
         dimmed = np.clip(image * mask[..., None], 0, 255).astype(np.uint8)
         top, middle, bottom = panels[3 * group : 3 * group + 3, column]
         top.imshow(image, interpolation="bilinear")
@@ -181,6 +181,6 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
     return figure
 
 
-def _resized(mask: Float[np.ndarray, "R C"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
+def _resize_mask(mask: Float[np.ndarray, "R C"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
     image = Image.fromarray(np.asarray(mask, np.float32))
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))

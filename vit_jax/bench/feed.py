@@ -118,7 +118,7 @@ def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rat
     Returns:
         One rate per stage: reading, then decoding, then decoding with each further stage.
     """
-    encoded = [example.image for example in _readable(source, data)]
+    encoded = [example.image for example in _readable_examples(source, data)]
     plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
     rng = np.random.default_rng(0)
     # Random indices, because a permutation of a large source would fill the memory.
@@ -136,10 +136,10 @@ def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rat
     if plain != data.augment:
         full = make_train_transform(data.image_size, data.augment)
         stages.append(("decode, crop, resize and augment", _with_generator(full), encoded, 1))
-    return [_time(*stage, seconds) for stage in stages]
+    return [_time_stage(*stage, seconds) for stage in stages]
 
 
-def _readable(source: Source, data: DataConfig) -> list[Example]:
+def _readable_examples(source: Source, data: DataConfig) -> list[Example]:
     """Returns a sample of the examples that can be decoded.
 
     Raises:
@@ -168,7 +168,7 @@ def _with_generator(transform: Transform) -> Callable[[bytes], np.ndarray]:
     return lambda encoded: transform(encoded, rng)
 
 
-def _time(
+def _time_stage(
     name: str, work: Callable[[Any], Any], items: list[Any], images: int, seconds: float
 ) -> Rate:
     for item in items[:4]:
@@ -216,7 +216,7 @@ class TensorFlowFeed:
             [sys.executable, str(Path(__file__).with_name("tf_feed.py")), json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        ready = self._answer()
+        ready = self._read_answer()
         if "error" in ready:
             self.close()
             raise TensorFlowMissingError(
@@ -228,7 +228,7 @@ class TensorFlowFeed:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        return self._answer()["images_per_second"]
+        return self._read_answer()["images_per_second"]
 
     def close(self) -> None:
         """Ends the process."""
@@ -236,7 +236,7 @@ class TensorFlowFeed:
         self._process.communicate()  # Also closes the pipes.
         self._folder.cleanup()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else {"error": "its process ended"}

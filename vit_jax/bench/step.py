@@ -140,7 +140,7 @@ class TorchStep:
             [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
         )  # fmt: skip
-        ready = self._read()
+        ready = self._read_answer()
         name = f"{library}{', torch.compile' if compiled else ''}, SDPA"
         self.measurement = Measurement(
             name,
@@ -156,7 +156,7 @@ class TorchStep:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        answer = self._read()
+        answer = self._read_answer()
         self.measurement.peak_memory_mb = answer["peak_memory_mb"]
         return answer["step_s"]
 
@@ -166,7 +166,7 @@ class TorchStep:
         self._process.communicate()
         self._stderr.close()
 
-    def _read(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):

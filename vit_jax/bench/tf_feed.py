@@ -18,7 +18,7 @@ def main() -> None:
     """Answers requests until stdin closes."""
     request = json.loads(sys.argv[1])
     try:
-        batches = iter(_dataset(request))
+        batches = iter(_build_dataset(request))
         next(batches)
     except Exception as error:  # The caller reports the error and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
@@ -35,7 +35,7 @@ def main() -> None:
         print(json.dumps({"images_per_second": rate}), flush=True)
 
 
-def _dataset(request: dict[str, Any]) -> Any:
+def _build_dataset(request: dict[str, Any]) -> Any:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import numpy as np
     import tensorflow as tf

@@ -19,7 +19,7 @@ def main() -> None:
     """Answers requests until stdin closes."""
     request = json.loads(sys.argv[1])
     try:
-        step = _Step(request)
+        step = _TorchStep(request)
     except Exception as error:  # The caller reports any reason and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
         return
@@ -29,7 +29,7 @@ def main() -> None:
         print(json.dumps({"step_s": seconds, "peak_memory_mb": step.peak_memory_mb()}), flush=True)
 
 
-class _Step:
+class _TorchStep:
     """Forward pass, backward pass, clipping by global norm and AdamW."""
 
     def __init__(self, request: dict[str, Any]):
@@ -95,7 +95,7 @@ _SIZES = {
 }
 
 
-def _parse(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int]:
+def _parse_model(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int]:
     size, patch = request["model"].removeprefix("ViT-").split("/")
     return _SIZES[size], int(patch)
 
@@ -103,7 +103,7 @@ def _parse(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int
 def _transformers_vit(request: dict[str, Any]) -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
-    (_, width, depth, mlp_dim, num_heads), patch = _parse(request)
+    (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     config = ViTConfig(
         hidden_size=width, num_hidden_layers=depth, intermediate_size=mlp_dim,
         num_attention_heads=num_heads, image_size=request["image_size"], patch_size=patch,
@@ -116,7 +116,7 @@ def _timm_vit(request: dict[str, Any]) -> Any:
     import_timm()
     from timm.models.vision_transformer import VisionTransformer
 
-    (_, width, depth, mlp_dim, num_heads), patch = _parse(request)
+    (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     return VisionTransformer(
         img_size=request["image_size"], patch_size=patch, embed_dim=width, depth=depth,
         num_heads=num_heads, mlp_ratio=mlp_dim / width, num_classes=request["num_classes"],

@@ -36,7 +36,9 @@ class BatchBuffers:
         with self._lock:
             batch = self._filling.get(step)
             if batch is None:
-                batch = self._filling[step] = {name: self._unused(name) for name in self._specs}
+                batch = self._filling[step] = {
+                    name: self._unused_array(name) for name in self._specs
+                }
         places = slice(rows.start - self._rows.start, rows.stop - self._rows.start)
         return {name: array[places] for name, array in batch.items()}
 
@@ -45,7 +47,7 @@ class BatchBuffers:
         with self._lock:
             return {name: array[:] for name, array in self._filling.pop(step).items()}
 
-    def _unused(self, name: str) -> np.ndarray:
+    def _unused_array(self, name: str) -> np.ndarray:
         for array, references in _with_references(self._arrays[name]):
             if references == _UNUSED:
                 return array

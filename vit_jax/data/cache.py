@@ -45,7 +45,7 @@ class DecodedSource:
         if missing:
             # Two threads may decode the same example; the results are equal.
             for i, example in zip(missing, self.source.read(missing), strict=True):
-                found[i] = decoded = _uncompressed(example)
+                found[i] = decoded = _to_ppm(example)
                 if len(decoded.image) <= self._bytes_left:
                     self._bytes_left -= len(decoded.image)
                     self._kept[i] = decoded
@@ -73,7 +73,7 @@ def cached(source: Source, cap_mb: int) -> Source:
     return DecodedSource(source, cap_mb) if largest * len(source) <= cap_mb * 1e6 else source
 
 
-def _uncompressed(example: Example) -> Example:
+def _to_ppm(example: Example) -> Example:
     try:
         pixels = np.asarray(decode(example.image))
     except ValueError:

@@ -87,9 +87,9 @@ class EncodedImage:
         if header is not None:
             width, height = header.width, header.height
             if not header.complete:
-                raise _unreadable(encoded, "the image data are truncated")
+                raise _unreadable_error(encoded, "the image data are truncated")
             if width * height > _MAX_PIXELS:
-                raise _unreadable(encoded, f"{width} x {height} pixels")
+                raise _unreadable_error(encoded, f"{width} x {height} pixels")
             self._upright = _UPRIGHT[header.orientation]
         if header is None or not header.common:
             height, width = self._decode_whole().shape[:2]
@@ -105,7 +105,7 @@ class EncodedImage:
         Raises:
             DataError: damaged image data.
         """
-        left, top, right, bottom = self._stored(box)
+        left, top, right, bottom = self._to_stored_box(box)
         box = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
         pixels = self._stored_part(box, shrink)
         swapped, columns, rows = self._upright
@@ -115,7 +115,7 @@ class EncodedImage:
         # OpenCV cannot read arrays with negative strides.
         return np.ascontiguousarray(pixels) if any(self._upright) else pixels
 
-    def _stored(self, box: Box) -> Box:
+    def _to_stored_box(self, box: Box) -> Box:
         """Converts a box in the upright image to the same box in the stored image."""
         left, top, right, bottom = box
         swapped, columns, rows = self._upright
@@ -132,7 +132,7 @@ class EncodedImage:
             try:
                 return decode_part(self._encoded, box, shrink)
             except DamagedJpegError as error:
-                raise _unreadable(self._encoded, str(error)) from None
+                raise _unreadable_error(self._encoded, str(error)) from None
             except UnsupportedJpegError:
                 whole = self._decode_whole()
         left, top, right, bottom = box
@@ -153,9 +153,9 @@ class EncodedImage:
                     self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
                 pixels = np.asarray(_to_rgb(image))
             except UnidentifiedImageError:  # Its message is only a memory address.
-                raise _unreadable(self._encoded, "unknown format") from None
+                raise _unreadable_error(self._encoded, "unknown format") from None
             except _PILLOW_ERRORS as error:
-                raise _unreadable(self._encoded, str(error)) from None
+                raise _unreadable_error(self._encoded, str(error)) from None
         self._pixels = pixels
         return pixels
 
@@ -192,7 +192,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _unreadable(encoded: bytes, reason: str) -> DataError:
+def _unreadable_error(encoded: bytes, reason: str) -> DataError:
     start = encoded[:4].hex(" ") or "nothing"
     return DataError(
         f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",

@@ -150,10 +150,10 @@ class _Factor(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Returns libjpeg-turbo with its functions declared. If it is missing, warns, returns None."""
-    for path in _candidates():
+    for path in _library_candidates():
         try:
             found = ctypes.CDLL(path)
-            _declare(found)
+            _declare_functions(found)
         except (OSError, AttributeError):  # Not loadable, or older than 3.0.
             continue
         return found
@@ -164,7 +164,7 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def _candidates() -> Iterator[str]:
+def _library_candidates() -> Iterator[str]:
     try:
         files = importlib.metadata.files("turbojpeg") or []
     except importlib.metadata.PackageNotFoundError:
@@ -174,7 +174,7 @@ def _candidates() -> Iterator[str]:
         yield found
 
 
-def _declare(lib: ctypes.CDLL) -> None:
+def _declare_functions(lib: ctypes.CDLL) -> None:
     handle, image = [ctypes.c_void_p], [ctypes.c_char_p, ctypes.c_size_t]
     for name, result, arguments in (
         ("tj3Init", ctypes.c_void_p, [ctypes.c_int]),

@@ -152,7 +152,7 @@ def train_batches(
         positions = [step * spec.global_batch_size + row for row in chunk]
         rows.load(find(positions), batch, lambda i: generator(seed, "augment", positions[i]))
 
-    return _iterate(load, start_step, end_step, source, preprocessing, spec)
+    return _make_feed(load, start_step, end_step, source, preprocessing, spec)
 
 
 def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) -> Feed:
@@ -173,7 +173,7 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
         rows.load(indices, batch, lambda i: generator(0, "eval", 0))
         batch["mask"] &= ~batch["skipped"]
 
-    return _iterate(load, 0, steps, source, preprocessing, spec)
+    return _make_feed(load, 0, steps, source, preprocessing, spec)
 
 
 def reader_counts(
@@ -201,7 +201,7 @@ def reader_counts(
     return workers, threads
 
 
-def _iterate(
+def _make_feed(
     load: Callable[[int, range, HostBatch], None],
     start: int,
     end: int,
@@ -283,8 +283,8 @@ class _RowLoader:
             batch: arrays with at least as many rows.
             make_generator: row -> source of randomness.
         """
-        for i, example in enumerate(self._read(indices) if indices else ()):
-            used, row = self._row(indices[i], example, lambda i=i: make_generator(i))
+        for i, example in enumerate(self._read_examples(indices) if indices else ()):
+            used, row = self._load_row(indices[i], example, lambda i=i: make_generator(i))
             for name, array in self.preprocessing.arrays.items():
                 value = row[name]
                 if np.shape(value) != array.shape:
@@ -297,8 +297,8 @@ class _RowLoader:
             batch[name][count:] = array.padding
         batch["mask"][:count] = True
 
-    def _read(self, indices: Sequence[int]) -> Sequence[Example | None]:
-        """Returns examples. If one cannot be read, returns only None; `_row` reads them singly."""
+    def _read_examples(self, indices: Sequence[int]) -> Sequence[Example | None]:
+        """Returns examples, or only None if one is unreadable; `_load_row` then reads each."""
         try:
             return self.source.read(indices)
         except DataError:
@@ -306,7 +306,7 @@ class _RowLoader:
                 raise
             return [None] * len(indices)
 
-    def _row(
+    def _load_row(
         self,
         index: int,
         example: Example | None,

@@ -62,7 +62,7 @@ def randaugment(
     return image
 
 
-def _sign(rng: np.random.Generator) -> int:
+def _random_sign(rng: np.random.Generator) -> int:
     return 1 if rng.integers(2) else -1
 
 
@@ -72,30 +72,30 @@ def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> Operation:
 
 
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return image_ops.rotate(image, _sign(rng) * 30 * level, _GRAY)
+    return image_ops.rotate(image, _random_sign(rng) * 30 * level, _GRAY)
 
 
 # The first row and column stay in place: coordinates start at 0, not at pixel centres.
 def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    slope = _sign(rng) * 0.3 * level
+    slope = _random_sign(rng) * 0.3 * level
     return image_ops.affine(image, (1, slope, -slope / 2, 0, 1, 0), _GRAY)
 
 
 def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    slope = _sign(rng) * 0.3 * level
+    slope = _random_sign(rng) * 0.3 * level
     return image_ops.affine(image, (1, 0, 0, slope, 1, -slope / 2), _GRAY)
 
 
 # The published 100 pixels are for a width of 224; here they scale with the image.
 def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
-        image, (1, 0, _sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY
+        image, (1, 0, _random_sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY
     )
 
 
 def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
-        image, (1, 0, 0, 0, 1, _sign(rng) * level * image.height * 100 / 224), _GRAY
+        image, (1, 0, 0, 0, 1, _random_sign(rng) * level * image.height * 100 / 224), _GRAY
     )
 
 

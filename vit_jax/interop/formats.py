@@ -107,15 +107,15 @@ class Format:
 
 def formats_of(options: ModelConfig) -> list[Format]:
     """Returns the formats of a model's family, in the family's order."""
-    return [_format(name) for name in family_of(options.name).formats]
+    return [_import_format(name) for name in family_of(options.name).formats]
 
 
 def all_formats() -> list[Format]:
     """Returns the formats of all families."""
-    return [_format(name) for family in FAMILIES for name in family.formats]
+    return [_import_format(name) for family in FAMILIES for name in family.formats]
 
 
-def _format(module: str) -> Format:
+def _import_format(module: str) -> Format:
     return importlib.import_module(f"vit_jax.interop.{module}").FORMAT
 
 

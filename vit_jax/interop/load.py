@@ -158,7 +158,10 @@ def read_weights(
         ModelError, ConfigError: options that contradict each other.
     """
     start = time.monotonic()
-    allow_missing, allow_unexpected = _patterns(allow_missing), _patterns(allow_unexpected)
+    allow_missing, allow_unexpected = (
+        _check_patterns(allow_missing),
+        _check_patterns(allow_unexpected),
+    )
     _check_method(position_resize)
     given = {key: value for key, value in {"grid": grid, **options}.items() if value}
     file, published = open_published(local_path(path), given)
@@ -280,7 +283,7 @@ def _check_method(method: str) -> None:
         )
 
 
-def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+def _check_patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         try:

@@ -30,10 +30,10 @@ def local_path(address: str | Path) -> Path:
                 f"{path} does not exist", "a file or folder of weights", "check the path"
             )
         return path
-    return _fetch(str(address))
+    return _download(str(address))
 
 
-def _fetch(address: str) -> Path:
+def _download(address: str) -> Path:
     import fsspec
 
     scheme, rest = address.split("://", 1)
@@ -42,14 +42,14 @@ def _fetch(address: str) -> Path:
     try:
         system, root = fsspec.core.url_to_fs(address)
         if system.isdir(root):
-            for name in _files_to_fetch(system, root):
-                _fetch_file(system, name, target / name.removeprefix(root).lstrip("/"))
+            for name in _files_to_download(system, root):
+                _download_file(system, name, target / name.removeprefix(root).lstrip("/"))
         else:
-            _fetch_file(system, root, target)
+            _download_file(system, root, target)
             folder = root.rpartition("/")[0]
             for name in CONFIG_FILES:
                 if target.suffix == ".safetensors" and system.exists(f"{folder}/{name}"):
-                    _fetch_file(system, f"{folder}/{name}", target.with_name(name))
+                    _download_file(system, f"{folder}/{name}", target.with_name(name))
     except ImportError as error:
         package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the package named")
         raise WeightsError(
@@ -67,7 +67,7 @@ def _fetch(address: str) -> Path:
     return target
 
 
-def _files_to_fetch(system: Any, root: str) -> list[str]:
+def _files_to_download(system: Any, root: str) -> list[str]:
     """Returns the files to download from a folder: a whole run folder, else weights and configs."""
     inside = [name.rstrip("/") for name in system.ls(root, detail=False)]
     ours = {"checkpoints", "params", "model.json"}
@@ -76,7 +76,7 @@ def _files_to_fetch(system: Any, root: str) -> list[str]:
     return [name for name in inside if name.endswith(_WEIGHT_SUFFIXES)]
 
 
-def _fetch_file(system: Any, name: str, target: Path) -> None:
+def _download_file(system: Any, name: str, target: Path) -> None:
     if target.exists() and target.stat().st_size == system.size(name):
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     rows, columns = grid_of(tokens, False, given)
     return WeightsInfo(
         "vision_transformer npz",
-        _options(sizes, patch),
+        _model_options(sizes, patch),
         shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
         (rows * patch, columns * patch),
         tuple(_name_table()),
@@ -64,7 +64,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     return Tensors(write_rows(_name_table(), parameters(loaded.model)))
 
 
-def _options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
+def _model_options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
     """Returns a registered model with these sizes, or Mixer-B with the sizes as overrides."""
     for listed in list_models():
         if listed.startswith("Mixer-"):

@@ -200,10 +200,10 @@ def row(
     ours: str | Sequence[str], theirs: str | Sequence[str], layout: Layout, first_layer: int = 0
 ) -> Row:
     """Returns a row; a single name needs no tuple."""
-    return Row(_names(ours), _names(theirs), layout, first_layer)
+    return Row(_as_tuple(ours), _as_tuple(theirs), layout, first_layer)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -243,16 +243,18 @@ def read_row(row: Row, file: TensorFile, shapes: list[Shape]) -> list[np.ndarray
         WeightsError: a tensor has another shape, or cannot be read.
     """
     if not row.layered:
-        return _read(row, row.names(), file, shapes)
+        return _read_tensors(row, row.names(), file, shapes)
     found = [empty_aligned(shape) for shape in shapes]
     for layer in range(shapes[0][0]):
-        parts = _read(row, row.names(layer), file, [shape[1:] for shape in shapes])
+        parts = _read_tensors(row, row.names(layer), file, [shape[1:] for shape in shapes])
         for stack, part in zip(found, parts, strict=True):
             stack[layer] = part
     return found
 
 
-def _read(row: Row, names: list[str], file: TensorFile, shapes: list[Shape]) -> list[np.ndarray]:
+def _read_tensors(
+    row: Row, names: list[str], file: TensorFile, shapes: list[Shape]
+) -> list[np.ndarray]:
     theirs = [file.read(name) for name in names]
     try:
         return row.layout.read(theirs, shapes)

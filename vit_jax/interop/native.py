@@ -53,12 +53,12 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
     path = path.absolute()
     try:
         about, arrays = _read_about(path)
-        params = _restore(arrays)
+        params = _restore_arrays(arrays)
         published = _describe(about, params)
     except WeightsError:
         raise
     except Exception as error:  # Orbax raises many classes of errors for a damaged file.
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
     return as_tensor_file(path, params), published
 
 
@@ -87,7 +87,7 @@ def read_options(path: Path) -> dict[str, Any]:
     except WeightsError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
 
 
 def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     about = {
         "model": upgrade_model(task.model_section(config)),
         "image_size": [side, side],
-        "view": _view(config["data"]),
+        "view": _eval_view(config["data"]),
         "own_parameters": task.own_parameters,
     }
     classes = step.parents[1] / "classes.json"
@@ -138,7 +138,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     return about, step / evaluated_item(config)
 
 
-def _unreadable(path: Path, error: Exception) -> WeightsError:
+def _unreadable_error(path: Path, error: Exception) -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return WeightsError(
         f"{path} cannot be read: {reason}",
@@ -147,7 +147,7 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
     )
 
 
-def _restore(path: Path) -> dict[str, np.ndarray]:
+def _restore_arrays(path: Path) -> dict[str, np.ndarray]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(path.absolute()).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
@@ -155,7 +155,7 @@ def _restore(path: Path) -> dict[str, np.ndarray]:
         return named_leaves(checkpointer.restore(path.absolute(), args=args))
 
 
-def _view(data: Mapping[str, Any]) -> dict[str, Any]:
+def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the evaluation crop from a run's data section. Older runs lack some of the keys."""
     augment = data.get("augment", {})
     found = {name: augment[name] for name in ("central_fraction", "antialias") if name in augment}

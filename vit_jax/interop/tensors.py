@@ -57,7 +57,7 @@ class TensorFile:
         try:
             array = self.load(name)
         except _DAMAGED as error:
-            raise _damaged(self.path, error, f"tensor '{name}'") from None
+            raise _damaged_error(self.path, error, f"tensor '{name}'") from None
         if array.dtype == np.dtype("V2"):  # npz files store bfloat16 as V2.
             array = array.view(ml_dtypes.bfloat16)
         return np.asarray(array, np.float32)
@@ -142,7 +142,7 @@ def _open_npz(path: Path) -> TensorFile:
             if dtype.hasobject:
                 pickled.append(name)
     except _DAMAGED as error:
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     if pickled:
         raise WeightsError(
             f"{path} contains Python objects ('{pickled[0]}'), and loading them can execute code",
@@ -165,7 +165,7 @@ def _open_safetensors(path: Path) -> TensorFile:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, *_DAMAGED) as error:
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     return TensorFile(path, shapes, path.stat().st_size, partial(_load_safetensors, path))
 
 
@@ -189,12 +189,12 @@ def _open_shards(path: Path) -> TensorFile:
     except _DAMAGED as error:
         if isinstance(error, WeightsError):
             raise
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     size = sum(part.size_bytes for part in parts.values())
     return TensorFile(path, shapes, size, lambda name: parts[files[name]].load(name))
 
 
-def _damaged(path: Path, error: Exception, what: str = "") -> WeightsError:
+def _damaged_error(path: Path, error: Exception, what: str = "") -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     where = f"{path}, {what}," if what else f"{path}"
     return WeightsError(

@@ -67,11 +67,11 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
             "this kind of rotary embedding is not supported",
         )
     shapes, arguments = file.shapes, config.get("model_args", {})
-    given = _sizes(arguments) | dict(given)
+    given = _read_sizes(arguments) | dict(given)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
     # Only DINOv3 has no position table. It rotates queries and keys instead.
     rotary = "pos_embed" not in shapes
-    mlp, hidden = _mlp(file)
+    mlp, hidden = _read_mlp(file)
     heads = given.get("num_heads") or _OTHER_HEADS.get((width, rotary, mlp))
     options = vit_options(
         width=width,
@@ -84,7 +84,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         options["mlp_dim"] = hidden
     has_class_token = "cls_token" in shapes
     registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
-    pooling = _pooling(file, rotary, config.get("global_pool"))
+    pooling = _read_pooling(file, rotary, config.get("global_pool"))
     tanh = re.fullmatch(_TANH_GELU, config.get("architecture", ""))
     scale = next((n for n in ("blocks.0.ls1.gamma", "blocks.0.gamma_1") if n in shapes), None)
     options |= {
@@ -111,20 +111,20 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         image_size,
         tuple(name_table(eva=rotary)),
         class_names=tuple(labels) if head and len(labels) == head[0] else None,
-        view=_view(pretrained),
+        view=_eval_view(pretrained),
         normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
         unused=(r"rope\..*", "mask_token"),
     )
 
 
-def _view(pretrained: Mapping[str, Any]) -> EvalView:
+def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     """Returns the crop of timm's evaluation. The resize filter is ours, see `data.resize`."""
     if pretrained.get("crop_mode") == "squash":
         return EvalView(crop="resize")
     return EvalView(central_fraction=float(pretrained.get("crop_pct") or 0.875))
 
 
-def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns heads and grid from config.json if they are there. Shapes do not determine them."""
     sizes = {k: arguments[k] for k in ("num_heads",) if k in arguments}
     if "img_size" in arguments and "patch_size" in arguments:
@@ -187,7 +187,7 @@ def _pooling_rows() -> list[Row]:
     ]
 
 
-def _pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
+def _read_pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
     """Returns our name of the pooling. Uses `global_pool` if config.json has it."""
     if named:
         if named not in _POOLINGS:
@@ -203,7 +203,7 @@ def _pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
     return "token" if "cls_token" in file.shapes and not rotary else "gap"
 
 
-def _mlp(file: TensorFile) -> tuple[str, int]:
+def _read_mlp(file: TensorFile) -> tuple[str, int]:
     """Returns the kind of a block's MLP and its number of hidden features."""
     shapes = file.shapes
     first, gate, second = (f"blocks.0.mlp.{n}.weight" for n in ("fc1", "fc1_g", "fc2"))

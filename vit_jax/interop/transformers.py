@@ -94,19 +94,19 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         (size, size) if isinstance(size, int) else tuple(size),
         tuple(name_table()),
         class_names=names if head and len(names) == head[0] else None,
-        view=_view(preprocessor),
-        normalization=_normalization(preprocessor),
+        view=_eval_view(preprocessor),
+        normalization=_read_normalization(preprocessor),
         unused=("embeddings.mask_token",),
     )
 
 
-def _view(preprocessor: Mapping[str, Any]) -> EvalView:
+def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
     """Returns the crop of the image processor: the whole image, unless it crops the centre."""
     squashes = preprocessor and not preprocessor.get("do_center_crop")
     return EvalView("resize") if squashes else EvalView()
 
 
-def _normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
+def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
     if preprocessor.get("do_normalize") is False:  # The model takes images in [0, 1].
         return normalization_of((0.0,) * 3, (1.0,) * 3)
     return normalization_of(preprocessor.get("image_mean"), preprocessor.get("image_std"))

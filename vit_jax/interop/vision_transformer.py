@@ -40,12 +40,12 @@ _TABLES = (
 
 def recognise(file: TensorFile) -> TensorFile | None:
     """Returns the file with plain tensor names if it is a ViT or hybrid, else None."""
-    names = {_plain(name): name for name in file.shapes if not name.startswith("opt/")}
+    names = {_plain_name(name): name for name in file.shapes if not name.startswith("opt/")}
     blocks = any(n.startswith(_SCANNED_BLOCK) for n in names)
     return file.renamed(names) if blocks and "embedding/kernel" in names else None
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     """Removes the prefix `params/`, and adds `MAPHead_0/` to the names of files that omit it."""
     name = name.removeprefix("params/")
     inlined = name == "probe" or name.split("/")[0] in _NUMBERED_BY_TYPE
@@ -78,13 +78,13 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     mlp_shape = shapes[f"{first}/{generation[3]}/Dense_0/kernel"]
     depth = key_shape[0] if scanned else depth_of(shapes, f"{_BLOCK}/LayerNorm_0/scale")
     patch, _, channels, width = shapes["embedding/kernel"]
-    stem = _stem(shapes)
+    stem = _read_stem(shapes)
     sizes = {"width": width, "depth": depth, "mlp_dim": mlp_shape[-1], "num_heads": key_shape[-2]}
     if stem is None and channels == 3:
         options = vit_options(**sizes, patch_size=patch)
         stride = patch
     else:
-        options, stride = _hybrid(ViTShape(**sizes, patch_size=patch, stem=stem), file)
+        options, stride = _hybrid_options(ViTShape(**sizes, patch_size=patch, stem=stem), file)
     pooling = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
     options |= {"pooling": pooling}
     table = next((t for t in _TABLES if t in shapes), None)
@@ -230,7 +230,7 @@ def _unit_rows(ours: str, theirs: str, first: int) -> list[Row]:
     return rows
 
 
-def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
+def _read_stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
     if "conv_root/kernel" not in shapes:
         return None
     units = []
@@ -239,7 +239,7 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
     return ResNetShape(tuple(units), shapes["conv_root/kernel"][3])
 
 
-def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
+def _hybrid_options(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
     names = [f"R{n}+ViT-{size}/{shape.stride}" for n in RESNET_UNITS for size in VIT_SIZES]
     for name in (*VIT.sizes, *names):
         if (VIT.sizes.get(name) or VIT.parse(name)) == shape:

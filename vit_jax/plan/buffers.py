@@ -135,7 +135,7 @@ def _values(
     if kind == "constant":
         return [None] * count
     made: _Values = [
-        _Value(a.padded_bytes, str(a), _part(instruction)) if a.space == 0 else None
+        _Value(a.padded_bytes, str(a), _instruction_part(instruction)) if a.space == 0 else None
         for a in instruction.arrays
     ]
     if kind in ("copy-start", "slice-start"):
@@ -160,7 +160,7 @@ def _in_place_result(
     return value
 
 
-def _part(instruction: Instruction) -> str:
+def _instruction_part(instruction: Instruction) -> str:
     """Returns the part of the step that creates an array, or the opcode of copies that XLA adds."""
     if instruction.op_name:
         return step_part(instruction.op_name)

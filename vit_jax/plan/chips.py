@@ -157,17 +157,17 @@ class Roofline:
     @property
     def compute_s(self) -> float | None:
         """Time of the executed FLOPs at the peak."""
-        return _time(self.work.executed_flops, self.chip.peak_flops)
+        return _divide(self.work.executed_flops, self.chip.peak_flops)
 
     @property
     def memory_s(self) -> float | None:
         """Time of the memory traffic at full bandwidth."""
-        return _time(self.work.memory_bytes, self.chip.memory_bandwidth)
+        return _divide(self.work.memory_bytes, self.chip.memory_bandwidth)
 
     @property
     def network_s(self) -> float | None:
         """Time of the received bytes at the full bandwidth of all links."""
-        return _time(self.work.received_bytes, self.chip.link_bandwidth)
+        return _divide(self.work.received_bytes, self.chip.link_bandwidth)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -206,7 +206,7 @@ class Roofline:
         return None if peak is None else self.work.model_flops / (mfu * peak)
 
 
-def _time(amount: float | None, rate: float | None) -> float | None:
+def _divide(amount: float | None, rate: float | None) -> float | None:
     if amount == 0:
         return 0.0
     return amount / rate if amount is not None and rate else None

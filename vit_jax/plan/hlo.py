@@ -143,7 +143,7 @@ def parse(text: str) -> Program:
         elif line == "}":
             current = None
         else:
-            instruction = _instruction(line)
+            instruction = _parse_instruction(line)
             if instruction is not None:
                 current[instruction.name] = instruction
     runs, unknown = _count_runs(computations, entry)
@@ -156,21 +156,23 @@ def parse_arrays(text: str) -> tuple[Array, ...]:
     >>> [str(a) for a in parse_arrays("(f32[2,3]{1,0:T(8,128)}, s32[]{:S(2)})")]
     ['f32[2,3]', 's32[]']
     """
-    return tuple(_array(*m.groups()) for m in _ARRAY.finditer(text) if m[1] in _BITS or "8" in m[1])
+    return tuple(
+        _parse_array(*m.groups()) for m in _ARRAY.finditer(text) if m[1] in _BITS or "8" in m[1]
+    )
 
 
-def _array(dtype: str, dims_text: str, layout: str | None) -> Array:
+def _parse_array(dtype: str, dims_text: str, layout: str | None) -> Array:
     dims = tuple(int(d.lstrip("<=")) for d in dims_text.split(",") if d.strip())
     layout = layout or ""
     space = re.search(r"S\((\d+)\)", layout)
     bits = _BITS.get(dtype, 8)
     return Array(
         dtype, dims, int(space[1]) if space else 0, math.ceil(math.prod(dims) * bits / 8),
-        math.ceil(math.prod(_padded(dims, layout)) * bits / 8),
+        math.ceil(math.prod(_padded_dims(dims, layout)) * bits / 8),
     )  # fmt: skip
 
 
-def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
+def _padded_dims(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """Returns the dimensions, rounded up to whole tiles of the layout."""
     order, _, rest = layout.partition(":")
     tile = re.search(r"T\(([\d,]+)\)", rest)
@@ -185,7 +187,7 @@ def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _parse_instruction(line: str) -> Instruction | None:
     match = _NAME.match(line)
     if match is None:
         return None

@@ -10,7 +10,7 @@ from vit_jax.errors import ConfigError, UserError, nearest
 from vit_jax.plan.chips import TPUS, Chip, cpu_chip, gpu_chip
 
 
-class MissingLibrary(UserError):
+class MissingLibraryError(UserError):
     """A library that planning needs is not installed."""
 
 
@@ -108,7 +108,7 @@ def find_devices(topology: Topology) -> list[Any]:
     """Returns real devices, or abstract ones for which programs can only be compiled.
 
     Raises:
-        MissingLibrary: libtpu, the TPU compiler, is not installed.
+        MissingLibraryError: libtpu, the TPU compiler, is not installed.
         ConfigError: the slice does not exist, or this machine has fewer devices.
     """
     if topology.platform == "tpu":
@@ -134,7 +134,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         if "TPU_LIBRARY_PATH" not in os.environ:
-            raise MissingLibrary(
+            raise MissingLibraryError(
                 f"--topology={topology.name} needs libtpu, the TPU compiler",
                 "an installed libtpu (no TPU is needed)",
                 "run pip install 'vit_jax[tpu]', or 'jax[tpu]' in a clone",

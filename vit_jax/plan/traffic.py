@@ -198,7 +198,7 @@ def find_collectives(program: Program, devices: int) -> list[Collectives]:
             kind = instruction.opcode.removesuffix("-start")
             if not runs or kind not in _COLLECTIVES:
                 continue
-            found = _collective(kind, instruction, computation, runs, devices)
+            found = _make_collective(kind, instruction, computation, runs, devices)
             channel = re.search(r"channel_id=(\d+)", instruction.text)
             key = channel[1] if channel else f"{name}/{instruction.name}"
             known = by_channel.get(key)
@@ -217,7 +217,7 @@ def sum_collectives(collectives: list[Collectives]) -> list[Collectives]:
     return sorted(sums.values(), key=lambda c: -c.received)
 
 
-def _collective(
+def _make_collective(
     kind: str, instruction: Instruction, computation: Computation, runs: int, devices: int
 ) -> Collectives:
     operands = [computation[name] for name in instruction.operands if name in computation]

@@ -91,7 +91,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
             "choose another --name",
         )
     _check_class_names(listing.class_names)
-    splits = _splits(listing, options.val_fraction)
+    splits = _make_splits(listing, options.val_fraction)
     shards = {
         name: rows
         for split, rows_of_split in splits.items()
@@ -162,7 +162,7 @@ def _check_skipped(
             )  # fmt: skip
 
 
-def _splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
+def _make_splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
     if not val_fraction:
         return listing.splits
     if list(listing.splits) != ["train"]:

@@ -68,7 +68,7 @@ class ShardFolder:
                     "wait for it to end",
                 ) from None  # fmt: skip
             except OSError as error:
-                raise _unwritable(self.path, error.strerror) from None
+                raise _unwritable_error(self.path, error.strerror) from None
             self._resume(self._plan)
             self._lock = stack.pop_all()
         return self
@@ -94,7 +94,7 @@ class ShardFolder:
             checksum = sha256_of(incomplete, sync=True)
         except (RuntimeError, OSError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
-            raise _unwritable(self.path / name, reason) from None
+            raise _unwritable_error(self.path / name, reason) from None
         file_bytes = incomplete.stat().st_size
         incomplete.replace(self.path / name)
         shard = Shard(name, examples, num_bytes, checksum, file_bytes, dict(facts))
@@ -144,7 +144,7 @@ class ShardFolder:
             os.fsync(file.fileno())
 
 
-def _unwritable(path: Path, reason: str | None) -> DataError:
+def _unwritable_error(path: Path, reason: str | None) -> DataError:
     return DataError(
         f"cannot write {path}: {reason}",
         "a writable folder with free space",

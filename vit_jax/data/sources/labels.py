@@ -43,7 +43,7 @@ def cached_labels(
             log.warning("%s is damaged: reading the labels again", path)
     labels = _read_all(name, count, read)
     if count >= _MIN_CACHED:
-        _store(path, labels)
+        _save_cache(path, labels)
     return labels
 
 
@@ -65,7 +65,7 @@ def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[in
     return labels.astype(np.min_scalar_type(labels.max(initial=0)))
 
 
-def _store(path: Path, labels: np.ndarray) -> None:
+def _save_cache(path: Path, labels: np.ndarray) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

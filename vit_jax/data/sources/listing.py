@@ -83,10 +83,10 @@ class Listing:
 
     def identity(self, rows: np.ndarray) -> str:
         """Returns a hash of the class names and of each row's name, size and label, in order."""
-        digest = hashlib.sha256(_bytes("\0".join(self.class_names)))
+        digest = hashlib.sha256(_encode_name("\0".join(self.class_names)))
         for row in rows:
             line = f"\n{self.names[row]}\0{self.sizes[row]}\0{self.labels[row]}"
-            digest.update(_bytes(line))
+            digest.update(_encode_name(line))
         return digest.hexdigest()[:16]
 
 
@@ -141,12 +141,12 @@ class _ImageEntry:
 
 
 def _list_folder(root: Path) -> Listing:
-    folders, tars = _children(root)
+    folders, tars = _list_children(root)
     split_names = [f for f in folders if f in SPLIT_FOLDERS]
     has_splits = "train" in split_names and split_names == folders and not tars
     groups: list[tuple[str, str, Path]] = []
     for split, base in [(s, root / s) for s in folders] if has_splits else [("train", root)]:
-        subfolders, subtars = _children(base)
+        subfolders, subtars = _list_children(base)
         if subfolders and subtars:
             raise DataError(
                 f"{base} holds both folders and tar files", "only one of the two",
@@ -174,10 +174,10 @@ def _list_folder(root: Path) -> Listing:
         found += images
         num_skipped += others
     classes = sorted({group for _, group, _ in groups})
-    return _listing(root, found, classes, num_skipped, packed=packed)
+    return _make_listing(root, found, classes, num_skipped, packed=packed)
 
 
-def _children(folder: Path) -> tuple[list[str], list[str]]:
+def _list_children(folder: Path) -> tuple[list[str], list[str]]:
     """Returns the names of subfolders and of tar files, sorted."""
     with os.scandir(folder) as entries:
         entries = [e for e in entries if not e.name.startswith(".")]
@@ -261,7 +261,7 @@ def _list_csv(path: Path) -> Listing:
             "correct the paths",
         )
     classes = sorted(labels, key=(lambda text: (int(text), text)) if numbers else str)
-    return _listing(path.parent, found, classes, 0, packed=False)
+    return _make_listing(path.parent, found, classes, 0, packed=False)
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -291,12 +291,12 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _listing(
+def _make_listing(
     root: Path, found: list[_ImageEntry], classes: list[str], num_skipped: int, *, packed: bool
 ) -> Listing:
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
-    keys = np.array([_key(image.name) for image in found], np.uint64)
+    keys = np.array([_hash_name(image.name) for image in found], np.uint64)
     splits = {}
     for split in dict.fromkeys(image.split for image in found):
         rows = np.array([i for i, image in enumerate(found) if image.split == split], np.int64)
@@ -313,10 +313,10 @@ def _listing(
     )
 
 
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(_bytes(name), digest_size=8).digest(), "little")
+def _hash_name(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(_encode_name(name), digest_size=8).digest(), "little")
 
 
-def _bytes(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     """Returns the bytes of a file name, which need not be UTF-8."""
     return name.encode(errors="surrogateescape")

@@ -112,10 +112,10 @@ def expand_presets(split: str, sizes: Mapping[str, int], name: str) -> str:
     'train[45000:45200]'
     """
     parts = [part.strip() for part in split.split("+")]
-    return "+".join(p if p in sizes else _preset(p, sizes, name) for p in parts)
+    return "+".join(p if p in sizes else _expand_preset(p, sizes, name) for p in parts)
 
 
-def _preset(part: str, sizes: Mapping[str, int], name: str) -> str:
+def _expand_preset(part: str, sizes: Mapping[str, int], name: str) -> str:
     if part == "train800":
         return "train[:800]"
     if part == "val200":

@@ -67,9 +67,9 @@ def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, d
     assert subset.rule is not None
     kind, amount = subset.rule
     labels = source.labels()
-    counts = _count(source, labels)
-    wanted = _per_class(source, counts, kind, amount)
-    indices = _choose(labels, counts, wanted, subset.seed)
+    counts = _count_classes(source, labels)
+    wanted = _examples_per_class(source, counts, kind, amount)
+    indices = _choose_indices(labels, counts, wanted, subset.seed)
     manifest = {
         "dataset": source.name,
         "fingerprint": source.fingerprint,
@@ -101,7 +101,7 @@ def _hash_positions(indices: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _count(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
+def _count_classes(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
     """Returns the number of examples of each class."""
     num_classes = len(source.class_names)
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
@@ -115,7 +115,7 @@ def _count(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
     return np.bincount(labels, minlength=num_classes)
 
 
-def _per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
+def _examples_per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
     """Returns how many examples of each class the subset takes."""
     total, present = int(counts.sum()), int((counts > 0).sum())
     if kind == "per_class":
@@ -182,7 +182,9 @@ def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
     return np.array(taken, np.int64)
 
 
-def _choose(labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: int) -> np.ndarray:
+def _choose_indices(
+    labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: int
+) -> np.ndarray:
     """Returns the sorted positions of the first `wanted` examples of every class."""
     kind = np.uint32 if len(labels) <= 2**32 else np.uint64
     if (wanted == counts).all():

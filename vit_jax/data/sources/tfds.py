@@ -105,8 +105,8 @@ class TfdsSource:
         Raises:
             DataError: a file of the dataset is missing or damaged.
         """
-        records = self._records(self._source, indices)
-        return [self._example(i, record) for i, record in zip(indices, records, strict=True)]
+        records = self._read_records(self._source, indices)
+        return [self._make_example(i, record) for i, record in zip(indices, records, strict=True)]
 
     def labels(self) -> np.ndarray:
         """Returns all labels, u[N]; read once and then cached in the user's cache folder."""
@@ -127,10 +127,10 @@ class TfdsSource:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         source = _open_split(self._builder, self._split, deserialize_method=raw)
         return lambda indices: [
-            label_of(record, label) for record in self._records(source, indices)
+            label_of(record, label) for record in self._read_records(source, indices)
         ]
 
-    def _records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
+    def _read_records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
         try:
             return source.__getitems__(list(indices))
         except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
@@ -140,7 +140,7 @@ class TfdsSource:
                 "restore them or prepare the dataset again",
             ) from None
 
-    def _example(self, index: int, record: dict[str, Any]) -> Example:
+    def _make_example(self, index: int, record: dict[str, Any]) -> Example:
         named = record.get("id", record.get("file_name", b""))
         named = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
         shown = f"{index} ({named})" if named else str(index)
