@@ -2,7 +2,7 @@
 
 Its argument is a request as JSON. When it is ready it prints {"compile_s": ...}, or {"error": ...}
 if it cannot run. Then, for each line of stdin with a number of steps, it runs them and prints
-{"step_s": ..., "peak_memory_mb": ...}. It needs the extra `interop`.
+{"step_s": ..., "peak_memory_mb": ...}. It needs the `interop` extra.
 """
 
 # pyright: reportMissingImports=false, reportCallIssue=false

@@ -51,7 +51,7 @@ def _download(address: str) -> Path:
                 if target.suffix == ".safetensors" and system.exists(f"{folder}/{name}"):
                     _download_file(system, f"{folder}/{name}", target.with_name(name))
     except ImportError as error:
-        package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the package named")
+        package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the fsspec backend")
         raise WeightsError(
             f"{address} cannot be fetched: {error}",
             f"{package} to be installed",

@@ -133,7 +133,7 @@ def _import_datasets() -> Any:
         raise DataError(
             "data.source is huggingface, but the package `datasets` is not installed",
             "the package `datasets`",
-            "run: pip install datasets (the extra huggingface)",
+            "run: pip install datasets (the `huggingface` extra)",
         ) from None
     return datasets
 
