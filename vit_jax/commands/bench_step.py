@@ -101,7 +101,7 @@ def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Confi
     }
     for override in overrides:
         key, _, text = override.partition("=")
-        set_key(mapping, key, parse_override(Config, key, text))
+        set_key(mapping, key, parse_override(Config, key, text, mapping))
     return Config.from_mapping(mapping)
 
 
