@@ -106,7 +106,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
     }
     for override in overrides:
         key, _, text = override.partition("=")
-        set_key(mapping, key, parse_override(Config, key, text))
+        set_key(mapping, key, parse_override(Config, key, text, mapping))
     return Config.from_mapping(mapping)
 
 
