@@ -104,7 +104,7 @@ def test_a_missing_argument_is_named(capsys):
         ("--config.data.image_size=9", "image size 9x9 with patch size 2; expected "),
         ("--config.mesh.fsdp=64", "mesh data=-1, fsdp=64, tensor=1 on "),
         ("--config.optimizer.name=adamm", "did you mean 'adam"),
-        ("--config.init_from=/nowhere/at/all", "nothing at /nowhere/at/all"),
+        ("--config.init_from=/nowhere/at/all", "/nowhere/at/all does not exist"),
     ],
 )
 def test_a_wrong_config_is_one_line(capsys, train, extra, part):

@@ -73,8 +73,8 @@ def test_fixed_tables_are_reported_as_not_learned():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("none", "position_embedding none"),
-        ("relative", "relative, an attention bias"),
+        ("none", "position_embedding=none"),
+        ("relative", "position_embedding=relative, which biases the attention"),
         ("rope_2d", "rope_2d, which rotates queries and keys"),
     ],
 )

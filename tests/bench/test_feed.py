@@ -129,7 +129,7 @@ def test_the_verdict(monkeypatch, feed_rate, ending):
         images_per_second = 100.0
 
     monkeypatch.setattr("vit_jax.bench.step.JaxStep", lambda config: None)
-    monkeypatch.setattr("vit_jax.bench.step.measure_in_turn", lambda *_, **__: [Step()])
+    monkeypatch.setattr("vit_jax.bench.step.measure_interleaved", lambda *_, **__: [Step()])
     config = Config.from_mapping(
         {
             "model": {"name": "ViT-Ti/16"},

@@ -6,10 +6,10 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.bench.step import (
     Measurement,
-    TorchMissing,
+    TorchMissingError,
     TorchStep,
-    largest_fast_batch,
-    measure_in_turn,
+    fastest_batch_size,
+    measure_interleaved,
 )
 from vit_jax.commands.bench_step import _config
 from vit_jax.errors import UserError
@@ -39,7 +39,7 @@ class Fake:
 def test_implementations_alternate_and_the_median_counts():
     turns = []
     steps = [Fake("a", [0.1, 5.0, 0.2], turns), Fake("b", [0.4, 0.4, 0.4], turns)]
-    a, b = measure_in_turn(steps, rounds=3, steps_per_round=1)
+    a, b = measure_interleaved(steps, rounds=3, steps_per_round=1)
     assert turns == ["a", "b"] * 3 + ["a closed", "b closed"]
     assert a.images_per_second == pytest.approx(10 / 0.2)
     assert b.images_per_second == pytest.approx(10 / 0.4)
@@ -50,7 +50,7 @@ def test_implementations_alternate_and_the_median_counts():
 
 def test_mfu_by_hand(monkeypatch):
     monkeypatch.setattr("vit_jax.bench.step.peak_flops", lambda kind: 200_000.0)
-    (measured,) = measure_in_turn([Fake("a", [0.2])], rounds=1, steps_per_round=1)
+    (measured,) = measure_interleaved([Fake("a", [0.2])], rounds=1, steps_per_round=1)
     assert measured.mfu == pytest.approx(50 * 2_000 / 200_000)
 
 
@@ -62,9 +62,9 @@ def test_the_search_for_a_batch_size_ends_at_full_memory_and_returns_the_fastest
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return Fake("a", [seconds[size]] * 2)
 
-    assert largest_fast_batch(make, start=32, limit=4096) == 64
+    assert fastest_batch_size(make, start=32, limit=4096) == 64
     with pytest.raises(UserError, match="batch size 256 does not fit"):
-        largest_fast_batch(make, start=256, limit=4096)
+        fastest_batch_size(make, start=256, limit=4096)
 
 
 def test_the_search_for_a_batch_size_raises_other_errors():
@@ -72,7 +72,7 @@ def test_the_search_for_a_batch_size_raises_other_errors():
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
-        largest_fast_batch(make, start=32, limit=64)
+        fastest_batch_size(make, start=32, limit=64)
 
 
 SMALL = ["--model=ViT-Ti/16", "--batch_size=2", "--image_size=32", "--rounds=1", "--steps=1"]
@@ -116,7 +116,7 @@ def test_the_step_in_pytorch_runs(library, compiled):
 
     args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
     step = TorchStep(library, _config(args, "ViT-Ti/16", []), 1, compiled=compiled)
-    (measured,) = measure_in_turn([step], rounds=2, steps_per_round=1)
+    (measured,) = measure_interleaved([step], rounds=2, steps_per_round=1)
     assert 0 < measured.images_per_second < 1e6
 
 
@@ -124,5 +124,5 @@ def test_the_error_says_why_pytorch_cannot_run(monkeypatch):
     import argparse
 
     args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
-    with pytest.raises(TorchMissing, match="Error"):
+    with pytest.raises(TorchMissingError, match="Error"):
         TorchStep("torchvision_of_old", _config(args, "ViT-Ti/16", []), 1, compiled=False)

@@ -150,7 +150,7 @@ def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
     whole = make_view((32, 32), EvalView(crop="resize"))
     found = read_files([photos], 3, whole)
     assert [name.rsplit("/", 1)[-1] for name in found.names] == ["0.png", "2.png", "1.png"]
-    np.testing.assert_array_equal(found.some(2).pixels, found.pixels[:2])
+    np.testing.assert_array_equal(found.subset(2).pixels, found.pixels[:2])
     # A model for rectangular images gets the whole image, squashed.
     wide = make_view((16, 64), EvalView())((photos / "0.png").read_bytes())
     assert wide.shape == (16, 64, 3)

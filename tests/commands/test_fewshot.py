@@ -202,7 +202,7 @@ def test_wrong_arguments_are_one_line(base, arguments, words, capsys):
 def test_checkpoints_that_cannot_be_read_are_one_line(base, tmp_path, capsys):
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     rest = base[2:]
-    assert "nothing at" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)
+    assert "none does not exist" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)
     assert "cannot be read" in error_of(["fewshot", str(tmp_path / "bad.npz"), *rest], capsys)
     assert "no CHECKPOINT" in error_of(["fewshot", *rest], capsys)
     assert "no dataset" in error_of(["fewshot", "x.npz"], capsys)

@@ -216,7 +216,7 @@ def test_threads_do_not_get_into_each_others_way():
 @pytest.mark.parametrize("found", [[], ["/nowhere/libturbojpeg.so"]])
 def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
     jpeg.library.cache_clear()
-    monkeypatch.setattr(jpeg, "_candidates", lambda: iter(found))
+    monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(found))
     monkeypatch.delattr(jpeg._local, "decoder", raising=False)
     try:
         with caplog.at_level(logging.WARNING):
@@ -232,7 +232,7 @@ def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
 def test_a_library_older_than_3_is_not_taken(monkeypatch):
     jpeg.library.cache_clear()
     # Any library without these functions.
-    monkeypatch.setattr(jpeg, "_candidates", lambda: iter(["libc.so.6"]))
+    monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(["libc.so.6"]))
     try:
         assert jpeg.library() is None
     finally:

@@ -9,7 +9,7 @@ from image_files import write_folder
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig, DataConfig
-from vit_jax.data import batch_memory
+from vit_jax.data import batch_buffers
 from vit_jax.data import order as order_module
 from vit_jax.data.arrays import ArraySpec, Preprocessing, batch_shapes, labelled_image
 from vit_jax.data.decode import decode
@@ -163,7 +163,7 @@ def test_batches_are_the_same_with_any_number_of_threads(source, batches, thread
 def test_batch_memory_is_reused_and_device_arrays_keep_their_content(
     source, batches, threads, monkeypatch
 ):
-    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 1)
+    monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 1)
     places, on_device = set(), []
     feed = train_batches(
         source, NOISY, spec(8, threads=threads, prefetch=1), seed=0, start_step=0, end_step=10
@@ -396,7 +396,7 @@ def test_an_unreadable_file_is_skipped_or_named():
 
 def test_a_dataset_of_only_bad_examples_is_an_error():
     broken = Memory(3, {i: Example(b"no image", 0, str(i)) for i in range(3)})
-    with pytest.raises(DataError, match="100 examples of memory in a row"):
+    with pytest.raises(DataError, match="100 bad examples in a row in memory, starting at"):
         train(broken, spec(2, on_bad_example="skip"), end=1)
 
 
@@ -467,5 +467,7 @@ def test_a_missing_feature_is_named(captions):
 
 def test_a_row_of_another_shape_than_its_spec_is_an_error(source):
     wrong = with_image(plain, 5, 4, 3)
-    with pytest.raises(ValueError, match=r"'image' is \(4, 4, 3\), its spec says \(5, 4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"'image' has shape \(4, 4, 3\), its ArraySpec has \(5, 4, 3\)"
+    ):
         train(source, spec(8), end=1, preprocessing=wrong)

@@ -186,7 +186,7 @@ def test_damaged_metadata_are_named(other_dataset, text):
 def test_datasets_on_disk_are_listed_and_other_folders_are_not(other_dataset):
     folder = other_dataset()
     (folder / "downloads" / "extracted").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"\(here: digits, pixels\)"):
+    with pytest.raises(DataError, match=r"\(found here: digits, pixels\)"):
         TfdsSource("nothing", "train", str(folder))
 
 

@@ -242,7 +242,7 @@ def test_labels_are_read_once_and_again_when_the_files_change(digits_dir, cache,
     first = source.labels()
     (kept,) = cache.iterdir()
     assert first.dtype == np.uint8
-    monkeypatch.setattr(TfdsSource, "_records", None)
+    monkeypatch.setattr(TfdsSource, "_read_records", None)
     again = TfdsSource("digits", "test", str(digits_dir))
     np.testing.assert_array_equal(again.labels(), first)
     monkeypatch.undo()

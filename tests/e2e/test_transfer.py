@@ -115,7 +115,7 @@ def test_class_weights_count_in_the_loss(tmp_path, weights, photos):
 @pytest.mark.parametrize(
     ("arg", "overrides", "said"),
     [
-        ("tfds", ["init_from=/gone.npz"], "nothing at /gone.npz; expected a file or folder"),
+        ("tfds", ["init_from=/gone.npz"], "/gone.npz does not exist; expected a file or folder"),
         ("tfds", ["init.keep_head=true"], "keep_head with num_classes 10 and a head of 5"),
         ("tfds", ["model.name=BiT-R-Mini"], "holds a ViT-Ti/8; expected the BiT-R-Mini of"),
         ("tfds", ["evaluation.splits.dev=train[100%:]"], "is empty; expected at least one"),

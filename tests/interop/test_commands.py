@@ -107,7 +107,7 @@ def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["predict", "none.png", "--model=WEIGHTS"], "none.png cannot be read"),
-        (["predict", "PICTURE", "--model=none"], "nothing at none"),
+        (["predict", "PICTURE", "--model=none"], "none does not exist"),
         (["predict", "WEIGHTS/model.json", "--model=WEIGHTS"], "unreadable image"),
         (
             ["convert", "WEIGHTS", "OUT", "--format=caffe"],

@@ -49,7 +49,7 @@ def test_a_local_path_is_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "w.npz").touch()
     assert local_path("~/w.npz") == tmp_path / "w.npz"
-    with pytest.raises(WeightsError, match=r"nothing at .*nowhere; expected a file or folder"):
+    with pytest.raises(WeightsError, match=r"nowhere does not exist; expected a file or folder"):
         local_path(tmp_path / "nowhere")
 
 

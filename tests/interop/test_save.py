@@ -123,8 +123,8 @@ def test_a_rectangular_grid_travels(tmp_path):
         ("transformers", "ViT-Ti/8", {"representation_size": 8}, "a tanh layer before the head"),
         ("timm", "ViT-Ti/8", {"norm_epsilon": 1e-5}, "norm_epsilon = 1e-05"),
         ("timm", "ViT-Ti/8", {"position_embedding": "rope_2d"}, "position_embedding = 'rope_2d'"),
-        ("timm", "ViT-Ti/8", {"qk_norm": True}, "which that format has no name for"),
-        ("timm", "R+ViT-Nano/4", {}, "which that format has no name for"),
+        ("timm", "ViT-Ti/8", {"qk_norm": True}, "which has no name in that format"),
+        ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
     ],
 )  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused_and_nothing_written(

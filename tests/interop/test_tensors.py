@@ -107,7 +107,7 @@ def test_a_pickle_in_an_npz_is_refused_and_not_run(tmp_path):
     objects = np.array([Harmful(harm), None], dtype=object)
     path = write_npz(tmp_path / "w.npz", tiny() | {"opt/state": objects})
     said = refusal(path)
-    assert "contains Python objects ('opt/state'), and reading them runs code" in said
+    assert "contains Python objects ('opt/state'), and loading them can execute code" in said
     assert not harm.exists()
 
 
@@ -120,7 +120,7 @@ def test_a_bare_pickle_is_refused_under_any_name_and_not_run(tmp_path, name):
     path.write_bytes(pickle.dumps({"weight": Harmful(harm)}))
     said = refusal(path)
     if path.suffix not in (".npz", ".safetensors"):
-        assert "is a PyTorch or pickle file, and reading one runs code" in said
+        assert "is a PyTorch or pickle file, and loading it can execute code" in said
     assert not harm.exists()
 
 
@@ -136,7 +136,7 @@ def test_other_files(tmp_path):
     assert "is not a known kind of file; expected .npz or .safetensors" in refusal(
         tmp_path / "w.txt"
     )
-    assert "nothing at " in refusal(tmp_path / "nowhere.npz")
+    assert "nowhere.npz does not exist" in refusal(tmp_path / "nowhere.npz")
     with pytest.raises(WeightsError, match="no file"):
         open_tensors(tmp_path / "nowhere.npz")
 
@@ -241,7 +241,7 @@ def test_no_table_asks_for_the_image_size(tmp_path):
 def test_an_unknown_width_asks_for_the_heads(tmp_path):
     path = write_safetensors(tmp_path / "w.safetensors", to_timm(tiny()))
     said = refusal(path)
-    assert "a model of width 16, and the file does not contain its number of heads" in said
+    assert "a model of width 16, whose file does not contain the number of heads" in said
     assert said.endswith("; give num_heads=")
     assert load(path, num_heads=HEADS).options.num_heads == HEADS
 

@@ -4,7 +4,7 @@ import pytest
 from plan.programs import LAYER, LOOP
 
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.traffic import Collectives, find_collectives, group_size, sum_up
+from vit_jax.plan.traffic import Collectives, find_collectives, group_size, sum_collectives
 
 
 def test_a_collective_in_a_loop_counts_every_iteration():
@@ -69,7 +69,7 @@ def test_group_size(text, size):
 def test_sums_are_sorted_by_received_bytes():
     small = Collectives("all-gather", 4, "forward", 2, 200)
     large = Collectives("all-reduce", 4, "backward", 1, 1000)
-    sums = sum_up([small, large, small])
+    sums = sum_collectives([small, large, small])
     assert [(s.kind, s.count, s.bytes, s.received) for s in sums] == [
         ("all-reduce", 1, 1000, 1500.0), ("all-gather", 4, 400, 300.0)
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from vit_jax.plan.search import (
     meshes,
     parse_meshes,
     placements,
-    policies,
+    remat_policies,
     search,
 )
 
@@ -134,9 +134,9 @@ def test_meshes_to_try(devices, expected):
 
 
 def test_policies_that_come_to_the_same_are_tried_once():
-    assert policies(config(), "cpu") == ("none", "dots", "full")
-    assert policies(config(), "tpu") == ("none", "full")
-    assert policies(config(scan=False), "tpu") == ("none", "dots", "full")
+    assert remat_policies(config(), "cpu") == ("none", "dots", "full")
+    assert remat_policies(config(), "tpu") == ("none", "full")
+    assert remat_policies(config(scan=False), "tpu") == ("none", "dots", "full")
 
 
 def test_batch_sizes_to_try_are_the_config_s_its_double_and_its_half():
@@ -149,5 +149,5 @@ def test_batch_sizes_to_try_are_the_config_s_its_double_and_its_half():
 def test_meshes_are_read_or_refused():
     assert parse_meshes("16,1,1;1,8,2") == [(16, 1, 1), (1, 8, 2)]
     for wrong in ("16", "16,1", "0,1,1", "a,1,1", ""):
-        with pytest.raises(ConfigError, match="data,fsdp,tensor of each mesh"):
+        with pytest.raises(ConfigError, match="data,fsdp,tensor for each mesh"):
             parse_meshes(wrong)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vit_jax.errors import ConfigError
-from vit_jax.plan.topology import MissingLibrary, find_devices, parse_topology
+from vit_jax.plan.topology import MissingLibraryError, find_devices, parse_topology
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_gpus_that_are_not_here():
 def test_without_the_tpu_compiler_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    with pytest.raises(MissingLibrary, match=r"pip install 'vit_jax\[tpu\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install 'vit_jax\[tpu\]'"):
         find_devices(parse_topology("v5e:2x2"))

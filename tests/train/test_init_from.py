@@ -263,7 +263,7 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
         with pytest.raises(Stopped, match="step 3"):
             train(interrupted, tmp_path / "stopped", stop)
     source.unlink()
-    with pytest.raises(WeightsError, match="nothing at"):
+    with pytest.raises(WeightsError, match="does not exist"):
         config_of(tmp_path, content)
     again = load_config(
         str(tmp_path / "config.py"),

@@ -1,7 +1,7 @@
-"""Looking inside a trained model: its filters, position embeddings, attention, receptive fields.
+"""Analyses of a trained model: filters, position embeddings, attention, receptive fields.
 
-Every analysis is a function of a model (from `load_pretrained` or `create_model`) that returns
-arrays. `python -m vit_jax analyze` writes their pictures and tables.
+Every analysis is a function that takes a model (from `load_pretrained` or `create_model`) and
+returns arrays. `python -m vit_jax analyze` writes their pictures and tables.
 """
 
 from vit_jax.analysis.distance import (

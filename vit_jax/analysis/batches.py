@@ -1,4 +1,4 @@
-"""Running a model over many images, one batch at a time, and what analyses ask of a model."""
+"""Applies a model to many images in batches, and other helpers of the analyses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +19,10 @@ def map_batches(
     images: Float[np.ndarray, "M H W 3"],
     batch_size: int,
 ) -> Any:
-    """Applies a jitted function to all images and joins the results along their first axis.
+    """Applies a jitted function to all images and concatenates the results along their first axis.
 
-    The last batch is filled up with copies of its first image, so that only one shape is compiled.
-    Their results are dropped.
+    The last batch is padded with copies of its first image, so that only one shape is compiled. The
+    results of the copies are dropped.
 
     Args:
         function: (model, images [B, H, W, 3], their indices in `images` i32[B]) -> tree of arrays
@@ -38,7 +38,7 @@ def map_batches(
         DataError: there are no images.
     """
     if not len(images):
-        raise DataError("0 images", "at least one image", "give some")
+        raise DataError("0 images", "at least one image", "pass at least one image")
     graphdef, state = nnx.split(model)
 
     @jax.jit
@@ -78,5 +78,5 @@ def pixels_per_patch(model: ImageModel) -> tuple[int, int]:
 
 
 def submodules(model: nnx.Module, kind: type) -> list[Any]:
-    """Returns the parts of a model that are of this class, in the order of their paths."""
+    """Returns the submodules of a class, sorted by path."""
     return [part for _, part in nnx.iter_modules(model) if isinstance(part, kind)]

@@ -1,7 +1,7 @@
 """The analyses of the `analyze` command.
 
-To add one, write a module with a function of a model and a function that makes an `Output` of its
-result, and add a row to ANALYSES. Tasks add pictures of their own, see `vit_jax.tasks`.
+To add one, write a module with the analysis and a function that turns its result into an `Output`,
+and add a row to ANALYSES. Tasks can add their own pictures, see `vit_jax.tasks`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from vit_jax.analysis.receptive_field import receptive_field, receptive_field_ou
 from vit_jax.analysis.rollout import attention_rollout, rollout_output
 from vit_jax.models.family import ImageModel
 
-# Which number of images an analysis uses; None: it needs no images.
+# Option that sets an analysis's number of images; None: it needs no images.
 Count = Literal["num_images", "num_pictures", "num_gradients"]
 
 
@@ -28,8 +28,8 @@ class Request:
 
     Attributes:
         model: the model.
-        name: its name.
-        images: its images; None for an analysis that needs none.
+        name: name of the model.
+        images: images for the analysis; None if it needs none.
         batch_size: number of images at a time.
         seed: seed of random choices.
     """
@@ -41,7 +41,7 @@ class Request:
     seed: int
 
     def arguments(self) -> dict[str, Any]:
-        """Returns images and batch size as the analyses take them."""
+        """Returns the keyword arguments of the analyses: images and batch size."""
         assert self.images is not None
         return {"images": self.images.normalized, "batch_size": self.batch_size}
 
@@ -56,9 +56,9 @@ class Analysis:
 
     Attributes:
         name: value of `--what`.
-        run: makes its output.
-        check: model -> None; raises ModelError for a model that it does not apply to.
-        count: which number of images it uses.
+        run: request -> output.
+        check: model -> None; raises ModelError if the analysis does not apply to the model.
+        count: option that sets its number of images.
     """
 
     name: str

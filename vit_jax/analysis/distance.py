@@ -32,8 +32,8 @@ class AttentionDistance:
 
     Attributes:
         per_image: f32[M, L, H], pixels, for M images, L layers and H heads.
-        prefix_share: f32[L, H], fraction of the patches' attention that goes to class token and
-            registers. They have no position, so the distance leaves them out; 0 without them.
+        prefix_share: f32[L, H], fraction of the patches' attention on class token and registers; 0
+            without them. They have no position, so the distance ignores them.
         uniform: distance of a head that attends to all patches equally, in pixels.
         image_size: (height, width) in pixels.
     """
@@ -78,8 +78,8 @@ def mean_distances(
 
     Queries and keys are patches. The weights of a query are divided by their sum over the patches,
     so that attention to the first N - P tokens (class token and registers) does not change the
-    distance. A patch's attention to itself counts with distance 0. A query without any attention to
-    patches counts as 0.
+    distance. A patch's attention to itself has distance 0. A query without any attention to patches
+    has distance 0.
 
     Args:
         weights: attention weights, query by key; rows sum to 1.
@@ -91,12 +91,12 @@ def mean_distances(
     """
     patches = distances.shape[0]
     weights = jnp.asarray(weights)
-    among = weights[..., -patches:, -patches:]
-    total = among.sum(-1)
-    looked = jnp.einsum("bhnm,nm->bhn", among, jnp.asarray(distances))
-    looked = jnp.where(total > 0, looked / jnp.where(total > 0, total, 1), 0)
+    to_patches = weights[..., -patches:, -patches:]
+    total = to_patches.sum(-1)
+    mean_distance = jnp.einsum("bhnm,nm->bhn", to_patches, jnp.asarray(distances))
+    mean_distance = jnp.where(total > 0, mean_distance / jnp.where(total > 0, total, 1), 0)
     prefix = weights[..., -patches:, : weights.shape[-1] - patches].sum((-1, -2)) / patches
-    return looked.mean(-1), prefix
+    return mean_distance.mean(-1), prefix
 
 
 def attention_distance(
@@ -105,12 +105,12 @@ def attention_distance(
     """Returns the mean attention distance of every head.
 
     The attention weights are computed in addition to the model's own attention kernel and reduced
-    inside the loop over the layers, so only those of one layer and batch are in memory. In a
-    hybrid, a token's position is the centre of the image region that it stands for.
+    inside the loop over the layers, so only one layer's weights for one batch are in memory. In a
+    hybrid, a token's position is the centre of its image region.
 
     Args:
         model: a ViT or hybrid.
-        images: in [-1, 1], of the model's size. The paper takes 128.
+        images: in [-1, 1], of the model's size. The paper uses 128 images.
         batch_size: number of images at a time.
 
     Raises:

@@ -14,7 +14,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models.family import ImageModel
 from vit_jax.models.resnet import StandardizedConv
 
-# The number that the paper shows.
+# Number of components in the paper's figure.
 COMPONENTS = 28
 
 
@@ -23,11 +23,11 @@ class EmbeddingFilters:
     """Principal components of the filters of a model's first layer.
 
     Attributes:
-        components: f32[K, P, Q, 3], orthonormal, in order of decreasing variance. The sign of each
-            makes its entry of largest magnitude positive.
+        components: f32[K, P, Q, 3], orthonormal, in order of decreasing variance. Signs are chosen
+            so that the entry of largest magnitude is positive.
         variance_share: f32[K], fraction of the filters' variance that each component explains.
         layer: "patch embedding", or "root convolution" of a hybrid or ResNet.
-        filters: D, number of filters of the layer.
+        filters: D, number of filters in the layer.
     """
 
     components: Float[np.ndarray, "K P Q 3"]
@@ -55,10 +55,10 @@ def principal_components(
 
 
 def embedding_filters(model: ImageModel, count: int = COMPONENTS) -> EmbeddingFilters:
-    """Returns the principal components of the filters that a model applies to RGB images.
+    """Returns the principal components of the filters of a model's first layer.
 
-    This is the patch embedding, or the root convolution of hybrids and ResNets with its kernel
-    standardised, as it is applied.
+    The first layer is the patch embedding, or the root convolution of hybrids and ResNets. The
+    root's kernel is standardised, as in the forward pass.
 
     Args:
         model: any model.
@@ -80,7 +80,7 @@ def embedding_filters(model: ImageModel, count: int = COMPONENTS) -> EmbeddingFi
         return EmbeddingFilters(components, share, name, kernel.shape[-1])
     raise ModelError(
         f"filters of a {type(model).__name__} without a kernel of shape [P, Q, 3, D]",
-        "a first layer that is applied to RGB images",
+        "a model whose first layer takes RGB images",
         "leave filters out",
     )
 
@@ -99,7 +99,7 @@ def filters_output(found: EmbeddingFilters) -> Output:
 
 
 def as_images(components: Float[np.ndarray, "K P Q 3"]) -> Float[np.ndarray, "K P Q 3"]:
-    """Returns RGB images in [0, 1]; 0 becomes mid-gray, the largest magnitude black or white."""
+    """Scales to RGB images in [0, 1]: 0 becomes mid-gray, the largest magnitude black or white."""
     most = np.abs(components).max((1, 2, 3), keepdims=True)
     scaled = np.divide(components, most, out=np.zeros_like(components), where=most > 0)
     return np.float32(0.5) * scaled + np.float32(0.5)
@@ -113,7 +113,7 @@ def draw_filters(found: EmbeddingFilters) -> Figure:
     rows = math.ceil(count / columns)
     white = np.ones((rows * columns, *tiles.shape[1:]), np.float32)
     white[:count] = tiles
-    # Each pixel of a filter is drawn as several, so that gaps can be narrower than one.
+    # Each pixel of a filter is drawn as several pixels, so that gaps can be narrower than one.
     fine = max(1, 12 // side)
     white = white.repeat(fine, axis=1).repeat(fine, axis=2)
     gap = max(1, side * fine // 10)

@@ -27,7 +27,7 @@ class Images:
     Attributes:
         pixels: u8[M, H, W, 3].
         names: file names, or ids of examples.
-        origin: where they come from, for messages.
+        origin: description of the source, for messages.
     """
 
     pixels: UInt8[np.ndarray, "M H W 3"]
@@ -36,17 +36,17 @@ class Images:
 
     @property
     def normalized(self) -> Float[np.ndarray, "M H W 3"]:
-        """The images in [-1, 1], as models take them."""
+        """The images in [-1, 1], the input range of the models."""
         return self.pixels.astype(np.float32) / np.float32(127.5) - 1
 
-    def some(self, count: int) -> "Images":
-        """Returns `count` of the images, evenly spaced; all of them if there are fewer."""
+    def subset(self, count: int) -> "Images":
+        """Returns `count` evenly spaced images, or all images if there are fewer."""
         kept = evenly_spaced(len(self.names), count)
         return Images(self.pixels[kept], tuple(self.names[i] for i in kept), self.origin)
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
-    """Returns `count` indices below `total`, evenly spaced; all of them if there are fewer.
+    """Returns `count` evenly spaced indices below `total`, or all indices if there are fewer.
 
     >>> evenly_spaced(10, 3), evenly_spaced(2, 3)
     ([0, 3, 6], [0, 1])
@@ -55,11 +55,11 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 
 
 def make_view(image_size: tuple[int, int], view: EvalView, crop: str | None = None) -> Transform:
-    """Returns the preprocessing of evaluation: encoded bytes -> u8[H, W, 3].
+    """Returns the evaluation preprocessing: encoded bytes -> u8[H, W, 3].
 
     Args:
-        image_size: (height, width) in pixels. If they differ, the whole image is squashed with
-            Pillow's bilinear filter.
+        image_size: (height, width) in pixels. If they differ, the whole image is resized with
+            Pillow's bilinear filter, ignoring the aspect ratio.
         view: view of the loaded weights.
         crop: "central" or "resize"; None: as in `view`.
     """
@@ -77,11 +77,11 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
 
     Args:
         paths: image files, and folders; the images of a folder are sorted by name.
-        count: number of images to read, evenly spaced over all found.
+        count: number of images to read, evenly spaced over all images found.
         transform: preprocessing from `make_view`.
 
     Raises:
-        DataError: no images there, or a file that is not an image.
+        DataError: there are no images, or a file is not an image.
     """
     files: list[Path] = []
     for path in (p.expanduser() for p in paths):
@@ -98,7 +98,7 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
             "give another folder",
         )
     kept = [files[i] for i in evenly_spaced(len(files), count)]
-    pixels = [_transformed(path, _bytes_of(path), transform) for path in kept]
+    pixels = [_apply_transform(path, _read_bytes(path), transform) for path in kept]
     return Images(np.stack(pixels), tuple(map(str, kept)), names)
 
 
@@ -107,7 +107,7 @@ def read_source(source: Source, split: str, count: int, transform: Transform) ->
 
     Args:
         source: opened split.
-        split: its name, for messages.
+        split: name of the split, for messages.
         count: number of images to read.
         transform: preprocessing from `make_view`.
 
@@ -118,18 +118,18 @@ def read_source(source: Source, split: str, count: int, transform: Transform) ->
     if not len(source):
         raise DataError(f"no images in {origin}", "a split with examples", "give another split")
     examples = source.read(evenly_spaced(len(source), count))
-    pixels = [_transformed(example.id, example.image, transform) for example in examples]
+    pixels = [_apply_transform(example.id, example.image, transform) for example in examples]
     return Images(np.stack(pixels), tuple(e.id for e in examples), origin)
 
 
-def _transformed(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
+def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
     try:
         return transform(encoded)
     except DataError as error:
         raise DataError(f"{name}: {error.got}", error.expected, "leave it out") from None
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

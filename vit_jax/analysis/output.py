@@ -14,21 +14,21 @@ from rich.table import Table
 
 Row = dict[str, Any]
 
-# Format of a picture -> metadata that leaves out the time, so that equal arrays give equal files.
+# Format of a picture -> metadata without the time, so that equal arrays give equal files.
 FORMATS = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#707070"
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What an analysis writes and prints.
+    """The files and printed text of an analysis.
 
     Attributes:
         figure: the picture.
         arrays: name -> array, for the npz file.
         rows: rows of the CSV file.
         summary: one line to print after the name of the analysis.
-        table: a table to print below it, if any.
+        table: table to print below the summary, if any.
     """
 
     figure: Figure

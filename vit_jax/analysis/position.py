@@ -31,7 +31,7 @@ class PositionSimilarity:
     Attributes:
         similarity: f32[T, R, C, R, C] in [-1, 1], for a grid of R x C patches: element
             [t, i, j, k, l] compares patches (i, j) and (k, l) in table t. T is 1, or the number of
-            layers if every layer has its own table. The class token's embedding is left out.
+            layers if every layer has its own table. The class token is not included.
         kind: "learned_1d", "learned_2d" or "sincos_2d (not learned)".
     """
 
@@ -58,11 +58,11 @@ def position_similarity(model: ImageModel) -> PositionSimilarity:
     """Returns the cosine similarities of a model's position embeddings.
 
     Args:
-        model: a model that adds position embeddings, learned (1-D or 2-D) or fixed (sincos), to its
-            tokens.
+        model: a model that adds position embeddings to its tokens: learned (1-D or 2-D) or fixed
+            (sincos).
 
     Raises:
-        ModelError: the model adds no position embeddings; the message says what it has instead.
+        ModelError: the model adds no position embeddings. The message names what it uses instead.
 
     Source: arXiv:2010.11929, section 4.5 and D.4.
     """
@@ -84,8 +84,8 @@ def position_similarity(model: ImageModel) -> PositionSimilarity:
 def _by_layer(table: PositionTable) -> list[PositionTable]:
     """Returns the tables of all layers if they are stacked, else the table itself.
 
-    The tables of a stack have a leading axis over the layers. Fixed tables have no parameters, and
-    are the same in every layer.
+    Stacked tables have a leading layer axis. Fixed tables have no parameters and are the same in
+    every layer.
     """
     graphdef, state = nnx.split(table)
     leaves = jax.tree.leaves(state)
@@ -102,10 +102,10 @@ def _other_position_information(model: ImageModel) -> str:
     if "attention_weights" not in model.intermediates:
         return f"a {type(model).__name__}, which has no position embedding"
     if getattr(model, "rope_head_dim", None) is not None:
-        return "a model with rope_2d, which rotates queries and keys and adds nothing to the tokens"
+        return "a model with position_embedding=rope_2d, which rotates queries and keys instead"
     if submodules(model, RelativeBias):
-        return "a model with relative, an attention bias that adds nothing to the tokens"
-    return "a model with position_embedding none"
+        return "a model with position_embedding=relative, which biases the attention instead"
+    return "a model with position_embedding=none"
 
 
 def positions_output(found: PositionSimilarity) -> Output:
@@ -130,7 +130,7 @@ def positions_output(found: PositionSimilarity) -> Output:
 
 
 def _mean_by_offset(found: PositionSimilarity) -> list[Row]:
-    """Returns the mean similarity of the patches with the same offset; the npz file has all."""
+    """Returns the mean similarity for each offset between patches. The npz file has all pairs."""
     tables, height, width = found.similarity.shape[:3]
     y, x = np.indices((height, width)).reshape(2, -1)
     down, across = y[None] - y[:, None], x[None] - x[:, None]
@@ -138,7 +138,7 @@ def _mean_by_offset(found: PositionSimilarity) -> list[Row]:
     for table in range(tables):
         pairs = found.similarity[table].reshape(height * width, -1).astype(np.float64)
         for dy in range(height):
-            # (dy, dx) and (-dy, -dx) are the same pairs.
+            # (dy, dx) and (-dy, -dx) describe the same pairs.
             for dx in range(-width + 1 if dy else 0, width):
                 chosen = pairs[(down == dy) & (across == dx)]
                 rows.append(
@@ -170,8 +170,8 @@ def draw_positions(found: PositionSimilarity) -> Figure:
         # NaN is not drawn, so the gaps show the background.
         picture = mosaic(tables[number], gap, float("nan"))
         shown = axes.imshow(picture, vmin=-1, vmax=1, cmap="viridis", interpolation="nearest")
-        _ticks(axes.set_xticks, width, gap)
-        _ticks(axes.set_yticks, height, gap)
+        _set_ticks(axes.set_xticks, width, gap)
+        _set_ticks(axes.set_yticks, height, gap)
         axes.set(xlabel="input patch column", ylabel="input patch row")
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_visible(False)
@@ -183,7 +183,7 @@ def draw_positions(found: PositionSimilarity) -> Figure:
     return figure
 
 
-def _ticks(setter: Any, count: int, gap: int) -> None:
+def _set_ticks(setter: Any, count: int, gap: int) -> None:
     """Labels the tiles along an axis from 1, at most 14 of them."""
     step = math.ceil(count / 14)
     numbers = np.arange(0, count, step)

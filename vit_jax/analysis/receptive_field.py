@@ -1,4 +1,4 @@
-"""Effective receptive fields: how far away the pixels are that change a feature, layer by layer."""
+"""Effective receptive fields: how far away a pixel can be and still change a feature, by layer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,8 @@ from vit_jax.models.family import ImageModel
 from vit_jax.models.resnet import ConvStyle, Stage, Trunk
 from vit_jax.tables import plain_table
 
-# Fraction of the gradient mass inside an effective field: two standard deviations of a Gaussian.
+# Fraction of the gradient mass inside an effective field, as within two standard deviations of a
+# Gaussian.
 SHARE = 0.95
 _MAX_MAPS_DRAWN = 6
 
@@ -40,7 +41,7 @@ MapsFn = Callable[[Any, Array], Sequence[Array]]
 class Field:
     """Theoretical receptive field of the positions of a feature map, along one axis of the image.
 
-    Position i depends on the `side` pixels from `start + i * step` on; padding counts as pixels.
+    Position i depends on `side` pixels, starting at `start + i * step`. Padding counts as pixels.
     """
 
     start: int = 0
@@ -69,7 +70,7 @@ class Field:
         return self.start + position * self.step + (self.side - 1) / 2
 
 
-# The fields of a map's positions, down and across.
+# The fields of a map's positions, vertical and horizontal.
 Fields = tuple[Field, Field]
 
 
@@ -82,10 +83,10 @@ class ReceptiveField:
         depth: i32[L], number of encoder blocks and bottleneck units up to the layer; 0 for the
             patch embedding and the root convolution.
         maps: f32[L, H, W], gradient mass of each pixel, see `gradient_maps`; each map sums to 1.
-        side: f32[L], side in pixels of the smallest square about the centre of the theoretical
+        side: f32[L], side in pixels of the smallest square around the centre of the theoretical
             field that contains 95 % of the mass; at most the image's longer side.
         convolutional_side: i32[L], side in pixels of the theoretical field of a CNN of the same
-            depth. For a ResNet that is its own; for models with patches, that of the patch
+            depth. For a ResNet this is the ResNet itself. For models with patches, it is the patch
             embedding followed by one 3x3 convolution over patches per block.
         beyond: f32[L], fraction of the mass outside that theoretical field.
         centres: f32[L, 2], row and column of the centre; the first pixel's centre is 0.
@@ -109,8 +110,8 @@ def receptive_field(
 ) -> ReceptiveField:
     """Returns the effective receptive field of every block, and of every stage of a ResNet.
 
-    See `gradient_maps` for how it is measured. Group normalisation uses statistics over all
-    positions, so in a ResNet a little of the mass lies outside the field of the convolutions.
+    `gradient_maps` describes the measurement. Group normalisation uses statistics over all
+    positions, so in a ResNet a little of the mass is outside the field of the convolutions.
 
     Args:
         model: any model.
@@ -148,7 +149,7 @@ def summarize(
         [field.centre(size // 2) for field, size in zip(pair, shape, strict=True)]
         for pair, shape in zip(fields, shapes, strict=True)
     ]
-    found = [_square(m, tuple(c)) for m, c in zip(mass, centres, strict=True)]
+    found = [_mass_by_square(m, tuple(c)) for m, c in zip(mass, centres, strict=True)]
     sides = [max(field.side for field in pair) for pair in fields]
     beyond = [
         1 - held[np.searchsorted(reach, side + 1e-6, side="right") - 1]
@@ -167,10 +168,10 @@ def summarize(
     )
 
 
-def _square(
+def _mass_by_square(
     mass: Float[np.ndarray, "H W"], centre: tuple[float, ...]
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]:
-    """Returns the sides of all squares about a centre that contain more pixels, and their mass."""
+    """Returns the side and the mass of each square around a centre, from small to large."""
     rows, columns = (np.abs(np.arange(n) - c) for n, c in zip(mass.shape, centre, strict=True))
     sides = 2 * np.maximum(rows[:, None], columns[None]) + 1
     distinct, which = np.unique(sides, return_inverse=True)
@@ -189,11 +190,11 @@ def gradient_maps(
 ) -> Float[np.ndarray, "L H W"]:
     """Returns how much each pixel changes the central position of each feature map.
 
-    The features at that position are summed with random signs, drawn separately for each image (a
-    plain sum would be constant after LayerNorm). The squared gradient of the sum with respect to a
-    pixel, summed over its three channels, is the pixel's mass. Averaged over signs, it is the
-    variance of the features that white noise on this pixel would cause. The masses of an image are
-    divided by their sum, and the mean over images is returned.
+    The features at that position are summed with random signs, drawn separately for each image. (A
+    plain sum would be constant after LayerNorm.) The squared gradient of the sum with respect to a
+    pixel, summed over its three channels, is the pixel's mass. Its mean over signs is the variance
+    of the features under white noise on this pixel. The masses of an image are divided by their
+    sum, and the mean over images is returned.
 
     Args:
         maps_fn: (model, images) -> feature maps [B, h, w, C]; the central position is (h // 2,
@@ -210,14 +211,14 @@ def gradient_maps(
     Returns:
         f32[L, H, W]; a map sums to 1.
 
-    Source: arXiv:1701.04128, sections 2 and 3. It uses one channel and the gradient itself. The
-    square is ours: through normalisation every pixel has a small gradient, and over all pixels
-    these would add up to more than the field of the convolutions.
+    Source: arXiv:1701.04128, sections 2 and 3. The paper uses one channel and the gradient itself.
+    The square is ours: normalisation layers give every pixel a small gradient, and summed over all
+    pixels these gradients would exceed those inside the field of the convolutions.
     """
 
     def of_batch(model: Any, images: Array, indices: Array) -> Array:
         maps, pull = jax.vjp(lambda images: tuple(maps_fn(model, images)), images)
-        signs = [_signs(seed, layer, indices, m) for layer, m in enumerate(maps)]
+        signs = [_random_signs(seed, layer, indices, m) for layer, m in enumerate(maps)]
 
         def of_layer(layer: Array) -> Array:
             chosen = tuple(
@@ -235,8 +236,8 @@ def gradient_maps(
     return map_batches(of_batch, model, images, batch_size).mean(0)
 
 
-def _signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
-    """Returns -1 or 1 for each image and channel, independent of the batch that an image is in."""
+def _random_signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
+    """Returns -1 or 1 for each image and channel, independent of the batch size."""
     key = jax.random.fold_in(jax.random.key(seed), layer)
 
     def draw(index: Array) -> Array:
@@ -245,14 +246,14 @@ def _signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
     return jax.vmap(draw)(indices)
 
 
-def _trunk(model: ImageModel) -> Trunk | None:
+def _find_trunk(model: ImageModel) -> Trunk | None:
     """Returns the ResNet inside a model, if there is one."""
     return next(iter(submodules(model, Trunk)), None)
 
 
 def feature_maps(model: ImageModel, images: Array) -> list[Array]:
     """Returns the feature maps [B, h, w, C] that `layers_of` names."""
-    trunk = _trunk(model)
+    trunk = _find_trunk(model)
     maps = [] if trunk is None else list(trunk(images).values())
     if "block_output" not in model.intermediates:
         return maps
@@ -265,7 +266,7 @@ def feature_maps(model: ImageModel, images: Array) -> list[Array]:
 def layers_of(
     model: ImageModel, image_size: tuple[int, int]
 ) -> tuple[list[str], list[int], list[Fields]]:
-    """Returns the names of the feature maps, their depths, and the fields in a CNN of that depth.
+    """Returns each feature map's name, depth, and the field in a CNN of the same depth.
 
     Args:
         model: any model.
@@ -274,7 +275,7 @@ def layers_of(
     names: list[str] = []
     depth: list[int] = []
     fields: list[Fields] = []
-    if (trunk := _trunk(model)) is not None:
+    if (trunk := _find_trunk(model)) is not None:
         down, across = (trunk_fields(trunk, side) for side in image_size)
         for name, (field, units) in down.items():
             names.append(name)
@@ -320,20 +321,22 @@ def trunk_fields(trunk: Trunk, length: int) -> dict[str, tuple[Field, int]]:
         "root", "stage1", ... -> (field, number of units).
     """
     field, style = Field(), trunk.style
-    field, length = _through(field, length, _size(trunk.conv_root), trunk.conv_root.stride, style)
+    field, length = _apply_window(
+        field, length, _kernel_size(trunk.conv_root), trunk.conv_root.stride, style
+    )
     if trunk.pools:
-        field, length = _through(field, length, 3, 2, style)
+        field, length = _apply_window(field, length, 3, 2, style)
     found, units = {"root": (field, 0)}, 0
     for number in range(trunk.stages):
         stage: Stage = getattr(trunk, f"stage{number + 1}")
-        for conv in _spatial(stage):
-            field, length = _through(field, length, _size(conv), conv.stride, style)
+        for conv in _spatial_convs(stage):
+            field, length = _apply_window(field, length, _kernel_size(conv), conv.stride, style)
             units += 1
         found[f"stage{number + 1}"] = field, units
     return found
 
 
-def _spatial(stage: Stage) -> Iterator[Any]:
+def _spatial_convs(stage: Stage) -> Iterator[Any]:
     """Yields the middle convolution of each unit; the others are 1x1."""
     first: Any = stage.first
     yield first.conv2
@@ -342,11 +345,11 @@ def _spatial(stage: Stage) -> Iterator[Any]:
         yield blocks.conv2
 
 
-def _size(conv: Any) -> int:
+def _kernel_size(conv: Any) -> int:
     return conv.kernel[...].shape[-4]
 
 
-def _through(
+def _apply_window(
     field: Field, length: int, size: int, stride: int, style: ConvStyle
 ) -> tuple[Field, int]:
     """Returns the field after one convolution or pooling, and the map's new length."""
@@ -395,7 +398,7 @@ def draw_receptive_field(found: ReceptiveField, model_name: str) -> Figure:
     axes.plot(found.depth, found.side, "o-", color=BLUE, label=f"{model_name}, effective (95 %)")
     label = "its convolutions, theoretical" if own else "3x3 CNN of that depth, theoretical"
     top = 1.6 * pixels_across
-    # The fields of deep CNNs are far larger than the image; markers outside the panel are left out.
+    # Fields of deep CNNs are far larger than the image. Markers outside the panel are not drawn.
     inside = np.flatnonzero(found.convolutional_side < 0.97 * top).tolist()
     style = {"color": ORANGE, "label": label, "mfc": "w", "markevery": inside}
     axes.plot(found.depth, found.convolutional_side, "s--", **style)
@@ -435,6 +438,6 @@ def _draw_field(axes: Axes, found: ReceptiveField, layer: int) -> None:
 
 
 def _evenly_spaced(count: int) -> Sequence[int]:
-    """Returns at most `_MAX_MAPS_DRAWN` indices of `count` layers, with the first and the last."""
+    """Returns at most `_MAX_MAPS_DRAWN` of `count` layers, including the first and the last."""
     chosen = np.linspace(0, count - 1, min(count, _MAX_MAPS_DRAWN)).round()
     return sorted({int(i) for i in chosen})

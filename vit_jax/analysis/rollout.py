@@ -19,7 +19,7 @@ from vit_jax.analysis.output import Output, arrays_of, digits
 from vit_jax.models.family import ImageModel
 
 _IMAGES_PER_ROW = 8
-# Pooling -> the output token or tokens that the maps are for.
+# Pooling -> description of the output tokens of the maps.
 _VIEWS = {
     "token": "class token",
     "gap": "mean of the patches",
@@ -30,14 +30,14 @@ _VIEWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """Attention followed from the output back to the patches.
+    """Attention traced from the output back to the patches.
 
     Attributes:
         matrices: f32[M, N, N]; element [m, i, j] is the share of input token j in output token i.
-            Class token and registers come first; rows sum to 1.
-        maps: f32[M, R, C], the share of each patch in the vector that is classified. A map sums to
-            at most 1; the rest belongs to class token and registers.
-        view: the output token or tokens that the maps are for, e.g. "class token".
+            Class token and registers come first. Rows sum to 1.
+        maps: f32[M, R, C], the share of each patch in the vector that the head classifies. A map
+            sums to at most 1; the rest belongs to class token and registers.
+        view: description of the output tokens of the maps, e.g. "class token".
     """
 
     matrices: Float[np.ndarray, "M N N"]
@@ -73,10 +73,15 @@ def attention_rollout(
 ) -> Rollout:
     """Returns the attention rollout of images.
 
-    An image's map is the rollout row of the vector that the head classifies. Pooling "token" takes
-    the row of the class token; "gap" and "flatten" the mean of the patches' rows (for "flatten"
-    that ignores the head's own weights of each patch); "map" the mean of the patches' rows,
-    weighted by the attention of the probe. Class token and registers are left out of the map.
+    An image's map is the rollout row of the vector that the head classifies. It depends on the
+    pooling:
+
+    - "token": the row of the class token.
+    - "gap" and "flatten": the mean of the patches' rows. For "flatten" this ignores the weights of
+      the head, which differ between patches.
+    - "map": the mean of the patches' rows, weighted by the attention of the probe.
+
+    The map does not include class token and registers.
 
     Args:
         model: a ViT or hybrid.
@@ -89,7 +94,7 @@ def attention_rollout(
         DataError: there are no images.
     """
     check_attention(model, "rollout")
-    vit: Any = model  # With attention it also has `pooling`.
+    vit: Any = model  # Every model with attention has `pooling`.
 
     def heads_mean(weights: jax.Array) -> jax.Array:
         return weights.mean(1)
@@ -112,7 +117,7 @@ def attention_rollout(
 def _pooled_row(
     model: Any, matrices: Float[Array, "B N N"], encoded: Float[Array, "B N D"]
 ) -> Float[Array, "B N"]:
-    """Returns the rollout row of the vector that is classified."""
+    """Returns the rollout row of the vector that the head classifies."""
     if model.pooling == "token":
         return matrices[:, 0]
     rows = matrices[:, model.num_prefix :]
@@ -141,11 +146,11 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
     """Draws each image above its rollout.
 
     The second row shows the image multiplied by the map over its maximum, as in Figure 6. The third
-    row shows the map itself; its smallest and largest value stand below it, in percent.
+    row shows the map itself, with its smallest and largest value in percent below it.
 
     Args:
         found: rollout of these images.
-        pixels: the images as the model saw them.
+        pixels: the images after preprocessing.
     """
     columns = min(len(pixels), _IMAGES_PER_ROW)
     groups = math.ceil(len(pixels) / columns)
@@ -159,7 +164,7 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
         axes.spines[:].set_visible(False)
     for number, (image, share) in enumerate(zip(pixels, found.maps, strict=True)):
         group, column = divmod(number, columns)
-        mask = _resized(share / max(float(share.max()), 1e-12), image.shape[:2])
+        mask = _resize_mask(share / max(float(share.max()), 1e-12), image.shape[:2])
         dimmed = np.clip(image * mask[..., None], 0, 255).astype(np.uint8)
         top, middle, bottom = panels[3 * group : 3 * group + 3, column]
         top.imshow(image, interpolation="bilinear")
@@ -176,6 +181,6 @@ def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure
     return figure
 
 
-def _resized(mask: Float[np.ndarray, "R C"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
+def _resize_mask(mask: Float[np.ndarray, "R C"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
     image = Image.fromarray(np.asarray(mask, np.float32))
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))

@@ -1,1 +1,1 @@
-"""Measurements that are commands: side by side, in turn, in one run."""
+"""Benchmarks. Each command measures the alternatives in one run and interleaves them."""

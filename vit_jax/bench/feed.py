@@ -1,4 +1,4 @@
-"""Measures the speed of the data loader: by stage, by threads and processes, against tf.data."""
+"""Measures the speed of the data loader by stage, threads and processes, and compares tf.data."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from vit_jax.data.sources import Example, Source
 from vit_jax.data.transforms import Transform, make_train_transform
 from vit_jax.errors import DataError, UserError
 
-# Examples kept in memory for measuring stages and tf.data.
+# Number of examples in memory for measuring stages and tf.data.
 SAMPLE = 512
 # Examples read at a time.
 _CHUNK = 32
@@ -38,7 +38,7 @@ class Rate:
 
     Attributes:
         name: what was measured.
-        images_per_second: by wall-clock time.
+        images_per_second: images per second of wall-clock time.
         cpu_ms_per_image: CPU time of all threads of this process; None: unknown.
     """
 
@@ -81,13 +81,13 @@ def measure_feed(
     num_workers: int | None,
     seconds: float,
 ) -> Rate:
-    """Measures whole batches as training reads them.
+    """Measures the batches of the training loader.
 
     Args:
         source: examples.
         data: the data section.
-        num_classes: labels lie below it.
-        num_threads: reader threads, in each process.
+        num_classes: labels are 0 to num_classes - 1.
+        num_threads: reader threads of each process.
         num_workers: reader processes; 0: none.
         seconds: duration of the measurement, after the first batches.
     """
@@ -101,7 +101,7 @@ def measure_feed(
         source.read(range(len(source)))  # Only the first epoch decodes.
     batches = train_batches(source, preprocessing, spec, seed=0, start_step=0, end_step=10**6)
     with batches:
-        for _ in range(2 + spec.prefetch):  # Batches that are prepared before the clock starts.
+        for _ in range(2 + spec.prefetch):  # Batches that were prefetched before the clock starts.
             next(batches)
         begin, cpu, count = time.perf_counter(), time.process_time(), 0
         while count == 0 or time.perf_counter() - begin < seconds:
@@ -113,37 +113,37 @@ def measure_feed(
 
 
 def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rate]:
-    """Measures one thread stage by stage: reading alone, then more and more of the transform.
+    """Measures the stages of the transform in one thread.
 
     Returns:
-        One rate per stage. Each stage after reading includes the one before.
+        One rate per stage: reading, then decoding, then decoding with each further stage.
     """
-    encoded = [example.image for example in _readable(source, data)]
+    encoded = [example.image for example in _readable_examples(source, data)]
     plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
     rng = np.random.default_rng(0)
-    # Random indices: a permutation of a large source would fill the memory.
+    # Random indices, because a permutation of a large source would fill the memory.
     chunk = rng.integers(len(source), size=(SAMPLE, _CHUNK)).tolist()
     stages: list[tuple[str, Callable[[Any], Any], list[Any], int]] = [
         (f"read, in chunks of {_CHUNK}", source.read, chunk, _CHUNK),
         ("decode, whole image", lambda encoded: np.asarray(decode(encoded)), encoded, 1),
         (
             "decode, crop and resize",
-            _bound(make_train_transform(data.image_size, plain)),
+            _with_generator(make_train_transform(data.image_size, plain)),
             encoded,
             1,
         ),
     ]
     if plain != data.augment:
         full = make_train_transform(data.image_size, data.augment)
-        stages.append(("decode, crop, resize and augment", _bound(full), encoded, 1))
-    return [_time(*stage, seconds) for stage in stages]
+        stages.append(("decode, crop, resize and augment", _with_generator(full), encoded, 1))
+    return [_time_stage(*stage, seconds) for stage in stages]
 
 
-def _readable(source: Source, data: DataConfig) -> list[Example]:
-    """Returns some examples without those that cannot be decoded.
+def _readable_examples(source: Source, data: DataConfig) -> list[Example]:
+    """Returns a sample of the examples that can be decoded.
 
     Raises:
-        DataError: a bad example that may not be skipped, or no readable example.
+        DataError: an example is bad and `data.on_bad_example` is "error", or none is readable.
     """
     found = []
     for example in MemorySource(source).examples:
@@ -163,12 +163,12 @@ def _readable(source: Source, data: DataConfig) -> list[Example]:
     return found
 
 
-def _bound(transform: Transform) -> Callable[[bytes], np.ndarray]:
+def _with_generator(transform: Transform) -> Callable[[bytes], np.ndarray]:
     rng = np.random.default_rng(0)
     return lambda encoded: transform(encoded, rng)
 
 
-def _time(
+def _time_stage(
     name: str, work: Callable[[Any], Any], items: list[Any], images: int, seconds: float
 ) -> Rate:
     for item in items[:4]:
@@ -187,7 +187,7 @@ class TensorFlowFeed:
     Args:
         examples: JPEG files.
         image_size: side of the result.
-        batch_size: images a batch.
+        batch_size: images per batch.
         min_area: smallest crop, as a fraction of the image's area.
 
     Raises:
@@ -216,7 +216,7 @@ class TensorFlowFeed:
             [sys.executable, str(Path(__file__).with_name("tf_feed.py")), json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        ready = self._answer()
+        ready = self._read_answer()
         if "error" in ready:
             self.close()
             raise TensorFlowMissingError(
@@ -228,7 +228,7 @@ class TensorFlowFeed:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        return self._answer()["images_per_second"]
+        return self._read_answer()["images_per_second"]
 
     def close(self) -> None:
         """Ends the process."""
@@ -236,13 +236,13 @@ class TensorFlowFeed:
         self._process.communicate()  # Also closes the pipes.
         self._folder.cleanup()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else {"error": "its process ended"}
 
 
 def plain_jpeg_data(data: DataConfig, min_area: float) -> DataConfig:
-    """Returns the data section with only the augmentation that the tf.data process does."""
+    """Returns the data section with the same augmentation as the tf.data process."""
     augment = AugmentConfig(crop="inception", min_area=min_area, antialias=False)
     return data.replace(augment=augment)

@@ -29,8 +29,9 @@ class Measurement:
         model: e.g. "ViT-B/16".
         batch_size: images per step.
         flops_per_image: model FLOPs of training on one image.
-        compile_s: seconds before the first step.
-        peak_memory_mb: planned size of state and temporaries (XLA), or measured peak (PyTorch).
+        compile_s: compilation time in seconds; in PyTorch, the time of the first two steps.
+        peak_memory_mb: size of arguments and temporaries according to XLA, or measured peak in
+            PyTorch.
         step_s: seconds per step, one value per round.
     """
 
@@ -73,10 +74,10 @@ class Measurement:
 
 
 class JaxStep:
-    """This project's training step, compiled and ready to be timed.
+    """The compiled training step of this package.
 
     Args:
-        config: the run; its data are not opened.
+        config: config of the run. Its data are not opened.
     """
 
     def __init__(self, config: Config):
@@ -97,7 +98,7 @@ class JaxStep:
         self.time(1)
 
     def time(self, steps: int) -> float:
-        """Runs steps until the device has finished; returns the seconds of one."""
+        """Runs steps, waits for the device, and returns the seconds per step."""
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
@@ -111,7 +112,7 @@ class JaxStep:
 
 
 class TorchStep:
-    """The same step in PyTorch, in a separate process that waits while other steps are timed.
+    """The same step in PyTorch, in a separate process that is idle while other steps are timed.
 
     Args:
         library: "transformers" or "timm".
@@ -120,7 +121,7 @@ class TorchStep:
         compiled: use torch.compile.
 
     Raises:
-        TorchMissing: torch or the library is not installed, or cannot build this model.
+        TorchMissingError: torch or the library is not installed, or cannot build this model.
     """
 
     def __init__(self, library: str, config: Config, flops_per_image: int, *, compiled: bool):
@@ -139,7 +140,7 @@ class TorchStep:
             [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
         )  # fmt: skip
-        ready = self._read()
+        ready = self._read_answer()
         name = f"{library}{', torch.compile' if compiled else ''}, SDPA"
         self.measurement = Measurement(
             name,
@@ -151,11 +152,11 @@ class TorchStep:
         )
 
     def time(self, steps: int) -> float:
-        """Runs steps and returns the seconds of one."""
+        """Runs steps and returns the seconds per step."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        answer = self._read()
+        answer = self._read_answer()
         self.measurement.peak_memory_mb = answer["peak_memory_mb"]
         return answer["step_s"]
 
@@ -165,28 +166,30 @@ class TorchStep:
         self._process.communicate()
         self._stderr.close()
 
-    def _read(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 answer = json.loads(line)
                 if "error" in answer:
                     self.close()
-                    raise TorchMissing(answer["error"])
+                    raise TorchMissingError(answer["error"])
                 return answer
         self._process.wait()
         self._stderr.seek(0)
         last = self._stderr.read().strip().splitlines()[-1:] or ["no message"]
         self.close()
-        raise TorchMissing(last[0])
+        raise TorchMissingError(last[0])
 
 
-class TorchMissing(Exception):
+class TorchMissingError(Exception):
     """The PyTorch step cannot run on this machine."""
 
 
-def measure_in_turn(steps: list[Any], *, rounds: int, steps_per_round: int) -> list[Measurement]:
-    """Times several steps alternately, so that drifts of the machine affect all of them."""
+def measure_interleaved(
+    steps: list[Any], *, rounds: int, steps_per_round: int
+) -> list[Measurement]:
+    """Interleaves the timing of several steps, so that changes of machine speed affect all."""
     for _ in range(rounds):
         for step in steps:
             step.measurement.step_s.append(step.time(steps_per_round))
@@ -195,8 +198,8 @@ def measure_in_turn(steps: list[Any], *, rounds: int, steps_per_round: int) -> l
     return [step.measurement for step in steps]
 
 
-def largest_fast_batch(make: Any, *, start: int, limit: int) -> int:
-    """Doubles the batch size until memory is full; returns the one with the most images per second.
+def fastest_batch_size(make: Any, *, start: int, limit: int) -> int:
+    """Doubles the batch size until memory is full. Returns the size with the most images/s.
 
     Args:
         make: batch size -> JaxStep.

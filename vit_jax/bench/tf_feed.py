@@ -1,9 +1,9 @@
-"""The work of the data loader in tf.data: a worker process of `bench.feed`.
+"""The same input pipeline in tf.data, as a worker process of `bench.feed`.
 
-The request is a JSON argument. The process prints {} when it is ready, or {"error": ...}. Then it
-reads a number of seconds per line from stdin and prints {"images_per_second": ...}. Decoding is
-fused with the crop and resizing is bilinear without antialiasing, as in big_vision. No other module
-imports this file or TensorFlow.
+Its argument is a request as JSON. When it is ready it prints {}, or {"error": ...} if it cannot
+run. Then, for each line of stdin with a number of seconds, it measures that long and prints
+{"images_per_second": ...}. Decoding is fused with the crop and resizing is bilinear without
+antialiasing, as in big_vision. No other module imports this file or TensorFlow.
 """
 
 # pyright: reportMissingImports=false
@@ -18,14 +18,14 @@ def main() -> None:
     """Answers requests until stdin closes."""
     request = json.loads(sys.argv[1])
     try:
-        batches = iter(_dataset(request))
+        batches = iter(_build_dataset(request))
         next(batches)
     except Exception as error:  # The caller reports the error and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
         return
     print("{}", flush=True)
     for line in sys.stdin:
-        for _ in range(4):  # Batches prepared in the meantime.
+        for _ in range(4):  # Batches that were prefetched before the clock starts.
             next(batches)
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < float(line):
@@ -35,7 +35,7 @@ def main() -> None:
         print(json.dumps({"images_per_second": rate}), flush=True)
 
 
-def _dataset(request: dict[str, Any]) -> Any:
+def _build_dataset(request: dict[str, Any]) -> Any:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import numpy as np
     import tensorflow as tf

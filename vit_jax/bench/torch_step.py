@@ -1,8 +1,8 @@
 """Runs the training step of another library for comparison, as a worker process of `bench.step`.
 
-Its argument is a request as JSON. When it is ready it prints {"compile_s": ...}; then, for each
-number of steps that it reads from stdin, {"step_s": ..., "peak_memory_mb": ...}. If it cannot run,
-it prints {"error": ...}. It needs the extra `interop`.
+Its argument is a request as JSON. When it is ready it prints {"compile_s": ...}, or {"error": ...}
+if it cannot run. Then, for each line of stdin with a number of steps, it runs them and prints
+{"step_s": ..., "peak_memory_mb": ...}. It needs the `interop` extra.
 """
 
 # pyright: reportMissingImports=false, reportCallIssue=false
@@ -19,7 +19,7 @@ def main() -> None:
     """Answers requests until stdin closes."""
     request = json.loads(sys.argv[1])
     try:
-        step = _Step(request)
+        step = _TorchStep(request)
     except Exception as error:  # The caller reports any reason and continues.
         print(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0]}), flush=True)
         return
@@ -29,7 +29,7 @@ def main() -> None:
         print(json.dumps({"step_s": seconds, "peak_memory_mb": step.peak_memory_mb()}), flush=True)
 
 
-class _Step:
+class _TorchStep:
     """Forward pass, backward pass, clipping by global norm and AdamW."""
 
     def __init__(self, request: dict[str, Any]):
@@ -37,7 +37,7 @@ class _Step:
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        # As XLA does by default: TF32 on GPUs.
+        # TF32 on GPUs, the default of XLA.
         torch.set_float32_matmul_precision("high" if self.device == "cuda" else "highest")
         makers = {"transformers": _transformers_vit, "timm": _timm_vit}
         model = makers[request["library"]](request).to(self.device).train()
@@ -51,16 +51,18 @@ class _Step:
         self.labels = torch.randint(
             request["num_classes"], (request["batch_size"],), device=self.device
         )
-        self.half = request["dtype"] == "bfloat16"
+        self.bfloat16 = request["dtype"] == "bfloat16"
 
-    def one(self) -> None:
+    def train_step(self) -> None:
         """Runs one step."""
         torch = self.torch
         self.optimizer.zero_grad(set_to_none=True)
-        half = (
-            torch.autocast(self.device, torch.bfloat16) if self.half else contextlib.nullcontext()
+        precision = (
+            torch.autocast(self.device, torch.bfloat16)
+            if self.bfloat16
+            else contextlib.nullcontext()
         )
-        with half:
+        with precision:
             out = self.model(self.images)
             logits = out if torch.is_tensor(out) else out.logits
             loss = torch.nn.functional.cross_entropy(logits.float(), self.labels)
@@ -69,16 +71,16 @@ class _Step:
         self.optimizer.step()
 
     def time(self, steps: int) -> float:
-        """Returns the seconds of `steps` steps."""
+        """Runs `steps` steps and returns their total time in seconds."""
         begin = time.perf_counter()
         for _ in range(steps):
-            self.one()
+            self.train_step()
         if self.device == "cuda":
             self.torch.cuda.synchronize()
         return time.perf_counter() - begin
 
     def peak_memory_mb(self) -> float | None:
-        """Returns the peak device memory; None: unknown."""
+        """Returns the peak device memory in MiB; None: unknown."""
         if self.device != "cuda":
             return None
         return self.torch.cuda.max_memory_allocated() / 2**20
@@ -93,7 +95,7 @@ _SIZES = {
 }
 
 
-def _parse(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int]:
+def _parse_model(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int]:
     size, patch = request["model"].removeprefix("ViT-").split("/")
     return _SIZES[size], int(patch)
 
@@ -101,7 +103,7 @@ def _parse(request: dict[str, Any]) -> tuple[tuple[str, int, int, int, int], int
 def _transformers_vit(request: dict[str, Any]) -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
-    (_, width, depth, mlp_dim, num_heads), patch = _parse(request)
+    (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     config = ViTConfig(
         hidden_size=width, num_hidden_layers=depth, intermediate_size=mlp_dim,
         num_attention_heads=num_heads, image_size=request["image_size"], patch_size=patch,
@@ -114,7 +116,7 @@ def _timm_vit(request: dict[str, Any]) -> Any:
     import_timm()
     from timm.models.vision_transformer import VisionTransformer
 
-    (_, width, depth, mlp_dim, num_heads), patch = _parse(request)
+    (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     return VisionTransformer(
         img_size=request["image_size"], patch_size=patch, embed_dim=width, depth=depth,
         num_heads=num_heads, mlp_ratio=mlp_dim / width, num_classes=request["num_classes"],
@@ -122,7 +124,7 @@ def _timm_vit(request: dict[str, Any]) -> Any:
 
 
 def import_timm() -> types.ModuleType:
-    """Imports timm, even if there is no torchvision that works with this torch.
+    """Imports timm, even without a torchvision that is compatible with the installed torch.
 
     timm imports torchvision but does not use it for ViTs, so empty modules can replace it.
     """

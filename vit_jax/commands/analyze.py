@@ -279,7 +279,7 @@ def _some(
     images: "Images | None", count: "Count | None", args: argparse.Namespace
 ) -> "Images | None":
     """Returns the images that an analysis uses."""
-    return None if images is None or count is None else images.some(getattr(args, count))
+    return None if images is None or count is None else images.subset(getattr(args, count))
 
 
 def _output_folder(args: argparse.Namespace, run_folder: Path | None) -> Path:

@@ -106,7 +106,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
     }
     for override in overrides:
         key, _, text = override.partition("=")
-        set_key(mapping, key, parse_override(Config, key, text))
+        set_key(mapping, key, parse_override(Config, key, text, mapping))
     return Config.from_mapping(mapping)
 
 
@@ -191,9 +191,11 @@ def verdict(config: Config, feed_rate: float) -> str:
     """Compares the speed of the feed with what the device needs, in a sentence."""
     import jax
 
-    from vit_jax.bench.step import JaxStep, measure_in_turn
+    from vit_jax.bench.step import JaxStep, measure_interleaved
 
-    needed = measure_in_turn([JaxStep(config)], rounds=3, steps_per_round=2)[0].images_per_second
+    needed = measure_interleaved([JaxStep(config)], rounds=3, steps_per_round=2)[
+        0
+    ].images_per_second
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     waits = 1 - feed_rate / needed
     conclusion = (

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     # Leaves GPU memory to PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from vit_jax.bench.step import JaxStep, largest_fast_batch, measure_in_turn
+    from vit_jax.bench.step import JaxStep, fastest_batch_size, measure_interleaved
     from vit_jax.run.folder import environment
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
@@ -70,13 +70,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     for model in args.model.split(","):
         config = _config(args, model, overrides)
         if args.batch_size == "auto":
-            size = largest_fast_batch(
+            size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
             )
             config = _with_batch(config, size)
         steps = [JaxStep(config)]
         steps += _torch_steps(wanted, config, steps[0].measurement.flops_per_image)
-        measured = measure_in_turn(steps, rounds=args.rounds, steps_per_round=args.steps)
+        measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
         rows += [m.row() for m in measured]
         _show(rows[-len(measured) :], config)
         del steps
@@ -111,14 +111,14 @@ def _with_batch(config: Config, batch_size: int) -> Config:
 
 
 def _torch_steps(wanted: list[str], config: Config, flops_per_image: int) -> list[Any]:
-    from vit_jax.bench.step import TorchMissing, TorchStep
+    from vit_jax.bench.step import TorchMissingError, TorchStep
 
     steps = []
     for name in wanted:
         library, _, compiled = name.partition("-")
         try:
             steps.append(TorchStep(library, config, flops_per_image, compiled=bool(compiled)))
-        except TorchMissing as error:
+        except TorchMissingError as error:
             print(f"not compared with {name}: {error}")
     return steps
 

@@ -1,8 +1,7 @@
-"""Batches as named arrays: a task says which arrays an example has and how they are made.
+"""Batches as named arrays. A task defines which arrays an example has and how to make them.
 
-The loader, the reader processes and the padding of evaluation batches know only names, shapes and
-dtypes. Beside a task's own arrays every batch has `mask`, which is False in rows without an
-example.
+The loader, the reader processes and the padding of evaluation batches use only names, shapes and
+dtypes. Besides the task's arrays every batch has `mask`, which is False in padding rows.
 """
 
 import dataclasses
@@ -23,9 +22,9 @@ class ArraySpec:
     """One named array of a batch.
 
     Attributes:
-        shape: of one example, without the batch dimension.
-        dtype: as it travels to the device.
-        padding: fills the rows of an evaluation batch that have no example.
+        shape: shape of one example, without the batch dimension.
+        dtype: dtype on the host; the array is copied to the device unchanged.
+        padding: value in the padding rows of an evaluation batch.
     """
 
     shape: tuple[int, ...]
@@ -40,10 +39,10 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an example of a source becomes one row of a batch, on the host.
+    """How the host turns an example of a source into one row of a batch.
 
     Attributes:
-        arrays: name -> array. "mask", "index" and "skipped" are the loader's own names.
+        arrays: name -> array. The names "mask", "index" and "skipped" are reserved for the loader.
         make_row: (example, generator) -> name -> the example's array. Everything random is drawn
             from the generator, so that a batch depends only on (seed, step). Raises DataError for
             an example that cannot be used.
@@ -67,7 +66,7 @@ def labelled_image(transform: Transform, image_size: int, num_classes: int) -> P
     Args:
         transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
         image_size: height and width in pixels.
-        num_classes: labels lie below it.
+        num_classes: labels are 0 to num_classes - 1.
     """
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
@@ -85,12 +84,12 @@ def labelled_image(transform: Transform, image_size: int, num_classes: int) -> P
 def batch_shapes(
     arrays: Mapping[str, ArraySpec], batch_size: int, sharding: jax.sharding.Sharding | None = None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch on the device, `mask` included, to trace a program with.
+    """Returns the shapes of a batch on the device, including `mask`, for tracing a program.
 
     Args:
-        arrays: of the task.
+        arrays: the task's arrays.
         batch_size: B.
-        sharding: of all arrays.
+        sharding: sharding of all arrays.
     """
     return {
         name: jax.ShapeDtypeStruct((batch_size, *array.shape), array.dtype, sharding=sharding)

@@ -17,7 +17,7 @@ class Balance:
 
     Attributes:
         weights: f32[C], weight of an example's loss by its class; None: all 1.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
     """
 
     weights: np.ndarray | None = None
@@ -25,7 +25,7 @@ class Balance:
 
 
 def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
-    """Returns the class weights and the order that a config asks for.
+    """Returns the class weights and the order of examples of a config.
 
     Reads the labels only if the config needs them.
 

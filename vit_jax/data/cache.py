@@ -17,12 +17,12 @@ _MAX_HEADER = 20
 class DecodedSource:
     """A source that decodes each image on first use and keeps it as an uncompressed PPM.
 
-    For images of CIFAR's size, reading and decoding take most of the feed's time. An image that
-    cannot be decoded is passed on unchanged, so that the transform reports it.
+    For images of CIFAR's size, the input pipeline spends most of its time reading and decoding. An
+    image that cannot be decoded is returned unchanged, so that the transform reports it.
 
     Args:
         source: examples.
-        cap_mb: megabytes of pixels to keep; images beyond it are decoded each time.
+        cap_mb: megabytes of pixels to keep. Images beyond this limit are decoded each time.
     """
 
     def __init__(self, source: Source, cap_mb: float = float("inf")):
@@ -45,7 +45,7 @@ class DecodedSource:
         if missing:
             # Two threads may decode the same example; the results are equal.
             for i, example in zip(missing, self.source.read(missing), strict=True):
-                found[i] = decoded = _uncompressed(example)
+                found[i] = decoded = _to_ppm(example)
                 if len(decoded.image) <= self._bytes_left:
                     self._bytes_left -= len(decoded.image)
                     self._kept[i] = decoded
@@ -73,7 +73,7 @@ def cached(source: Source, cap_mb: int) -> Source:
     return DecodedSource(source, cap_mb) if largest * len(source) <= cap_mb * 1e6 else source
 
 
-def _uncompressed(example: Example) -> Example:
+def _to_ppm(example: Example) -> Example:
     try:
         pixels = np.asarray(decode(example.image))
     except ValueError:

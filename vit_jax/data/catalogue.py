@@ -14,7 +14,7 @@ class Entry:
     """A prepared dataset.
 
     Attributes:
-        name: with config and version, a value of `data.name`.
+        name: name with config and version, as in `data.name`.
         path: its folder.
         splits: split -> number of examples.
         formats: file formats, the preferred one first.
@@ -31,14 +31,14 @@ class Entry:
 
     @property
     def readable(self) -> bool:
-        """Whether it has random access, which training needs."""
+        """Whether the format has random access, which training needs."""
         return any(name in RANDOM_ACCESS for name in self.formats)
 
 
 def list_datasets(data_dir: Path) -> list[Entry]:
     """Returns the prepared datasets in a folder, sorted by name."""
     found = [p for depth in ("*/*", "*/*/*") for p in data_dir.glob(f"{depth}/dataset_info.json")]
-    entries = [entry for p in found if (entry := _entry(data_dir, p.parent)) is not None]
+    entries = [entry for p in found if (entry := _read_entry(data_dir, p.parent)) is not None]
     return sorted(entries, key=lambda entry: entry.name)
 
 
@@ -48,7 +48,7 @@ def bundled_missing(entries: list[Entry]) -> list[str]:
     return sorted(set(BUNDLED) - prepared)
 
 
-def _entry(data_dir: Path, folder: Path) -> Entry | None:
+def _read_entry(data_dir: Path, folder: Path) -> Entry | None:
     try:
         info = read_json(folder / "dataset_info.json")
         splits = {

@@ -27,7 +27,7 @@ class SplitReport:
     """The result of checking a split.
 
     Attributes:
-        name: of the split.
+        name: name of the split.
         per_class: i[C], number of readable examples of each class.
         sizes: i[N, 2], width and height of each readable image.
         num_bytes: i[N], encoded size of each readable image.
@@ -44,7 +44,7 @@ class SplitReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Checked:
+class _ExampleReport:
     """The result of checking one example."""
 
     id: str
@@ -112,22 +112,22 @@ def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
     return wrong
 
 
-def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_Checked]:
+def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_ExampleReport]:
     try:
         return [_check_one(example, num_classes) for example in source.read(chunk)]
-    except DataError:  # Read one by one to find out which.
-        return [_check_alone(source, index, num_classes) for index in chunk]
+    except DataError:  # Read one at a time to find the bad examples.
+        return [_check_index(source, index, num_classes) for index in chunk]
 
 
-def _check_alone(source: Source, index: int, num_classes: int) -> _Checked:
+def _check_index(source: Source, index: int, num_classes: int) -> _ExampleReport:
     read: Callable[[Sequence[int]], list[Example]] = source.read
     try:
         return _check_one(read([index])[0], num_classes)
     except DataError as error:
-        return _Checked(str(index), -1, (0, 0), 0, "", error.got)
+        return _ExampleReport(str(index), -1, (0, 0), 0, "", error.got)
 
 
-def _check_one(example: Example, num_classes: int) -> _Checked:
+def _check_one(example: Example, num_classes: int) -> _ExampleReport:
     size, kind, reason = (0, 0), "", None
     try:
         size = decode(example.image).size
@@ -136,4 +136,4 @@ def _check_one(example: Example, num_classes: int) -> _Checked:
         reason = error.got
     if reason is None and not 0 <= example.label < num_classes:
         reason = f"label {example.label} is not 0 to {num_classes - 1}"
-    return _Checked(example.id, example.label, size, len(example.image), kind, reason)
+    return _ExampleReport(example.id, example.label, size, len(example.image), kind, reason)

@@ -5,7 +5,7 @@ There are two published ways to draw an inception crop (arXiv:1409.4842) from a 
 |                 | paper (the ViT authors' code)        | torchvision (RandomResizedCrop)         |
 |-----------------|--------------------------------------|-----------------------------------------|
 | usual area      | 5 to 100 % (`min_area=0.05`)         | 8 to 100 % (`min_area=0.08`)            |
-| drawn uniformly | the height, among those that fit     | the area                                |
+| uniform in      | the height, among those that fit     | the area                                |
 | mean area       | 34 % of a 4:3 photo if min_area=0.05 | 42 % of it if min_area=0.05             |
 | width / height  | uniform in [0.75, 1.33]              | log-uniform in [3/4, 4/3]               |
 | if none fits    | after 100 draws the whole image      | after 10 draws the largest central part |
@@ -42,7 +42,7 @@ def paper_box(
     width, height = size
     smallest, largest = min_area * width * height, max_area * width * height
     for _ in range(100):
-        ratio = _between(_PAPER_RATIOS, rng)
+        ratio = _uniform(_PAPER_RATIOS, rng)
         low = round(math.sqrt(smallest / ratio))
         # The tallest whose width fits: round(h * ratio) <= width.
         high = min(round(math.sqrt(largest / ratio)), height, math.ceil((width + 0.5) / ratio) - 1)
@@ -55,7 +55,7 @@ def paper_box(
         elif w * h > largest:
             h, w = h - 1, round((h - 1) * ratio)
         if 0 < w <= width and 0 < h <= height and smallest <= w * h <= largest:
-            return _somewhere(width, height, w, h, rng)
+            return _random_position(width, height, w, h, rng)
     return 0, 0, width, height
 
 
@@ -65,35 +65,35 @@ def torchvision_box(
     """Draws a random box like torchvision's `RandomResizedCrop`; arguments as in `paper_box`."""
     width, height = size
     for _ in range(10):
-        area = _between((min_area, max_area), rng) * width * height
-        ratio = math.exp(_between(_LOG_RATIOS, rng))
+        area = _uniform((min_area, max_area), rng) * width * height
+        ratio = math.exp(_uniform(_LOG_RATIOS, rng))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return _somewhere(width, height, w, h, rng)
+            return _random_position(width, height, w, h, rng)
     ratio = min(max(width / height, _TORCHVISION_RATIOS[0]), _TORCHVISION_RATIOS[1])
-    return _centred(width, height, min(width, round(height * ratio)),
+    return _centred_box(width, height, min(width, round(height * ratio)),
                     min(height, round(width / ratio)))  # fmt: skip
 
 
 def central_box(size: tuple[int, int], fraction: float) -> Box:
     """Returns the central square whose side is `fraction` of the short side.
 
-    Resizing this box gives in one step the same as resizing the short side and cropping the centre,
-    within half a pixel.
+    Resizing this box equals resizing the short side and then cropping the centre, to within half a
+    pixel.
     """
     width, height = size
     side = max(round(min(size) * fraction), 1)
-    return _centred(width, height, side, side)
+    return _centred_box(width, height, side, side)
 
 
 def central_part(size: tuple[int, int], fraction: float) -> Box:
     """Returns the centre of the image with `fraction` of its width and height.
 
-    Resizing this box to a square is the same as resizing the image to a larger square and cropping
-    the centre.
+    Resizing this box to a square equals resizing the image to a larger square and then cropping the
+    centre.
     """
     width, height = size
-    return _centred(
+    return _centred_box(
         width, height, max(round(width * fraction), 1), max(round(height * fraction), 1)
     )
 
@@ -104,26 +104,26 @@ INCEPTION_BOX: dict[str, Callable[[tuple[int, int], float, float, np.random.Gene
 }
 
 
-def _between(limits: tuple[float, float], rng: np.random.Generator) -> float:
+def _uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
 
 
 def random_box(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
     """Draws a random box with `fraction` of the image's width and height.
 
-    Resizing this box gives in one step the same as resizing the image to a square and cropping a
-    smaller square at random. Source: arXiv:1912.11370, section 3.3.
+    Resizing this box equals resizing the image to a square and then cropping a smaller square at
+    random. Source: arXiv:1912.11370, section 3.3.
     """
     width, height = size
     w, h = (max(round(fraction * side), 1) for side in size)
-    return _somewhere(width, height, w, h, rng)
+    return _random_position(width, height, w, h, rng)
 
 
-def _somewhere(width: int, height: int, w: int, h: int, rng: np.random.Generator) -> Box:
+def _random_position(width: int, height: int, w: int, h: int, rng: np.random.Generator) -> Box:
     left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
     return left, top, left + w, top + h
 
 
-def _centred(width: int, height: int, w: int, h: int) -> Box:
+def _centred_box(width: int, height: int, w: int, h: int) -> Box:
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h

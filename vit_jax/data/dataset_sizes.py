@@ -31,10 +31,10 @@ DATASET_SIZES: dict[str, DatasetSize] = {
 
 
 def known_size(data: DataConfig) -> tuple[int | None, int | None]:
-    """Returns the number of classes and of training examples of a config, where they are known.
+    """Returns the number of classes and of training examples of a config; None if unknown.
 
-    Reads no data. Takes `data.num_classes` and the subset into account. Nothing is known about a
-    mixture.
+    Reads no data. Takes `data.num_classes` and the subset into account. The sizes of mixtures are
+    unknown.
 
     Raises:
         DataError: the dataset has no such split, or the subset is larger than the split.

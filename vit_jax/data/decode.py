@@ -6,7 +6,7 @@ How each kind of image is treated:
 |-------------------------------|---------------------------------------------------------------|
 | JPEG, baseline or progressive | libjpeg-turbo decodes the region, DCT-scaled; else Pillow     |
 | gray, palette, 1 bit          | RGB                                                           |
-| CMYK and YCCK JPEG            | RGB by Pillow, read as inverted, as Adobe writes it           |
+| CMYK and YCCK JPEG            | RGB by Pillow; values are inverted, as Adobe writes them      |
 | transparency                  | dropped: the stored colours are used                          |
 | 16 bits a channel             | the high byte                                                 |
 | 32 bits, floating point       | an error: the value of white is unknown                       |
@@ -14,10 +14,10 @@ How each kind of image is treated:
 | EXIF orientation              | applied; sizes and boxes are those of the upright image       |
 | colour profile (ICC)          | ignored                                                       |
 | truncated file                | an error, even if the region is intact                        |
-| damaged JPEG                  | an error if a pixel of the region may be wrong; Pillow alone  |
-|                               | detects only truncation                                       |
+| damaged JPEG                  | an error if a pixel of the region may be wrong; without       |
+|                               | libjpeg-turbo only truncation is detected                     |
 | more than 179 million pixels  | an error                                                      |
-| anything else, no bytes       | an error                                                      |
+| not an image, or no bytes     | an error                                                      |
 
 PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet's photos have one.
 """
@@ -66,7 +66,7 @@ _PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
 
 
 class EncodedImage:
-    """An encoded image whose regions can be decoded. At first only the header of a JPEG is read.
+    """An encoded image whose regions can be decoded. The constructor reads only a JPEG's header.
 
     Args:
         encoded: a file that Pillow reads.
@@ -87,9 +87,9 @@ class EncodedImage:
         if header is not None:
             width, height = header.width, header.height
             if not header.complete:
-                raise _unreadable(encoded, "the image data are truncated")
+                raise _unreadable_error(encoded, "the image data are truncated")
             if width * height > _MAX_PIXELS:
-                raise _unreadable(encoded, f"{width} x {height} pixels")
+                raise _unreadable_error(encoded, f"{width} x {height} pixels")
             self._upright = _UPRIGHT[header.orientation]
         if header is None or not header.common:
             height, width = self._decode_whole().shape[:2]
@@ -105,7 +105,7 @@ class EncodedImage:
         Raises:
             DataError: damaged image data.
         """
-        left, top, right, bottom = self._stored(box)
+        left, top, right, bottom = self._to_stored_box(box)
         box = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
         pixels = self._stored_part(box, shrink)
         swapped, columns, rows = self._upright
@@ -115,8 +115,8 @@ class EncodedImage:
         # OpenCV cannot read arrays with negative strides.
         return np.ascontiguousarray(pixels) if any(self._upright) else pixels
 
-    def _stored(self, box: Box) -> Box:
-        """Returns the box in the stored image of a box in the upright image."""
+    def _to_stored_box(self, box: Box) -> Box:
+        """Converts a box in the upright image to the same box in the stored image."""
         left, top, right, bottom = box
         swapped, columns, rows = self._upright
         width, height = self.size
@@ -132,7 +132,7 @@ class EncodedImage:
             try:
                 return decode_part(self._encoded, box, shrink)
             except DamagedJpegError as error:
-                raise _unreadable(self._encoded, str(error)) from None
+                raise _unreadable_error(self._encoded, str(error)) from None
             except UnsupportedJpegError:
                 whole = self._decode_whole()
         left, top, right, bottom = box
@@ -153,9 +153,9 @@ class EncodedImage:
                     self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
                 pixels = np.asarray(_to_rgb(image))
             except UnidentifiedImageError:  # Its message is only a memory address.
-                raise _unreadable(self._encoded, "unknown format") from None
+                raise _unreadable_error(self._encoded, "unknown format") from None
             except _PILLOW_ERRORS as error:
-                raise _unreadable(self._encoded, str(error)) from None
+                raise _unreadable_error(self._encoded, str(error)) from None
         self._pixels = pixels
         return pixels
 
@@ -171,7 +171,7 @@ def decode(encoded: bytes) -> Image.Image:
 
 
 def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Returns the pixels of a PPM that `data.cache` wrote; None: it is something else."""
+    """Returns the pixels of a PPM that `data.cache` wrote; None for any other file."""
     header = _PLAIN.match(encoded)
     if header is None:
         return None
@@ -192,7 +192,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _unreadable(encoded: bytes, reason: str) -> DataError:
+def _unreadable_error(encoded: bytes, reason: str) -> DataError:
     start = encoded[:4].hex(" ") or "nothing"
     return DataError(
         f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",

@@ -1,8 +1,8 @@
 """Augmentation on the device, inside the training step: scaling, flips, erasing, mixup, CutMix.
 
-Images travel as uint8, a quarter of the bytes of float32. All operations are element-wise, so the
-compiler fuses them into one pass over the batch. Random draws depend on an example's position in
-the global batch, not on how the batch is divided over devices and hosts.
+Images are copied to the device as uint8, a quarter of the bytes of float32. All operations are
+element-wise, so XLA fuses them into one pass over the batch. Random numbers depend on an example's
+position in the global batch, not on how the batch is sharded over devices and hosts.
 """
 
 import math
@@ -17,7 +17,7 @@ Batch = dict[str, Array]
 # Area as a share of the image, and height / width. Source: arXiv:1708.04896, limits of torchvision.
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
-# How often a rectangle is drawn until one fits into the image.
+# Number of random rectangles to try until one fits into the image.
 _ERASING_TRIES = 10
 
 
@@ -50,7 +50,7 @@ def erase(
     Args:
         images: in [-1, 1].
         key: random key.
-        probability: of each image to be chosen.
+        probability: probability that an image is chosen.
         fill: "noise": every value uniform in [-1, 1]; "gray": 0.
 
     Source: arXiv:1708.04896, algorithm 1.
@@ -84,7 +84,7 @@ def erased_boxes(
     heights = jnp.round(jnp.sqrt(area * height * width * ratio)).astype(jnp.int32)
     widths = jnp.round(jnp.sqrt(area * height * width / ratio)).astype(jnp.int32)
     fits = (heights < height) & (widths < width)
-    # The first that fits; if none does, argmax is 0.
+    # The first rectangle that fits; if none fits, argmax is 0.
     first = jnp.argmax(fits, axis=1)[:, None]
     fits, heights, widths = (
         jnp.take_along_axis(values, first, axis=1)[:, 0] for values in (fits, heights, widths)
@@ -126,7 +126,7 @@ def cutmix(
 def cutmix_box(
     height: int, width: int, share: Float[Array, ""], key: jax.Array
 ) -> Bool[Array, "H W"]:
-    """Returns the mask of a box whose sides are sqrt(1 - share) of the image's, clipped at it."""
+    """Returns the mask of a box with sides sqrt(1 - share) of the image's, clipped to the image."""
     key_y, key_x = jax.random.split(key)
     side = jnp.sqrt(1 - share)
 
@@ -154,8 +154,8 @@ def mix(
         images: in [-1, 1].
         labels: class indices.
         num_classes: C.
-        mixup_alpha: of Beta(alpha, alpha); 0: no mixup.
-        cutmix_alpha: the same for CutMix.
+        mixup_alpha: alpha of mixup's Beta(alpha, alpha); 0: no mixup.
+        cutmix_alpha: alpha of CutMix's Beta(alpha, alpha); 0: no CutMix.
         key: random key.
 
     Returns:

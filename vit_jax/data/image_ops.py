@@ -1,7 +1,7 @@
-"""Operations on RGB images that the augmentations are built from.
+"""Image operations that the augmentations use, on RGB images.
 
-The results equal those of Pillow's `ImageOps` and `ImageEnhance`. The operations are faster because
-NumPy computes the lookup tables instead of Python loops, and they mostly run without the GIL.
+The results equal those of Pillow's `ImageOps` and `ImageEnhance`. These operations are faster,
+because NumPy instead of Python loops computes the lookup tables. They mostly run without the GIL.
 """
 
 from collections.abc import Sequence
@@ -16,44 +16,46 @@ _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 def auto_contrast(image: Image.Image) -> Image.Image:
     """Stretches each channel to 0 to 255."""
-    return _map(image, [_stretched(counts) for counts in _histograms(image)])
+    return _apply_lookup_table(image, [_stretch_table(counts) for counts in _histograms(image)])
 
 
 def equalize(image: Image.Image) -> Image.Image:
     """Equalizes the histogram of each channel."""
-    return _map(image, [_equalized(counts) for counts in _histograms(image)])
+    return _apply_lookup_table(image, [_equalize_table(counts) for counts in _histograms(image)])
 
 
 def invert(image: Image.Image) -> Image.Image:
     """Returns 255 minus the image."""
-    return _map(image, [255 - _VALUES])
+    return _apply_lookup_table(image, [255 - _VALUES])
 
 
 def posterize(image: Image.Image, bits: int) -> Image.Image:
     """Keeps the highest `bits` of each channel: 8 keeps all, 0 gives black."""
-    return _map(image, [_VALUES & (0xFF << (8 - bits))])
+    return _apply_lookup_table(image, [_VALUES & (0xFF << (8 - bits))])
 
 
 def solarize(image: Image.Image, threshold: float) -> Image.Image:
     """Inverts values at or above a threshold."""
-    return _map(image, [np.where(threshold <= _VALUES, 255 - _VALUES, _VALUES)])
+    return _apply_lookup_table(image, [np.where(threshold <= _VALUES, 255 - _VALUES, _VALUES)])
 
 
 def solarize_add(image: Image.Image, amount: int) -> Image.Image:
     """Adds `amount` to values below 128."""
-    return _map(image, [np.where(_VALUES < 128, np.minimum(_VALUES + amount, 255), _VALUES)])
+    return _apply_lookup_table(
+        image, [np.where(_VALUES < 128, np.minimum(_VALUES + amount, 255), _VALUES)]
+    )
 
 
 def brightness(image: Image.Image, factor: float) -> Image.Image:
     """Interpolates between black (0) and the image (1), or extrapolates."""
-    return _map(image, [_blended(0, factor)])
+    return _apply_lookup_table(image, [_blend_table(0, factor)])
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
     """Interpolates between the mean gray (0) and the image (1), or extrapolates."""
     counts = np.array(image.convert("L").histogram())
     mean = int(counts @ _VALUES / counts.sum() + 0.5)
-    return _map(image, [_blended(mean, factor)])
+    return _apply_lookup_table(image, [_blend_table(mean, factor)])
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
@@ -92,7 +94,7 @@ def rotate(image: Image.Image, degrees: float, fill: tuple[int, int, int]) -> Im
     return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=fill)
 
 
-def _map(image: Image.Image, tables: Sequence[np.ndarray]) -> Image.Image:
+def _apply_lookup_table(image: Image.Image, tables: Sequence[np.ndarray]) -> Image.Image:
     """Replaces values by lookup tables of 256 entries: one for all channels, or one for each."""
     channels = tables if len(tables) == 3 else [tables[0]] * 3
     return image.point(np.concatenate(channels).tolist())
@@ -103,7 +105,7 @@ def _histograms(image: Image.Image) -> np.ndarray:
     return np.array(image.histogram()).reshape(3, 256)
 
 
-def _stretched(counts: np.ndarray) -> np.ndarray:
+def _stretch_table(counts: np.ndarray) -> np.ndarray:
     present = np.flatnonzero(counts)
     low, high = int(present[0]), int(present[-1])
     if high == low:
@@ -112,7 +114,7 @@ def _stretched(counts: np.ndarray) -> np.ndarray:
     return np.clip((_VALUES * scale - low * scale).astype(int), 0, 255)
 
 
-def _equalized(counts: np.ndarray) -> np.ndarray:
+def _equalize_table(counts: np.ndarray) -> np.ndarray:
     last = np.flatnonzero(counts)[-1]
     step = int(counts.sum() - counts[last]) // 255
     if step == 0:
@@ -121,7 +123,7 @@ def _equalized(counts: np.ndarray) -> np.ndarray:
     return np.minimum((below + step // 2) // step, 255)
 
 
-def _blended(other: int, factor: float) -> np.ndarray:
+def _blend_table(other: int, factor: float) -> np.ndarray:
     """Returns other + factor * (value - other), clipped to 0 to 255 and rounded down."""
     blended = other + np.float32(factor) * (_VALUES - other).astype(np.float32)
     return np.clip(blended, 0, 255).astype(int)

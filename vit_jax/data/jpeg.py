@@ -2,13 +2,13 @@
 
 libjpeg-turbo decodes a region of an image at full size, or at a half, a quarter or an eighth of it
 (from fewer DCT coefficients), and stops after the region's last row. This module calls the library
-by ctypes. It looks for version 3.0 or later in the wheel `turbojpeg`, then on the system. Without
-the library, Pillow decodes whole images.
+through ctypes. It looks for version 3.0 or later in the wheel `turbojpeg`, then on the system.
+Without the library, Pillow decodes whole images.
 
-`turbojpeg` 0.0.2 is a small one-person wheel. Only the library file in it is used, not its Python
-code. Two better maintained packages were measured in its place, and both cost more than a tenth of
-the feed's speed; simplejpeg decodes only whole images. Images per second of CPU time relative to
-this module, on two cores with other load (medians of five interleaved rounds):
+`turbojpeg` 0.0.2 is a small wheel with one maintainer. This module uses only its library file, not
+its Python code. Two better-maintained packages were measured as replacements; both slow the input
+pipeline down by more than 10 %, and simplejpeg decodes only whole images. Images per second of CPU
+time relative to this module, on two shared cores (medians of five interleaved rounds):
 
 | decoder                          | photos of 28 kB      | photos of 97 kB      |
 |                                  | whole | crop | feed  | whole | crop | feed  |
@@ -18,7 +18,7 @@ this module, on two cores with other load (medians of five interleaved rounds):
 | pyvips 3.2.0 (libvips 8.18.7)    | 0.43  | 0.32 | 0.34  | 0.47  | 0.49 | 0.46  |
 
 "whole" decodes the whole image, "crop" is the transform to a random resized crop of 224 pixels, and
-"feed" is the loader with one thread. With two threads the feed's ratios are 0.75 and 0.81 for
+"feed" is the loader with one thread. With two threads the ratios of "feed" are 0.75 and 0.81 for
 simplejpeg, and 0.38 and 0.50 for pyvips.
 """
 
@@ -51,8 +51,8 @@ _START_OF_SCAN, _EXIF = 0xDA, 0xE1
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _ORIENTATION = 0x0112
 
-# libjpeg warnings after which all pixels are still right. Any other warning means wrong pixels; an
-# error after a warning is reported as a warning. Damage that leaves valid codes goes unnoticed.
+# libjpeg warnings that do not affect the pixels. Any other warning means wrong pixels; an error
+# after a warning is reported as a warning. Damage that leaves valid codes is not detected.
 _HARMLESS = re.compile(
     r"Corrupt JPEG data: (\d+ extraneous bytes before marker 0xd9|bad ICC marker)"
     r"|Invalid SOS parameters|Unknown Adobe color transform|Warning: unknown JFIF revision"
@@ -90,12 +90,12 @@ def read_header(encoded: bytes) -> Header | None:
     if encoded[:2] != b"\xff\xd8":
         return None
     try:
-        return _walk(encoded)
+        return _parse_markers(encoded)
     except (IndexError, struct.error):
         return None
 
 
-def _walk(encoded: bytes) -> Header | None:
+def _parse_markers(encoded: bytes) -> Header | None:
     position, orientation, frame = 2, 1, None
     while encoded[position] == 0xFF:
         marker = encoded[position + 1]
@@ -149,22 +149,22 @@ class _Factor(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns libjpeg-turbo with its functions declared; None, and a log line, if it is missing."""
-    for path in _candidates():
+    """Returns libjpeg-turbo with its functions declared. If it is missing, warns, returns None."""
+    for path in _library_candidates():
         try:
             found = ctypes.CDLL(path)
-            _declare(found)
+            _declare_functions(found)
         except (OSError, AttributeError):  # Not loadable, or older than 3.0.
             continue
         return found
     log.warning(
-        "no libjpeg-turbo 3 found: Pillow decodes whole JPEGs, which is slower, and does not detect"
-        " damage inside a file of full length (fix: pip install turbojpeg)"
+        "no libjpeg-turbo 3 found: Pillow decodes whole JPEGs instead, which is slower and detects"
+        " no damage except truncation (fix: pip install turbojpeg)"
     )
     return None
 
 
-def _candidates() -> Iterator[str]:
+def _library_candidates() -> Iterator[str]:
     try:
         files = importlib.metadata.files("turbojpeg") or []
     except importlib.metadata.PackageNotFoundError:
@@ -174,7 +174,7 @@ def _candidates() -> Iterator[str]:
         yield found
 
 
-def _declare(lib: ctypes.CDLL) -> None:
+def _declare_functions(lib: ctypes.CDLL) -> None:
     handle, image = [ctypes.c_void_p], [ctypes.c_char_p, ctypes.c_size_t]
     for name, result, arguments in (
         ("tj3Init", ctypes.c_void_p, [ctypes.c_int]),

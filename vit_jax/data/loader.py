@@ -1,6 +1,6 @@
 """Training and evaluation batches, read in the background.
 
-The order of training batches, and what is drawn for each, depends only on (seed, step).
+The examples of a training batch and their augmentation depend only on (seed, step).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from absl import flags
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
-from vit_jax.data.batch_memory import BatchMemory
+from vit_jax.data.batch_buffers import BatchBuffers
 from vit_jax.data.cache import DecodedSource
 from vit_jax.data.order import BalancedOrder, ExampleOrder
 from vit_jax.data.sources import Example, Source
@@ -29,11 +29,11 @@ _CHUNK_ROWS = 32
 _CORES_PER_PROCESS = 8
 # After this many bad examples in a row the whole dataset is considered bad.
 _MAX_SKIPPED = 100
-# Seconds between two checks of a reader process that its parent is still alive.
+# Interval in seconds at which a reader process checks that its parent is alive.
 _PARENT_CHECK_S = 0.5
 
-# One host's rows of a batch: the task's arrays and mask bool[b]; and arrays that stay on the host
-# (HOST_ONLY): index i64[b], the example's position in the source, and skipped bool[b], True where
+# One host's rows of a batch: the task's arrays and mask bool[b]. Two more arrays stay on the host
+# (HOST_ONLY): index i64[b] is the example's index in the source, and skipped bool[b] is True where
 # another example replaces a bad one.
 HostBatch = dict[str, np.ndarray]
 HOST_ONLY = ("index", "skipped")
@@ -54,9 +54,9 @@ class BatchSpec:
         rows: rows of the global batch that this host loads.
         num_threads: reader threads of each process; None: one per core; 0: read in the calling
             thread.
-        num_workers: reader processes; None: none, unless there are more cores than the threads of
-            one process can use; 0: none.
-        prefetch: batches kept ready.
+        num_workers: reader processes; 0: none; None: none, unless there are more cores than the
+            threads of one process can use.
+        prefetch: number of batches to prefetch.
         on_bad_example: "error", or "skip": the next readable example replaces a bad one. Evaluation
             does not count the replacement.
     """
@@ -92,7 +92,7 @@ def batch_spec(data: DataConfig, batch_size: int, rows: range) -> BatchSpec:
 
 
 class Feed(Iterator[HostBatch]):
-    """Batches that are prepared in the background; closing it ends the threads and processes."""
+    """An iterator of batches made in the background. `close` ends its threads and processes."""
 
     def __init__(self, batches: Any):
         self._batches = batches
@@ -128,8 +128,8 @@ def train_batches(
 ) -> Feed:
     """Returns this host's rows of the batches of steps start_step to end_step - 1.
 
-    Global position p = step * B + row runs through the epochs. Epoch p // N has its own permutation
-    of the N examples, see `ExampleOrder`. The augmentation at p draws from the stream
+    A row of a batch has the global position p = step * B + row. Epoch p // N has its own
+    permutation of the N examples, see `ExampleOrder`. The augmentation at p draws from the stream
     (seed, "augment", p). So the batch of a step is the same after a resume, with any number of
     threads and processes, and when several hosts load parts of it.
 
@@ -140,7 +140,7 @@ def train_batches(
         seed: the run's seed.
         start_step: first step.
         end_step: one past the last step.
-        order: of the examples; None: `ExampleOrder`.
+        order: order of the examples; None: `ExampleOrder`.
 
     Raises:
         DataError: an example cannot be read or used. The error names it.
@@ -152,14 +152,14 @@ def train_batches(
         positions = [step * spec.global_batch_size + row for row in chunk]
         rows.load(find(positions), batch, lambda i: generator(seed, "augment", positions[i]))
 
-    return _iterate(load, start_step, end_step, source, preprocessing, spec)
+    return _make_feed(load, start_step, end_step, source, preprocessing, spec)
 
 
 def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) -> Feed:
-    """Returns this host's rows of batches that hold every example once, in order.
+    """Returns this host's rows of batches that contain every example once, in order.
 
-    The last batch is padded with rows whose mask is False. It is padded on every host, so that all
-    hosts see the same number of batches. A skipped example is masked as well.
+    The last batch is padded with rows whose mask is False. Every host pads it, so that all hosts
+    have the same number of batches. A skipped example is masked as well.
 
     Raises:
         DataError: an example cannot be read or used. The error names it.
@@ -173,7 +173,7 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
         rows.load(indices, batch, lambda i: generator(0, "eval", 0))
         batch["mask"] &= ~batch["skipped"]
 
-    return _iterate(load, 0, steps, source, preprocessing, spec)
+    return _make_feed(load, 0, steps, source, preprocessing, spec)
 
 
 def reader_counts(
@@ -181,14 +181,14 @@ def reader_counts(
 ) -> tuple[int, int]:
     """Returns the number of reader processes (0: none) and of threads in each.
 
-    Decoding and resizing release Python's lock. Threads are enough until the rest, about an eighth
-    of the work, keeps one core busy.
+    Decoding and resizing release the GIL. The rest, about an eighth of the work, holds it, so the
+    threads of one process can use about eight cores.
 
     Args:
         spec: `num_workers` and `num_threads` are read.
-        cores: of this machine; None: count them.
+        cores: number of cores of this machine; None: count them.
         in_memory: whether the source keeps decoded images. Every process would keep its own copy,
-            so there are processes only if `num_workers` asks for them.
+            so None means no processes.
     """
     cores = cores or os.cpu_count() or 1
     workers = spec.num_workers
@@ -201,7 +201,7 @@ def reader_counts(
     return workers, threads
 
 
-def _iterate(
+def _make_feed(
     load: Callable[[int, range, HostBatch], None],
     start: int,
     end: int,
@@ -214,11 +214,11 @@ def _iterate(
     chunks = spec.chunks()
     arrays = {**preprocessing.arrays, **_LOADER_ARRAYS}
     # Chunks from another process are copied in any case.
-    memory = None if workers else BatchMemory(arrays, spec.rows)
+    buffers = None if workers else BatchBuffers(arrays, spec.rows)
 
     def load_chunk(number: int) -> tuple[int, HostBatch]:
         step, rows = start + number // len(chunks), chunks[number % len(chunks)]
-        batch = {} if memory is None else memory.part(step, rows)
+        batch = {} if buffers is None else buffers.part(step, rows)
         for name, array in arrays.items():
             if name not in batch:
                 batch[name] = np.empty((len(rows), *array.shape), array.dtype)
@@ -226,7 +226,7 @@ def _iterate(
         return step, batch
 
     def join(parts: Sequence[tuple[int, HostBatch]]) -> HostBatch:
-        whole = {} if memory is None else memory.whole(parts[0][0])
+        whole = {} if buffers is None else buffers.whole(parts[0][0])
         copied = {
             name: np.concatenate([part[name] for _, part in parts])
             for name in arrays
@@ -239,7 +239,7 @@ def _iterate(
     pieces = grain.MapDataset.range((end - start) * len(chunks)).map(load_chunk)
     stream = pieces.to_iter_dataset(options)
     if workers:
-        if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which nothing here parses.
+        if not flags.FLAGS.is_parsed():  # Grain reads absl flags, but this program parses none.
             flags.FLAGS.mark_as_parsed()
         ahead = -(-spec.prefetch * len(chunks) // workers)
         stream = stream.mp_prefetch(
@@ -250,7 +250,7 @@ def _iterate(
 
 
 def _exit_with_parent(worker: int, count: int) -> None:
-    """Ends this reader process soon after its parent, which cannot end it when it is killed."""
+    """Ends this reader process soon after its parent dies. A killed parent cannot end it."""
     del worker, count
     parent = os.getppid()
 
@@ -279,16 +279,17 @@ class _RowLoader:
         """Fills the first rows with examples and pads the others.
 
         Args:
-            indices: of the examples, one per row.
-            batch: arrays of at least as many rows.
+            indices: indices of the examples, one per row.
+            batch: arrays with at least as many rows.
             make_generator: row -> source of randomness.
         """
-        for i, example in enumerate(self._read(indices) if indices else ()):
-            used, row = self._row(indices[i], example, lambda i=i: make_generator(i))
+        for i, example in enumerate(self._read_examples(indices) if indices else ()):
+            used, row = self._load_row(indices[i], example, lambda i=i: make_generator(i))
             for name, array in self.preprocessing.arrays.items():
                 value = row[name]
                 if np.shape(value) != array.shape:
-                    raise ValueError(f"{name!r} is {np.shape(value)}, its spec says {array.shape}")
+                    got, expected = np.shape(value), array.shape
+                    raise ValueError(f"{name!r} has shape {got}, its ArraySpec has {expected}")
                 batch[name][i] = value
             batch["index"][i], batch["skipped"][i] = used, used != indices[i]
         count = len(indices)
@@ -296,8 +297,8 @@ class _RowLoader:
             batch[name][count:] = array.padding
         batch["mask"][:count] = True
 
-    def _read(self, indices: Sequence[int]) -> Sequence[Example | None]:
-        """Returns examples; all None where one cannot be read, for `_row` to read one by one."""
+    def _read_examples(self, indices: Sequence[int]) -> Sequence[Example | None]:
+        """Returns examples, or only None if one is unreadable; `_load_row` then reads each."""
         try:
             return self.source.read(indices)
         except DataError:
@@ -305,13 +306,13 @@ class _RowLoader:
                 raise
             return [None] * len(indices)
 
-    def _row(
+    def _load_row(
         self,
         index: int,
         example: Example | None,
         make_generator: Callable[[], np.random.Generator],
     ) -> tuple[int, Mapping[str, Any]]:
-        """Returns an example's index and arrays; skips from a bad example to the next good one."""
+        """Returns an example's index and arrays. Replaces a bad example by the next good one."""
         for attempt in range(_MAX_SKIPPED):
             used = (index + attempt) % len(self.source)
             try:
@@ -322,9 +323,8 @@ class _RowLoader:
                 if self.spec.on_bad_example == "error":
                     raise
         raise DataError(
-            f"{_MAX_SKIPPED} examples of {self.source.name} in a row, from {index} on, that cannot"
-            " be used",
-            "a few at most",
+            f"{_MAX_SKIPPED} bad examples in a row in {self.source.name}, starting at {index}",
+            "at most a few bad examples",
             "find them with: python -m vit_jax data check",
         )
 

@@ -15,8 +15,8 @@ _MAX_IN_MEMORY = 1 << 21
 class ExampleOrder:
     """The order of training examples: positions -> indices.
 
-    Each epoch has its own permutation. For datasets up to ImageNet's size it is drawn as a whole,
-    which is faster; for larger ones it is computed one position at a time in constant memory.
+    Each epoch has its own permutation. For datasets up to ImageNet's size the whole permutation is
+    in memory, which is faster. For larger datasets each index is computed in constant memory.
 
     Args:
         num_examples: N; position p is in epoch p // N.
@@ -33,10 +33,10 @@ class ExampleOrder:
         self._shuffled: Any = shuffled.repeat()
 
     def __call__(self, positions: Sequence[int]) -> list[int]:
-        find = self._drawn if self._size <= _MAX_IN_MEMORY else self._computed
+        find = self._from_permutation if self._size <= _MAX_IN_MEMORY else self._from_shuffle
         return [find(*divmod(p, self._size)) for p in positions]
 
-    def _drawn(self, epoch: int, place: int) -> int:
+    def _from_permutation(self, epoch: int, place: int) -> int:
         order = self._epochs.get(epoch)
         if order is None:  # Two threads may draw the same epoch; the results are equal.
             numbers = np.arange(self._size, dtype=np.uint32)
@@ -45,7 +45,7 @@ class ExampleOrder:
             self._epochs = {**before, epoch: order}
         return int(order[place])
 
-    def _computed(self, epoch: int, place: int) -> int:
+    def _from_shuffle(self, epoch: int, place: int) -> int:
         index = place
         while True:
             index = int(self._shuffled[epoch * self._shuffle_size + index])
@@ -57,8 +57,8 @@ class BalancedOrder:
     """An order that draws all classes equally often: positions -> indices.
 
     With C non-empty classes, positions k C to (k + 1) C - 1 form round k. A round holds one example
-    of each class, in a random order. Each class goes through its own examples in one permutation
-    after the other, whatever its size.
+    of each class, in a random order. Each class cycles through its own examples, with a new
+    permutation for each pass.
 
     Args:
         labels: i[N]; examples with a negative label are never drawn.
@@ -72,8 +72,8 @@ class BalancedOrder:
         starts = np.searchsorted(labels[by_class], self._classes, side="left")
         ends = np.searchsorted(labels[by_class], self._classes, side="right")
         self._members = [by_class[a:b] for a, b in zip(starts, ends, strict=True)]
-        # The permutations drawn last, of classes and of each class's examples. Two threads may draw
-        # the same one; the results are equal.
+        # The latest permutation of the classes, and of each class's examples. Two threads may
+        # compute the same one; the results are equal.
         self._round: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
         self._passes: dict[int, tuple[int, np.ndarray]] = {}
 

@@ -1,4 +1,4 @@
-"""Progress of long operations: a bar on a terminal, otherwise a log line now and then."""
+"""Progress of long operations: a bar on a terminal, otherwise a log line every 30 seconds."""
 
 import logging
 import sys
@@ -18,13 +18,13 @@ class ProgressBar:
     """Shows the progress of an operation. Use as a context manager.
 
     Args:
-        what: short description.
+        description: short text.
         total: number of items.
-        done: number of items that were done earlier.
+        done: number of items that an earlier run finished.
     """
 
-    def __init__(self, what: str, total: int, done: int = 0):
-        self._what, self._total, self._first, self._done = what, total, done, done
+    def __init__(self, description: str, total: int, done: int = 0):
+        self._description, self._total, self._first, self._done = description, total, done, done
         self._begin = time.monotonic()
         self._due = self._begin + _FIRST_LINE_S
         self._bar: Any = None
@@ -33,7 +33,9 @@ class ProgressBar:
         if sys.stderr.isatty():
             self._bar = _rich_bar()
             self._bar.start()
-            self._task = self._bar.add_task(self._what, total=self._total, completed=self._done)
+            self._task = self._bar.add_task(
+                self._description, total=self._total, completed=self._done
+            )
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -51,12 +53,12 @@ class ProgressBar:
             self._due = now + _LINE_EVERY_S
             speed = (self._done - self._first) / (now - self._begin)
             left = (self._total - self._done) / max(speed, 1e-9)
-            log.info("%s: %d of %d, %.0f s left", self._what, self._done, self._total, left)
+            log.info("%s: %d of %d, %.0f s left", self._description, self._done, self._total, left)
 
 
-def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Yields the items and shows the progress."""
-    with ProgressBar(what, total) as progress:
+    with ProgressBar(description, total) as progress:
         for item in items:
             yield item
             progress.advance()

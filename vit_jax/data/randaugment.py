@@ -1,9 +1,9 @@
 """RandAugment, random chains of simple image operations, in the paper's flavour.
 
 Source: arXiv:1909.13719, with the sixteen operations and strengths of its authors' code, which the
-ViT recipes used. There a larger magnitude weakens posterize and solarize (they have no effect from
-20 and 10 on), and color, contrast, brightness and sharpness have no effect at 5. Unlike in that
-code, nothing depends on an image width of 224 pixels.
+ViT recipes used. There a larger magnitude weakens posterize and solarize: from magnitudes 20 and 10
+on they have no effect. At magnitude 5 color, contrast, brightness and sharpness have no effect.
+Unlike that code, this module does not assume an image width of 224 pixels.
 
 Differences from that code and from torchvision (`data.randaugment_torchvision`) at magnitude m:
 
@@ -62,7 +62,7 @@ def randaugment(
     return image
 
 
-def _sign(rng: np.random.Generator) -> int:
+def _random_sign(rng: np.random.Generator) -> int:
     return 1 if rng.integers(2) else -1
 
 
@@ -72,30 +72,30 @@ def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> Operation:
 
 
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return image_ops.rotate(image, _sign(rng) * 30 * level, _GRAY)
+    return image_ops.rotate(image, _random_sign(rng) * 30 * level, _GRAY)
 
 
 # The first row and column stay in place: coordinates start at 0, not at pixel centres.
 def _shear_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    slope = _sign(rng) * 0.3 * level
+    slope = _random_sign(rng) * 0.3 * level
     return image_ops.affine(image, (1, slope, -slope / 2, 0, 1, 0), _GRAY)
 
 
 def _shear_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    slope = _sign(rng) * 0.3 * level
+    slope = _random_sign(rng) * 0.3 * level
     return image_ops.affine(image, (1, 0, 0, slope, 1, -slope / 2), _GRAY)
 
 
-# The published 100 pixels are for a width of 224; scaling them suits any size.
+# The published 100 pixels are for a width of 224; here they scale with the image.
 def _translate_x(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
-        image, (1, 0, _sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY
+        image, (1, 0, _random_sign(rng) * level * image.width * 100 / 224, 0, 1, 0), _GRAY
     )
 
 
 def _translate_y(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
     return image_ops.affine(
-        image, (1, 0, 0, 0, 1, _sign(rng) * level * image.height * 100 / 224), _GRAY
+        image, (1, 0, 0, 0, 1, _random_sign(rng) * level * image.height * 100 / 224), _GRAY
     )
 
 

@@ -8,7 +8,7 @@ def encode_record(image: bytes, label: int, key: str) -> bytes:
 
     The encoding is deterministic.
     """
-    example = _message()()
+    example = _example_message()()
     feature = example.features.feature
     feature["id"].bytes_list.value.append(key.encode(errors="backslashreplace"))
     feature["image"].bytes_list.value.append(image)
@@ -18,10 +18,10 @@ def encode_record(image: bytes, label: int, key: str) -> bytes:
 
 def label_of(record: bytes, feature: str) -> int:
     """Returns an integer feature of a record."""
-    return _message().FromString(record).features.feature[feature].int64_list.value[0]
+    return _example_message().FromString(record).features.feature[feature].int64_list.value[0]
 
 
-def _message() -> Any:
+def _example_message() -> Any:
     from tensorflow_datasets.proto import tf_example_pb2
 
     return tf_example_pb2.Example  # pyright: ignore[reportAttributeAccessIssue]

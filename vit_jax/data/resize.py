@@ -2,12 +2,12 @@
 
 With antialiasing, every output pixel is a weighted mean of the input pixels around it. The weights
 fall linearly to 0 at a distance of one output pixel. This is the triangle filter, which PyTorch and
-TensorFlow call antialiased bilinear. Here it is approximated by three steps for which OpenCV has
-vector instructions: halving by the mean of 2 x 2 pixels while the image is at least 4 times too
-large, a small Gaussian blur, and bilinear interpolation. The variance of the blur makes up for what
-the other two steps lack of the triangle's variance. On photos the mean difference from Pillow's
-triangle filter is half a level, and up to 1.6 levels on the most detailed ones, at a third of its
-time. Shrinking in the JPEG decoder (fewer DCT coefficients) counts as halving.
+TensorFlow call antialiased bilinear. It is approximated by three steps that OpenCV vectorizes:
+halving by the mean of 2 x 2 pixels while the image is at least 4 times too large, a small Gaussian
+blur, and bilinear interpolation. The variance of the blur is the triangle's variance minus that of
+the other two steps. This takes a third of the time of Pillow's triangle filter. On photos the mean
+difference from Pillow is half a level, on the most detailed photos up to 1.6 levels. Shrinking in
+the JPEG decoder (fewer DCT coefficients) counts as halving.
 
 Without antialiasing, an output pixel depends only on the nearest 2 x 2 input pixels, however large
 the input is, as in `tf.image.resize` by default.
@@ -24,8 +24,8 @@ cv2.setNumThreads(1)
 
 # Images that are at least this many times too large are halved first.
 _HALVE_FROM = 4
-# Variances in square pixels: smaller blurs than the first are skipped; up to the second a kernel of
-# three pixels is enough.
+# Variances in square pixels. Blurs below the first are skipped; up to the second, a kernel of three
+# pixels is enough.
 _SMALLEST, _THREE_PIXELS = 0.01, 0.6
 
 
@@ -37,7 +37,7 @@ def resize(
     Args:
         pixels: any size.
         size: side of the result.
-        antialias: whether all input pixels count.
+        antialias: whether to average over all input pixels.
         shrunk: 1, 2, 4 or 8: factor by which the decoder already shrank the image.
     """
     height, width = pixels.shape[:2]
@@ -67,8 +67,8 @@ def decoding_shrink(width: int, height: int, size: int) -> int:
     """Returns 1, 2, 4 or 8: the factor by which the decoder may shrink a JPEG before `resize`.
 
     Args:
-        width: of the region to resize.
-        height: of the region to resize.
+        width: width of the region to resize.
+        height: height of the region to resize.
         size: side of the result.
     """
     return min(_halvings(min(width, height), size, 1), 8)
@@ -82,7 +82,7 @@ def _halvings(length: int, size: int, step: int) -> int:
 
 
 def _blur_variance(scale: float, step: int) -> float:
-    """Returns the missing variance in square pixels of an image shrunk by `step`.
+    """Returns the variance, in square pixels, that a blur must add to an image shrunk by `step`.
 
     A triangle of half-width s has variance s^2 / 6. Linear interpolation contributes 1 / 6 on
     average, and the mean over step x step pixels contributed (1 - 1 / step^2) / 12.

@@ -2,7 +2,7 @@
 
 Random transforms draw from a NumPy generator that the caller passes. Only the cropped region of an
 image is decoded (`data.decode`). It is resized with the filter of `data.resize`. Scaling to
-[-1, 1], flips, erasing and mixing are cheaper on the device and done there (`data.device`).
+[-1, 1], flips, erasing and mixing run on the device, where they are cheaper (`data.device`).
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
 
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         image = EncodedImage(encoded)
-        pixels = _resized(image, _train_box(image.size, augment, rng), image_size, augment)
+        pixels = _crop_and_resize(image, _train_box(image.size, augment, rng), image_size, augment)
         if augment.crop == "pad":
-            pixels = _shifted(pixels, augment.pad_pixels, rng)
+            pixels = _random_shift(pixels, augment.pad_pixels, rng)
         return (
             pixels
             if augmentation is None
@@ -53,7 +53,7 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
 def make_eval_transform(
     image_size: int, crop: str, augment: AugmentConfig | None = None
 ) -> Transform:
-    """Returns (bytes, unused generator) -> u8[image_size, image_size, 3].
+    """Returns (bytes, generator) -> u8[image_size, image_size, 3]; the generator is not used.
 
     Args:
         image_size: side of the result in pixels.
@@ -73,7 +73,7 @@ def make_eval_transform(
             box = central_part(image.size, chosen.central_fraction)
         else:
             box = central_box(image.size, chosen.central_fraction)
-        return _resized(image, box, image_size, chosen)
+        return _crop_and_resize(image, box, image_size, chosen)
 
     return transform
 
@@ -89,7 +89,7 @@ def _train_box(size: tuple[int, int], augment: AugmentConfig, rng: np.random.Gen
     return 0, 0, *size
 
 
-def _resized(
+def _crop_and_resize(
     image: EncodedImage, box: Box, size: int, augment: AugmentConfig
 ) -> UInt8[np.ndarray, "size size 3"]:
     left, top, right, bottom = box
@@ -99,7 +99,7 @@ def _resized(
     return resize(pixels, size, antialias=augment.antialias, shrunk=shrink)
 
 
-def _shifted(
+def _random_shift(
     pixels: UInt8[np.ndarray, "s s 3"], most: int, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "s s 3"]:
     """Shifts the image by up to `most` pixels each way and fills with black: a padded crop."""
@@ -113,7 +113,7 @@ def _shifted(
 def _make_augmentation(
     augment: AugmentConfig,
 ) -> Callable[[Image.Image, np.random.Generator], Image.Image] | None:
-    """Returns the augmentation after cropping; None: there is none."""
+    """Returns the augmentation that follows the crop; None if the config has none."""
     steps: list[Callable[[Image.Image, np.random.Generator], Image.Image]] = []
     if augment.randaugment_layers:
         chain = _RANDAUGMENT[augment.randaugment_flavour]

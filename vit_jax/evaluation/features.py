@@ -16,7 +16,7 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
-from vit_jax.interop.resize import Target, fit
+from vit_jax.interop.resize import Target, fit_parameter
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
@@ -118,7 +118,7 @@ def resample_params(
         for name in names:
             if "position_embedding" in name or named[name].shape != shapes[name]:
                 whole = np.asarray(_replicated(named[name], mesh))
-                named[name] = shard_array(fit(name, whole, target), shardings[name])
+                named[name] = shard_array(fit_parameter(name, whole, target), shardings[name])
     leaves = [named[name] for name in names]
     return jax.tree.unflatten(jax.tree.structure(there.abstract), leaves)
 

@@ -1,1 +1,1 @@
-"""Published weights in and out: one explicit name table per format."""
+"""Reads and writes published weights. Each format has an explicit name table."""

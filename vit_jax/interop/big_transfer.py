@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.registry import list_models, model_options, model_shape
@@ -19,17 +19,17 @@ _NORM = (("scale", "gamma"), ("bias", "beta"))
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is a BiT ResNet, else None."""
+    """Returns the file with plain tensor names if it is a BiT ResNet, else None."""
     # Some files number their convolutions.
     plain = {re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", n): n for n in file.shapes}
     return file.renamed(plain) if _ROOT in plain else None
 
 
-def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes.
 
     Raises:
-        WeightsError: the sizes are not those of a registered ResNet.
+        WeightsError: no registered ResNet has these sizes.
     """
     del given
     units = []
@@ -46,14 +46,14 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
             "add its sizes to the ResNet family in vit_jax/models",
         )
     head = file.shapes.get("resnet/head/conv2d/kernel")
-    return Published(
+    return WeightsInfo(
         "big_transfer npz", {"name": name}, head[-1] if head else 0, (224, 224),
         tuple(name_table(shape)),
     )  # fmt: skip
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors of a ResNet under the names of the published files.
+    """Returns the tensors of a ResNet with the names of the published files.
 
     Raises:
         WeightsError: a ResNet for small images, or one with a tanh layer before its head.

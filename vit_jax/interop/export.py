@@ -1,4 +1,4 @@
-"""A model as one StableHLO file, which runs wherever JAX runs, without this package."""
+"""Exports a model as one StableHLO file. It runs wherever JAX runs, without this package."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
     """Writes the function images -> logits with its parameters, for any batch size and platform.
 
-    Read it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3].
+    Load it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3].
 
     Args:
         loaded: the model.

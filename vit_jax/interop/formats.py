@@ -1,8 +1,8 @@
-"""What a weight format has to say, and the formats that are known.
+"""The interface of a weight format, and the list of formats.
 
-A format is one module of this package that defines `FORMAT`. A model family lists the modules of
-its formats; `load`, `save` and `convert` find them from there. To add a format, write the module
-and add its name to the family's `formats`.
+A format is a module of this package that defines `FORMAT`. A model family lists the modules of its
+formats; `load`, `save` and `convert` use that list. To add a format, write the module and add its
+name to the family's `formats`.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EvalView:
-    """Which part of an image a model sees in evaluation.
+    """How images are cropped and resized for evaluation.
 
     Attributes:
         crop: "central" or "resize", see `data.eval_crop`.
@@ -38,21 +38,22 @@ class EvalView:
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
-    """What a format reads from a file of weights.
+class WeightsInfo:
+    """Description of a weight file: its architecture and how to read it.
 
     Attributes:
         format: name and container, for the report.
         options: the model section of a config that builds this architecture.
         num_classes: classes of the head; 0: there is no head.
-        image_size: (height, width) that the position embedding is for; None: the file does not
-            determine it.
+        image_size: (height, width) of the images that the position embedding was trained on; None:
+            the file does not determine it.
         rows: name table, see `name_table`.
         class_names: names of the classes, if the file has them.
-        view: which part of an image the weights were evaluated on.
-        normalization: of the images that the weights expect; None: images in [-1, 1].
-        unused: patterns of tensor names that such files contain but no model needs.
-        task_only: patterns of parameter names that only the training task used, e.g. mask tokens.
+        view: how images were cropped and resized when the weights were evaluated.
+        normalization: image normalisation that the weights expect; None: images in [-1, 1].
+        unused: patterns of names of tensors that such files contain but no model needs.
+        task_only: patterns of names of parameters that only the training task used, e.g. mask
+            tokens.
     """
 
     format: str
@@ -73,7 +74,7 @@ class Tensors:
 
     Attributes:
         tensors: name -> float32 array.
-        configs: file name -> JSON object to write beside them ("safetensors" only).
+        configs: file name -> JSON object to write next to them ("safetensors" only).
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -87,34 +88,34 @@ class Format:
     Attributes:
         name: value of `convert --format`. Formats of different families may share a name.
         reads: names of the projects whose files it recognises, for messages.
-        container: "npz": one file; "safetensors": a folder of one file with JSON beside it.
-        recognise: returns the file, with its tensors under the names that the name table uses, if
-            it has this format, else None.
-        describe: (recognised file, options that the caller gave) -> what it holds. It raises
-            WeightsError for sizes that it can neither read from the file nor find in the options.
-        to_tensors: the inverse: a loaded model -> its tensors. It raises WeightsError for a model
-            that the format cannot represent.
+        container: "npz": one file; "safetensors": a folder with one such file and JSON files.
+        recognise: file -> the file with its tensors renamed to the names in the name table; None:
+            the file has another format.
+        describe: (recognised file, the caller's options) -> description. Raises WeightsError if
+            neither the file nor the options contain a size.
+        to_tensors: the inverse: loaded model -> its tensors. Raises WeightsError if the format
+            cannot represent the model.
     """
 
     name: str
     reads: tuple[str, ...]
     container: Literal["npz", "safetensors"]
     recognise: Callable[[TensorFile], TensorFile | None]
-    describe: Callable[[TensorFile, Mapping[str, Any]], Published]
+    describe: Callable[[TensorFile, Mapping[str, Any]], WeightsInfo]
     to_tensors: Callable[["Loaded"], Tensors]
 
 
 def formats_of(options: ModelConfig) -> list[Format]:
-    """Returns the formats of a model's family, in the order in which the family lists them."""
-    return [_format(name) for name in family_of(options.name).formats]
+    """Returns the formats of a model's family, in the family's order."""
+    return [_import_format(name) for name in family_of(options.name).formats]
 
 
 def all_formats() -> list[Format]:
     """Returns the formats of all families."""
-    return [_format(name) for family in FAMILIES for name in family.formats]
+    return [_import_format(name) for family in FAMILIES for name in family.formats]
 
 
-def _format(module: str) -> Format:
+def _import_format(module: str) -> Format:
     return importlib.import_module(f"vit_jax.interop.{module}").FORMAT
 
 
@@ -122,8 +123,8 @@ def depth_of(names: Mapping[str, Any], pattern: str, first: int = 0) -> int:
     """Returns the number of consecutive layers in a file.
 
     Args:
-        names: the names of its tensors.
-        pattern: name of a tensor that each layer has, with `{layer}` in it.
+        names: tensor names.
+        pattern: name of a tensor of each layer; contains `{layer}`.
         first: number of the first layer.
     """
     depth = 0

@@ -1,4 +1,4 @@
-"""Models from published weights: format and architecture are read from the file."""
+"""Builds models from published weights. Format and architecture are read from the file."""
 
 import dataclasses
 import re
@@ -12,13 +12,18 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import ARGUMENT, WeightsError
-from vit_jax.interop.formats import EvalView, Published
+from vit_jax.interop.formats import EvalView, WeightsInfo
 from vit_jax.interop.locate import local_path
 from vit_jax.interop.name_table import Row, parameters, read_row
-from vit_jax.interop.normalization import OURS, Normalization, checked, fold
+from vit_jax.interop.normalization import (
+    OURS,
+    Normalization,
+    checked_normalization,
+    fold_normalization,
+)
 from vit_jax.interop.opening import open_published
 from vit_jax.interop.report import LoadReport, Status
-from vit_jax.interop.resize import Grid, Method, Target, fit, is_table
+from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import ImageModel
 from vit_jax.models.options import ModelConfig
@@ -30,16 +35,16 @@ _Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Architecture:
-    """What a model from a file is.
+class _ModelInfo:
+    """Description of a model that was read from a file.
 
     Attributes:
         options: its model section.
-        num_classes: C; 0: features instead of logits.
+        num_classes: C; 0: the model returns features instead of logits.
         image_size: (height, width).
         class_names: names of the classes, if the file has them and its head was kept.
-        view: which part of an image the weights were evaluated on.
-        report: what happened to every tensor.
+        view: how images were cropped and resized when the weights were evaluated.
+        report: the status of every tensor.
     """
 
     options: ModelConfig
@@ -51,7 +56,7 @@ class _Architecture:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded(_Architecture):
+class Loaded(_ModelInfo):
     """A model with the weights of a file.
 
     Attributes:
@@ -62,18 +67,18 @@ class Loaded(_Architecture):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights(_Architecture):
-    """The parameters of a file as the model needs them, in host memory.
+class Weights(_ModelInfo):
+    """The parameters of a file in host memory, resized for the model.
 
     Attributes:
         model: the module without values.
         arrays: parameter name -> f32 array.
-        lacking: names of the model's parameters that the file does not contain.
+        missing: names of the model's parameters that the file does not contain.
     """
 
     model: ImageModel
     arrays: dict[str, np.ndarray]
-    lacking: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 def load_pretrained(path: str | Path, **arguments: Any) -> ImageModel:
@@ -91,21 +96,21 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
 
     Args:
         path: see `read_weights`.
-        seed: seed of the parameters that the file does not contain.
+        seed: seed for initialising the parameters that the file does not contain.
         **arguments: arguments of `read_weights`.
 
     Raises:
-        WeightsError: a file that cannot be read, recognised or made to fit.
-        ModelError, ConfigError: options that do not go together.
+        WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
+        ModelError, ConfigError: options that contradict each other.
     """
     start = time.monotonic()
     found = read_weights(path, **arguments)
-    # One at a time, so that an array that must be copied is not held twice.
+    # One at a time, so that at most one array is in memory twice.
     arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
     arrays.update(_initial_parameters(found, seed))
     found.report.seconds = time.monotonic() - start
-    about = {f.name: getattr(found, f.name) for f in dataclasses.fields(_Architecture)}
-    return Loaded(model=filled(found.model, arrays.__getitem__), **about)
+    about = {f.name: getattr(found, f.name) for f in dataclasses.fields(_ModelInfo)}
+    return Loaded(model=fill_parameters(found.model, arrays.__getitem__), **about)
 
 
 def read_weights(
@@ -122,45 +127,51 @@ def read_weights(
     allow_unexpected: str | Sequence[str] = (),
     **options: Any,
 ) -> Weights:
-    """Reads published weights for a model; uses no device.
+    """Reads published weights for a model. Does not use a device.
 
     Args:
-        path: npz, safetensors, a folder of transformers or timm, or a run folder of ours; local,
-            `hf://` or `gs://`.
-        image_size: side, or (height, width), in pixels; for another size than the file's the
-            position table is resampled.
-        patch_size: for another size than the file's the patch embedding is resampled (FlexiViT).
+        path: npz, safetensors, a folder of transformers or timm, or a run folder of this package;
+            local, `hf://` or `gs://`.
+        image_size: side, or (height, width), in pixels. If it differs from the file's, the position
+            table is resampled.
+        patch_size: in pixels. If it differs from the file's, the patch embedding is resampled
+            (FlexiViT).
         num_classes: classes of the head; None: as in the file; 0: no head, the model returns
             features.
         keep_head: None: the file's head is kept if it has `num_classes`; False: the head is new and
             starts at zero, without a tanh layer before it; True: an error if it cannot be kept.
         grid: (rows, columns) of the file's position table; None: as stored, or square.
         position_resize: how to resample the position table, see `resize.resample_table`.
-        normalization: per-channel mean and standard deviation that the weights expect of images in
-            [0, 1]; None: as in the file's config.json, else 0.5 and 0.5. Other values are folded
-            into the patch embedding, so that the model takes images in [-1, 1] like all models.
-        allow_missing: regular expressions over whole names of parameters that the file may lack;
-            they are initialised as in a new model.
-        allow_unexpected: regular expressions over whole names of tensors that may stay unused.
+        normalization: per-channel mean and standard deviation with which the weights expect images
+            in [0, 1] to be normalised; None: as in the file's config.json, else 0.5 and 0.5. Other
+            values are folded into the patch embedding, so that the model takes images in [-1, 1]
+            like all models.
+        allow_missing: regular expressions that match whole parameter names. These parameters may be
+            missing from the file and are then initialised as in a new model.
+        allow_unexpected: regular expressions that match whole names of tensors that may stay
+            unused.
         **options: keys of the model section that the file does not determine, or that you want to
             change.
 
     Raises:
-        WeightsError: a file that cannot be read, recognised or made to fit.
-        ModelError, ConfigError: options that do not go together.
+        WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
+        ModelError, ConfigError: options that contradict each other.
     """
     start = time.monotonic()
-    allow_missing, allow_unexpected = _patterns(allow_missing), _patterns(allow_unexpected)
+    allow_missing, allow_unexpected = (
+        _check_patterns(allow_missing),
+        _check_patterns(allow_unexpected),
+    )
     _check_method(position_resize)
     given = {key: value for key, value in {"grid": grid, **options}.items() if value}
     file, published = open_published(local_path(path), given)
     keeps_head = _keeps_head(published, num_classes, keep_head)
     if num_classes is None:
         num_classes = published.num_classes
-    config = _wanted_options(published, options, keeps_head, patch_size)
-    size = _wanted_size(image_size, published)
-    model, shapes = _abstract(config, num_classes, size)
-    source, source_shapes = _abstract_source(published)
+    config = _target_options(published, options, keeps_head, patch_size)
+    size = _target_size(image_size, published)
+    model, shapes = _abstract_model(config, num_classes, size)
+    source, source_shapes = _abstract_source_model(published)
     target = Target(
         shapes,
         old_grid=source.grid,
@@ -169,16 +180,18 @@ def read_weights(
     )
     file_names = {name: row.label for row in reversed(published.rows) for name in row.ours}
     report = LoadReport(str(path), published.format, config.name, file.size_bytes, file_names)
-    arrays = _take(file, published, source_shapes, target, keeps_head, report)
+    arrays = _read_parameters(file, published, source_shapes, target, keeps_head, report)
     _report_missing(report, shapes, arrays, allow_missing, keeps_head)
     try:
         report.check(allow_unexpected)
     except WeightsError:
         report.print()
         raise
-    normalization = checked(normalization) if normalization else published.normalization
+    normalization = (
+        checked_normalization(normalization) if normalization else published.normalization
+    )
     if normalization not in (None, OURS):
-        arrays = fold(arrays, shapes, normalization)
+        arrays = fold_normalization(arrays, shapes, normalization)
         report.normalization = normalization
     report.seconds = time.monotonic() - start
     return Weights(
@@ -190,15 +203,15 @@ def read_weights(
         report=report,
         model=model,
         arrays=arrays,
-        lacking=tuple(name for name in shapes if name not in arrays),
+        missing=tuple(name for name in shapes if name not in arrays),
     )
 
 
-def filled(model: M, read: Callable[[str], jax.Array]) -> M:
-    """Returns a model without values with its parameters filled in.
+def fill_parameters(model: M, read: Callable[[str], jax.Array]) -> M:
+    """Returns an abstract model with its parameters filled in.
 
     Args:
-        model: only shapes.
+        model: a module with shapes instead of values.
         read: parameter name -> value.
     """
     graphdef, state = nnx.split(model)
@@ -207,9 +220,9 @@ def filled(model: M, read: Callable[[str], jax.Array]) -> M:
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
 
 
-def _keeps_head(published: Published, num_classes: int | None, keep_head: bool | None) -> bool:
+def _keeps_head(published: WeightsInfo, num_classes: int | None, keep_head: bool | None) -> bool:
     fits = published.num_classes > 0 and num_classes in (None, published.num_classes)
-    # A file without classes may still have a tanh layer, which features then come from.
+    # A file without a classifier may still have a tanh layer, which then computes the features.
     fits = fits or (published.num_classes == 0 and not num_classes)
     if keep_head and not fits:
         raise WeightsError(
@@ -221,10 +234,10 @@ def _keeps_head(published: Published, num_classes: int | None, keep_head: bool |
     return fits if keep_head is None else keep_head
 
 
-def _wanted_options(
-    published: Published, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
+def _target_options(
+    published: WeightsInfo, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
 ) -> ModelConfig:
-    """Returns the model section of the file with the changes that the caller wants."""
+    """Returns the model section of the file with the caller's changes."""
     wanted = {**published.options, **options}
     if not keeps_head and "representation_size" not in options:
         wanted.pop("representation_size", None)
@@ -243,11 +256,13 @@ def _with_patch_size(name: str, patch_size: int) -> str:
     return f"{name.rsplit('/', 1)[0]}/{patch_size}"
 
 
-def _wanted_size(image_size: int | tuple[int, int] | None, published: Published) -> tuple[int, int]:
+def _target_size(
+    image_size: int | tuple[int, int] | None, published: WeightsInfo
+) -> tuple[int, int]:
     size = published.image_size if image_size is None else image_size
     if size is None:
         raise WeightsError(
-            f"a {published.format} file without a position table, which would give the image size",
+            f"a {published.format} file without a position table, so its image size is unknown",
             "the image size in pixels",
             "give image_size=",
         )
@@ -268,7 +283,7 @@ def _check_method(method: str) -> None:
         )
 
 
-def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+def _check_patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         try:
@@ -280,16 +295,16 @@ def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _abstract_source(published: Published) -> tuple[ImageModel, _Shapes]:
-    """Returns the model that the file was made for, without values, and its parameters' shapes."""
+def _abstract_source_model(published: WeightsInfo) -> tuple[ImageModel, _Shapes]:
+    """Returns the file's original model without values, and the shapes of its parameters."""
     options = model_options(**published.options)
     # A file that does not determine its image size has no parameter that depends on it.
     stride = model_shape(options).stride
     size = published.image_size or (stride, stride)
-    return _abstract(options, published.num_classes, size)
+    return _abstract_model(options, published.num_classes, size)
 
 
-def _abstract(
+def _abstract_model(
     options: ModelConfig, num_classes: int, size: tuple[int, int]
 ) -> tuple[ImageModel, _Shapes]:
     """Returns a model without values, and the shapes of its parameters by name."""
@@ -300,23 +315,23 @@ def _abstract(
     return model, {name: tuple(leaf.shape) for name, leaf in parameters(model).items()}
 
 
-def _take(
+def _read_parameters(
     file: TensorFile,
-    published: Published,
+    published: WeightsInfo,
     source_shapes: _Shapes,
     target: Target,
     keeps_head: bool,
     report: LoadReport,
 ) -> dict[str, np.ndarray]:
-    """Reads every row whose tensors the file has; returns our parameters and fills the report.
+    """Reads every row whose tensors the file has. Returns the parameters and fills the report.
 
     Args:
         file: the tensors.
-        published: what the file is.
-        source_shapes: parameters of the model that the file was made for.
-        target: what the parameters must fit.
+        published: description of the file.
+        source_shapes: parameter shapes of the file's original model.
+        target: shapes to resize the parameters to.
         keeps_head: False: the head is skipped.
-        report: gets an entry for every tensor.
+        report: an entry is added for every tensor.
     """
     arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
@@ -329,7 +344,8 @@ def _take(
         if task_only or (row.ours[0].startswith("head/") and not keeps_head):
             report.add(Status.LEFT_OUT, *row.ours)
             continue
-        # The file's table may lack the class token's vector; all others have our shape.
+        # The file's position table may have no vector for the class token. All other tensors have
+        # the shapes of our parameters.
         shapes = [
             file.shapes[row.theirs[0]] if is_table(name) else source_shapes[name]
             for name in row.ours
@@ -338,7 +354,7 @@ def _take(
             if name not in target.shapes:
                 report.add(Status.UNEXPECTED, name)
                 continue
-            fitted = fit(name, array, target, f"parameter {report.label(name)}")
+            fitted = fit_parameter(name, array, target, f"parameter {report.label(name)}")
             status = Status.TAKEN if fitted is array else Status.RESIZED
             report.add(status, name, detail=f"{array.shape} -> {fitted.shape}")
             arrays[name] = fitted
@@ -348,7 +364,7 @@ def _take(
 
 
 def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
-    """Returns the tensor names of a row; none if the file's model has no such parameters."""
+    """Returns the tensor names of a row. Empty if the file's model has no such parameters."""
     if not all_layers:
         return set(row.theirs)
     if not set(row.ours) <= shapes.keys():
@@ -376,8 +392,8 @@ def _report_missing(
 
 
 def _initial_parameters(found: Weights, seed: int) -> dict[str, jax.Array]:
-    """Returns the parameters that the file lacks, as a new model has them."""
-    if not found.lacking:
+    """Initialises the parameters that are missing from the file."""
+    if not found.missing:
         return {}
 
     @jax.jit
@@ -386,6 +402,6 @@ def _initial_parameters(found: Weights, seed: int) -> dict[str, jax.Array]:
             found.options, num_classes=found.num_classes, image_size=found.image_size, key=key
         )
         leaves = named_leaves(nnx.to_pure_dict(nnx.state(model)))
-        return {name: leaves[name] for name in found.lacking}
+        return {name: leaves[name] for name in found.missing}
 
     return init(jax.random.key(seed))

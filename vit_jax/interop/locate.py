@@ -1,4 +1,4 @@
-"""From an address to a local path: local files directly, `hf://` and `gs://` through a cache."""
+"""Resolves an address to a local path. Files at `hf://` and `gs://` are downloaded to a cache."""
 
 import os
 from pathlib import Path, PurePosixPath
@@ -7,32 +7,33 @@ from typing import Any
 from vit_jax.errors import WeightsError
 from vit_jax.interop.tensors import CONFIG_FILES
 
-# Endings of the files that are fetched from a folder of published weights.
-_WANTED = (".safetensors", ".json", ".npz")
+# Suffixes of the files to download from a folder of published weights.
+_WEIGHT_SUFFIXES = (".safetensors", ".json", ".npz")
 
 
 def local_path(address: str | Path) -> Path:
-    """Returns a local path with the file or folder at an address.
+    """Returns the local path of the file or folder at an address.
 
     Args:
         address: local path, or a `SCHEME://...` that fsspec supports: `hf://ORGANISATION/MODEL[/FILE]`
-            needs huggingface_hub, `gs://BUCKET/FILE` gcsfs. A file is fetched again only if its
-            size has changed. The cache is in VIT_JAX_CACHE, by default ~/.cache/vit_jax.
+            needs huggingface_hub, `gs://BUCKET/FILE` needs gcsfs. A cached file is downloaded again
+            only if its size has changed. The cache is in VIT_JAX_CACHE, by default
+            ~/.cache/vit_jax.
 
     Raises:
-        WeightsError: nothing there, or a package is missing.
+        WeightsError: the address does not exist, or a package is missing.
     """
     if "://" not in str(address):
         path = Path(address).expanduser()
         if not path.exists():
             raise WeightsError(
-                f"nothing at {path}", "a file or folder of weights", "check the path"
+                f"{path} does not exist", "a file or folder of weights", "check the path"
             )
         return path
-    return _fetch(str(address))
+    return _download(str(address))
 
 
-def _fetch(address: str) -> Path:
+def _download(address: str) -> Path:
     import fsspec
 
     scheme, rest = address.split("://", 1)
@@ -41,22 +42,22 @@ def _fetch(address: str) -> Path:
     try:
         system, root = fsspec.core.url_to_fs(address)
         if system.isdir(root):
-            for name in _wanted(system, root):
-                _fetch_file(system, name, target / name.removeprefix(root).lstrip("/"))
+            for name in _files_to_download(system, root):
+                _download_file(system, name, target / name.removeprefix(root).lstrip("/"))
         else:
-            _fetch_file(system, root, target)
+            _download_file(system, root, target)
             folder = root.rpartition("/")[0]
             for name in CONFIG_FILES:
                 if target.suffix == ".safetensors" and system.exists(f"{folder}/{name}"):
-                    _fetch_file(system, f"{folder}/{name}", target.with_name(name))
+                    _download_file(system, f"{folder}/{name}", target.with_name(name))
     except ImportError as error:
-        package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the package named")
+        package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the fsspec backend")
         raise WeightsError(
             f"{address} cannot be fetched: {error}",
             f"{package} to be installed",
             f"pip install {package}, or download the file and give its path",
         ) from None
-    except Exception as error:  # Each file system has its own classes of errors.
+    except Exception as error:  # Each file system has its own error classes.
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise WeightsError(
             f"{address} cannot be fetched: {reason}",
@@ -66,16 +67,16 @@ def _fetch(address: str) -> Path:
     return target
 
 
-def _wanted(system: Any, root: str) -> list[str]:
-    """Returns the files to fetch from a folder: a whole run of ours, else weights and configs."""
+def _files_to_download(system: Any, root: str) -> list[str]:
+    """Returns the files to download from a folder: a whole run folder, else weights and configs."""
     inside = [name.rstrip("/") for name in system.ls(root, detail=False)]
     ours = {"checkpoints", "params", "model.json"}
     if ours & {name.rpartition("/")[2] for name in inside}:
         return system.find(root)
-    return [name for name in inside if name.endswith(_WANTED)]
+    return [name for name in inside if name.endswith(_WEIGHT_SUFFIXES)]
 
 
-def _fetch_file(system: Any, name: str, target: Path) -> None:
+def _download_file(system: Any, name: str, target: Path) -> None:
     if target.exists() and target.stat().st_size == system.size(name):
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ Both projects use the same names.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import grid_of, square_side
@@ -19,18 +19,18 @@ _BLOCK = "MixerBlock_{layer}"
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is an MLP-Mixer, else None."""
+    """Returns the file with plain tensor names if it is an MLP-Mixer, else None."""
     names = {n.removeprefix("params/"): n for n in file.shapes if not n.startswith("opt/")}
     first = f"{_BLOCK.format(layer=0)}/token_mixing/Dense_0/kernel"
     return file.renamed(names) if {"stem/kernel", first} <= names.keys() else None
 
 
-def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes.
 
     Args:
         file: recognised file.
-        given: options of the caller; `grid` is needed if the patches are not in a square.
+        given: the caller's options; `grid` is needed if the grid of patches is not square.
 
     Raises:
         WeightsError: the number of patches is not a square and `grid` is not given.
@@ -45,9 +45,9 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         "channel_mlp_dim": shapes[f"{first}/channel_mixing/Dense_0/kernel"][1],
     }
     rows, columns = grid_of(tokens, False, given)
-    return Published(
+    return WeightsInfo(
         "vision_transformer npz",
-        _options(sizes, patch),
+        _model_options(sizes, patch),
         shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
         (rows * patch, columns * patch),
         tuple(_name_table()),
@@ -55,17 +55,17 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors of an MLP-Mixer under the names of the published files.
+    """Returns the tensors of an MLP-Mixer with the names of the published files.
 
     Raises:
         WeightsError: a model for images that are not square.
     """
-    square_side(loaded)  # The files do not say how many rows and columns of patches there are.
+    square_side(loaded)  # The files do not store the grid of patches.
     return Tensors(write_rows(_name_table(), parameters(loaded.model)))
 
 
-def _options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
-    """Returns a listed size with this patch size, or the sizes as overrides of one."""
+def _model_options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
+    """Returns a registered model with these sizes, or Mixer-B with the sizes as overrides."""
     for listed in list_models():
         if listed.startswith("Mixer-"):
             name = f"{listed.rpartition('/')[0]}/{patch}"

@@ -1,6 +1,6 @@
-"""Name tables: which tensors of a file correspond to which parameters of ours, in both directions.
+"""Name tables map the tensors of a file to our parameters, in both directions.
 
-A name table is a list of rows. A row of the encoder stands for all layers: the tensor names contain
+A name table is a list of rows. A row of the encoder covers all layers: the tensor names contain
 `{layer}`, and our parameters are stacked along a leading layer axis.
 """
 
@@ -36,7 +36,7 @@ class Layout(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """One tensor, equal on both sides except for axes of size 1."""
+    """One tensor, the same in the file and in our model except for axes of size 1."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         return [reshape(theirs[0], shapes[0])]
@@ -58,7 +58,7 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True)
 class TorchLinear:
-    """[outputs, inputs] in the file; inputs, then outputs, each possibly several axes, in ours.
+    """[outputs, inputs] in the file; [*inputs, *outputs] in our model, each one or several axes.
 
     Attributes:
         input_axes: number of input axes of our parameter.
@@ -78,7 +78,7 @@ class TorchLinear:
 
 @dataclasses.dataclass(frozen=True)
 class TorchConv:
-    """[outputs, inputs, height, width] in the file, [height, width, inputs, outputs] in ours."""
+    """[outputs, inputs, height, width] in the file; [height, width, inputs, outputs] in ours."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         height, width, inputs, outputs = shapes[0]
@@ -133,7 +133,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class QueryValueBias:
-    """Biases of queries and values in the file; of queries, keys (zero) and values in ours."""
+    """Query and value biases in the file; query, key (zero) and value biases in our model."""
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         query, value = (reshape(part, shapes[0][1:], flat=True) for part in theirs)
@@ -144,7 +144,7 @@ class QueryValueBias:
 
 
 def reshape(array: np.ndarray, shape: Shape, *, flat: bool = False) -> np.ndarray:
-    """Returns the array with axes of size 1 added or removed (with `flat`: any axes split).
+    """Adds or removes axes of size 1. With `flat`, splits a vector into any axes.
 
     Raises:
         ValueError: the shapes do not match.
@@ -158,7 +158,7 @@ def reshape(array: np.ndarray, shape: Shape, *, flat: bool = False) -> np.ndarra
 
 
 def transpose(matrix: np.ndarray) -> np.ndarray:
-    """Returns a contiguous transpose; it copies a few rows at a time, which fit into the cache."""
+    """Returns a contiguous transpose. Copies a few rows at a time, so that they fit into cache."""
     transposed = np.empty(matrix.shape[::-1], matrix.dtype)
     for start in range(0, len(matrix), _TRANSPOSED_ROWS):
         rows = slice(start, start + _TRANSPOSED_ROWS)
@@ -168,12 +168,12 @@ def transpose(matrix: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Tensors of a file and the parameters of ours that they correspond to.
+    """Tensors of a file and our corresponding parameters.
 
     Attributes:
         ours: parameter names; stacked over layers if `theirs` contains `{layer}`.
         theirs: tensor names.
-        layout: how the tensors are laid out on both sides.
+        layout: converts between the layout of the file and that of our model.
         first_layer: number of the first layer in the file.
     """
 
@@ -200,15 +200,15 @@ def row(
     ours: str | Sequence[str], theirs: str | Sequence[str], layout: Layout, first_layer: int = 0
 ) -> Row:
     """Returns a row; a single name needs no tuple."""
-    return Row(_names(ours), _names(theirs), layout, first_layer)
+    return Row(_as_tuple(ours), _as_tuple(theirs), layout, first_layer)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def torch_linear_rows(ours: str, theirs: str, input_axes: int = 1) -> list[Row]:
-    """Returns kernel and bias of a linear layer of PyTorch."""
+    """Returns the rows of a PyTorch linear layer: kernel and bias."""
     return [
         row(f"{ours}/kernel", f"{theirs}.weight", TorchLinear(input_axes)),
         row(f"{ours}/bias", f"{theirs}.bias", Flat()),
@@ -216,7 +216,7 @@ def torch_linear_rows(ours: str, theirs: str, input_axes: int = 1) -> list[Row]:
 
 
 def torch_norm_rows(ours: str, theirs: str) -> list[Row]:
-    """Returns scale and bias of a LayerNorm of PyTorch."""
+    """Returns the rows of a PyTorch LayerNorm: scale and bias."""
     return [
         row(f"{ours}/scale", f"{theirs}.weight", Same()),
         row(f"{ours}/bias", f"{theirs}.bias", Same()),
@@ -224,7 +224,7 @@ def torch_norm_rows(ours: str, theirs: str) -> list[Row]:
 
 
 def torch_patch_rows(theirs: str) -> list[Row]:
-    """Returns kernel and bias of the patch embedding, a convolution in PyTorch."""
+    """Returns the rows of the patch embedding, a convolution in PyTorch: kernel and bias."""
     return [
         row("patch_embedding/kernel", f"{theirs}.weight", TorchConv()),
         row("patch_embedding/bias", f"{theirs}.bias", Same()),
@@ -236,23 +236,25 @@ def read_row(row: Row, file: TensorFile, shapes: list[Shape]) -> list[np.ndarray
 
     Args:
         row: the row.
-        file: contains all its tensors.
-        shapes: shapes of our parameters as the file has them, layer axis included.
+        file: contains all tensors of the row.
+        shapes: shapes of our parameters in the file's original model, including the layer axis.
 
     Raises:
         WeightsError: a tensor has another shape, or cannot be read.
     """
     if not row.layered:
-        return _read(row, row.names(), file, shapes)
+        return _read_tensors(row, row.names(), file, shapes)
     found = [empty_aligned(shape) for shape in shapes]
     for layer in range(shapes[0][0]):
-        parts = _read(row, row.names(layer), file, [shape[1:] for shape in shapes])
+        parts = _read_tensors(row, row.names(layer), file, [shape[1:] for shape in shapes])
         for stack, part in zip(found, parts, strict=True):
             stack[layer] = part
     return found
 
 
-def _read(row: Row, names: list[str], file: TensorFile, shapes: list[Shape]) -> list[np.ndarray]:
+def _read_tensors(
+    row: Row, names: list[str], file: TensorFile, shapes: list[Shape]
+) -> list[np.ndarray]:
     theirs = [file.read(name) for name in names]
     try:
         return row.layout.read(theirs, shapes)
@@ -277,7 +279,7 @@ def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.n
         params: all our parameters by name.
 
     Raises:
-        WeightsError: a parameter that no row contains.
+        WeightsError: no row contains one of the parameters.
     """
     tensors: dict[str, np.ndarray] = {}
     left = set(params)
@@ -292,7 +294,7 @@ def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.n
                 tensors[name] = np.ascontiguousarray(part)
     if left:
         raise WeightsError(
-            f"parameter '{min(left)}', which that format has no name for",
+            f"parameter '{min(left)}', which has no name in that format",
             "a model that the format can represent",
             "use --format=orbax, which holds every model",
         )

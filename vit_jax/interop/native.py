@@ -1,4 +1,4 @@
-"""Our own weights: run folders with their checkpoints, and folders that `convert` writes."""
+"""Weights of this package: run folders with checkpoints, and folders that `convert` writes."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from vit_jax.config.task import task_config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.files import read_json
-from vit_jax.interop.formats import EvalView, Published
+from vit_jax.interop.formats import EvalView, WeightsInfo
 from vit_jax.interop.name_table import Same, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.named_tree import named_leaves
@@ -30,7 +30,7 @@ DESCRIPTION, ARRAYS = "model.json", "params"
 
 
 def is_native(path: Path) -> bool:
-    """Returns whether a folder is one of ours."""
+    """Returns whether a path is a run folder, one of its steps, or a converted folder."""
     path = path.absolute()
     run = path / "config.json", path / "checkpoints"
     return path.is_dir() and (
@@ -41,31 +41,31 @@ def is_native(path: Path) -> bool:
     )
 
 
-def open_native(path: Path) -> tuple[TensorFile, Published]:
+def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
     """Reads the parameters of a run folder, of one step, or of a converted folder.
 
-    A run folder stands for its latest step, or for the best step if early stopping chose one. If
-    the run kept a moving average, the average is read.
+    For a run folder, reads its latest step, or the best step if early stopping chose one. If the
+    run kept a moving average, reads the average.
 
     Raises:
-        WeightsError: no complete checkpoint there, or a damaged one.
+        WeightsError: there is no complete checkpoint, or it is damaged.
     """
     path = path.absolute()
     try:
         about, arrays = _read_about(path)
-        params = _restore(arrays)
+        params = _restore_arrays(arrays)
         published = _describe(about, params)
     except WeightsError:
         raise
     except Exception as error:  # Orbax raises many classes of errors for a damaged file.
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
     return as_tensor_file(path, params), published
 
 
 def as_tensor_file(path: Path, params: dict[str, np.ndarray]) -> TensorFile:
-    """Returns arrays as a file of tensors; each can be read once.
+    """Wraps arrays as a `TensorFile`. Each array can be read once.
 
-    An array is dropped when it is read, so that it is not kept beside the model's copy.
+    Reading an array drops it here, so that only the model's copy stays in memory.
     """
     size = sum(array.nbytes for array in params.values())
     shapes = {name: array.shape for name, array in params.items()}
@@ -73,10 +73,13 @@ def as_tensor_file(path: Path, params: dict[str, np.ndarray]) -> TensorFile:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Returns the model section of what `open_native` reads; reads no parameters.
+    """Returns the model section of the weights without reading any parameters.
+
+    Args:
+        path: as for `open_native`.
 
     Raises:
-        WeightsError: no complete checkpoint there, or a damaged one.
+        WeightsError: there is no complete checkpoint, or it is damaged.
     """
     path = path.absolute()
     try:
@@ -84,7 +87,7 @@ def read_options(path: Path) -> dict[str, Any]:
     except WeightsError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
 
 
 def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -101,7 +104,7 @@ def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]
 
 
 def save_native(loaded: "Loaded", path: Path) -> None:
-    """Writes a loaded model; any model can be written, also for an image that is not square."""
+    """Writes a loaded model. This format holds every model, also for non-square images."""
     about = {
         "model": loaded.options.to_mapping(),
         "num_classes": loaded.num_classes,
@@ -113,7 +116,7 @@ def save_native(loaded: "Loaded", path: Path) -> None:
 
 
 def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
-    """Returns the description of the model, and the folder of its arrays."""
+    """Returns the description of the model, and the folder with its arrays."""
     if (path / DESCRIPTION).is_file():
         about = read_json(path / DESCRIPTION, error=WeightsError)
         return {**about, "model": upgrade_model(about["model"])}, path / ARRAYS
@@ -126,7 +129,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     about = {
         "model": upgrade_model(task.model_section(config)),
         "image_size": [side, side],
-        "view": _view(config["data"]),
+        "view": _eval_view(config["data"]),
         "own_parameters": task.own_parameters,
     }
     classes = step.parents[1] / "classes.json"
@@ -135,7 +138,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     return about, step / evaluated_item(config)
 
 
-def _unreadable(path: Path, error: Exception) -> WeightsError:
+def _unreadable_error(path: Path, error: Exception) -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return WeightsError(
         f"{path} cannot be read: {reason}",
@@ -144,7 +147,7 @@ def _unreadable(path: Path, error: Exception) -> WeightsError:
     )
 
 
-def _restore(path: Path) -> dict[str, np.ndarray]:
+def _restore_arrays(path: Path) -> dict[str, np.ndarray]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         tree = checkpointer.metadata(path.absolute()).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
@@ -152,20 +155,20 @@ def _restore(path: Path) -> dict[str, np.ndarray]:
         return named_leaves(checkpointer.restore(path.absolute(), args=args))
 
 
-def _view(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how a run evaluated, from its data section; older runs lack some of the keys."""
+def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the evaluation crop from a run's data section. Older runs lack some of the keys."""
     augment = data.get("augment", {})
     found = {name: augment[name] for name in ("central_fraction", "antialias") if name in augment}
     return found | ({"crop": data["eval_crop"]} if "eval_crop" in data else {})
 
 
-def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Published:
+def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> WeightsInfo:
     own = tuple(about.get("own_parameters", ()))
     head = None if "head/.*" in own else params.get("head/linear/kernel")
     names = about.get("class_names")
     if names and (head is None or len(names) != head.shape[1]):
-        names = None  # A dataset may name fewer classes than the head was made for.
-    return Published(
+        names = None  # The dataset has fewer class names than the head has classes.
+    return WeightsInfo(
         "vit_jax",
         {k: v for k, v in about["model"].items() if v is not None},
         0 if head is None else head.shape[1],

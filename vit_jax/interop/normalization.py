@@ -1,4 +1,4 @@
-"""Weights that expect images normalised otherwise than to [-1, 1]: folds it into the embedding."""
+"""Folds the image normalisation that weights expect into the patch embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from vit_jax.errors import ARGUMENT, WeightsError
 # (mean, standard deviation) of each channel of an image in [0, 1].
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
-# Maps [0, 1] to [-1, 1], the range of the images that all models here take.
+# Maps [0, 1] to [-1, 1], the input range of all models of this package.
 OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 # The common normalisations by name.
 NORMALIZATIONS: dict[str, Normalization] = {
@@ -20,7 +20,7 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
-    """Returns the normalisation in a config.json, or None if there is none or it is ours.
+    """Returns the normalisation in a config.json, or None if there is none or it maps to [-1, 1].
 
     Args:
         mean: one number, or one per channel, or None.
@@ -29,15 +29,15 @@ def normalization_of(mean: Any, std: Any) -> Normalization | None:
     if mean is None or std is None:
         return None
     mean, std = ([part] * 3 if isinstance(part, int | float) else part for part in (mean, std))
-    found = checked((tuple(mean), tuple(std)))
+    found = checked_normalization((tuple(mean), tuple(std)))
     return None if found == OURS else found
 
 
-def checked(given: Any) -> Normalization:
+def checked_normalization(given: Any) -> Normalization:
     """Returns a mean and a standard deviation of three channels as floats.
 
     Raises:
-        WeightsError: `given` is something else.
+        WeightsError: `given` has another shape, or a standard deviation is not positive.
     """
     try:
         mean, std = (tuple(float(value) for value in part) for part in given)
@@ -47,30 +47,30 @@ def checked(given: Any) -> Normalization:
         raise WeightsError(
             f"normalisation {given}",
             "mean and positive standard deviation, three values each",
-            f"correct the config.json beside the weights, or give {ARGUMENT}=",
+            f"correct the config.json next to the weights, or give {ARGUMENT}=",
             argument="normalization",
         )
     return mean, std
 
 
-def fold(
+def fold_normalization(
     params: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
     normalization: Normalization,
 ) -> dict[str, np.ndarray]:
-    """Returns parameters whose patch embedding takes [-1, 1] instead of normalised images.
+    """Returns parameters whose patch embedding takes images in [-1, 1].
 
-    The weights expect ((x + 1) / 2 - mean) / std for an image x in [-1, 1]. That is linear in x,
-    and so is the patch embedding.
+    The weights expect ((x + 1) / 2 - mean) / std for an image x in [-1, 1]. This is affine in x,
+    and so is the patch embedding, so both combine into one kernel and bias.
 
     Args:
-        params: name -> parameter that was loaded.
+        params: name -> loaded parameter.
         shapes: name -> shape, of all parameters of the model.
         normalization: mean and standard deviation that the weights expect.
 
     Raises:
-        WeightsError: the first layer is a convolution with padding. It pads with 0, which is not
-            the same value before and after normalising.
+        WeightsError: the first layer is a convolution with padding. Its padding of 0 has another
+            meaning after normalisation.
     """
     kernel_name, bias_name = "patch_embedding/kernel", "patch_embedding/bias"
     if shapes.get(kernel_name, ())[2:3] != (3,):

@@ -1,4 +1,4 @@
-"""Opening published weights: recognises the format and reads the architecture."""
+"""Opens published weights: recognises the format and reads the architecture."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,20 +6,20 @@ from typing import Any
 
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop import native
-from vit_jax.interop.formats import Published, all_formats
+from vit_jax.interop.formats import WeightsInfo, all_formats
 from vit_jax.interop.locate import local_path
 from vit_jax.interop.tensors import TensorFile, open_tensors
 
 
 def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the model section that weights are for; reads no tensors.
+    """Returns the model section of the weights without reading any tensors.
 
     Args:
         address: as for `load`.
-        given: options that the caller knows, for sizes that cannot be inferred.
+        given: the caller's options, for sizes that cannot be inferred.
 
     Raises:
-        WeightsError: nothing there, an unknown format, or a size that must be given.
+        WeightsError: no such file, an unknown format, or a size that must be given.
     """
     path = local_path(address)
     if native.is_native(path):
@@ -27,12 +27,12 @@ def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any
     return dict(open_published(path, given)[1].options)
 
 
-def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, Published]:
-    """Opens weights and finds out what they are.
+def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, WeightsInfo]:
+    """Opens weights, recognises their format and reads their architecture.
 
     Args:
         path: local file or folder.
-        given: options that the caller knows, for sizes that cannot be inferred.
+        given: the caller's options, for sizes that cannot be inferred.
 
     Raises:
         WeightsError: an unknown format, a damaged file, or a size that must be given.
@@ -49,7 +49,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, Pu
                 return recognised, format.describe(recognised, given)
     except UserError:
         raise
-    # A tensor is missing or has other axes, or config.json has impossible values.
+    # A tensor is missing or has other axes, or config.json has invalid values.
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise WeightsError(
             f"{path} has tensors that do not make a complete model ({error})",
@@ -60,7 +60,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, Pu
     raise WeightsError(
         f"{path} has tensors of an unknown architecture ({names}, ...)",
         f"one of the formats {known_formats()}",
-        "for transformers give the folder with config.json",
+        "for transformers, give the folder that contains config.json",
     )
 
 

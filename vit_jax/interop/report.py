@@ -1,4 +1,4 @@
-"""The report of loading weights: what happened to every tensor and parameter."""
+"""The report of loading weights: the status of every tensor and parameter."""
 
 import enum
 import re
@@ -10,7 +10,7 @@ from vit_jax.interop.normalization import Normalization
 
 
 class Status(enum.Enum):
-    """What happened to a parameter or tensor."""
+    """Whether and how a parameter or tensor was loaded."""
 
     TAKEN = "taken"
     RESIZED = "resized"
@@ -24,7 +24,7 @@ class LoadReport:
     """The table that loading prints.
 
     Args:
-        path: where the weights came from.
+        path: address of the weights.
         format: format of the file.
         model: name of the model that was built.
         size_bytes: size of the file.
@@ -33,7 +33,7 @@ class LoadReport:
     Attributes:
         entries: (status, name, detail) in the order found.
         seconds: time that loading took.
-        normalization: what was folded into the patch embedding; None: nothing.
+        normalization: normalisation that was folded into the patch embedding; None: none.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class LoadReport:
         return [name for found, name, _ in self.entries if found is status]
 
     def label(self, name: str) -> str:
-        """Returns a parameter's name, and the file's name for it if that is another."""
+        """Returns a parameter's name, and its name in the file if that differs."""
         theirs = self.file_names.get(name, name)
         return name if theirs == name else f"{name} ({theirs} in the file)"
 
     def check(self, allow_unexpected: Sequence[str]) -> None:
-        """Raises WeightsError if a parameter is missing, or a tensor is unused and not allowed."""
+        """Raises WeightsError if a parameter is missing, or an unused tensor is not allowed."""
         unexpected = [
             name
             for name in self.names(Status.UNEXPECTED)
@@ -81,7 +81,7 @@ class LoadReport:
                     f"{self.path} ({self.format}, as {self.model}) {problem}"
                     f" {first_few(labels, 3)}",
                     "the model's parameters and no others",
-                    f"give the right options, or allow it by a pattern in {ARGUMENT}=",
+                    f"correct the options, or allow it with a pattern in {ARGUMENT}=",
                     argument=argument,
                 )
 
@@ -125,8 +125,8 @@ class LoadReport:
         if self.normalization is not None:
             mean, std = self.normalization
             console.print(
-                f"The weights expect images normalised by mean {mean} and deviation {std}; this was"
-                " folded into the patch embedding, which now takes [-1, 1]",
+                f"The weights expect images normalised by mean {mean} and standard deviation {std}."
+                " This was folded into the patch embedding, which now takes images in [-1, 1].",
                 highlight=False,
             )
         console.print(f"{self.format}, {size}, loaded in {self.seconds:.1f} s", highlight=False)

@@ -1,4 +1,4 @@
-"""Parameters for other image and patch sizes: position tables and patch kernels are resampled."""
+"""Resamples position tables and patch-embedding kernels to other image and patch sizes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from vit_jax.errors import ARGUMENT, WeightsError
 Grid = tuple[int, int]
 Method = Literal["zoom", "bilinear", "bicubic"]
 
-# In every model family, parameters whose names end like this can be resampled: tables with a vector
-# per position, tables with a vector per row or column, and the kernel that embeds patches.
+# Names or suffixes of the parameters that can be resampled, in every model family: tables with one
+# vector per position, tables with one vector per row or column, and the patch-embedding kernel.
 _TABLE = "position_embedding/table"
 _AXES = ("position_embedding/by_row", "position_embedding/by_column")
 _PATCH_KERNEL = "patch_embedding/kernel"
@@ -28,8 +28,8 @@ class Target:
 
     Attributes:
         shapes: parameter name -> shape.
-        old_grid: rows and columns of patches that the parameters were made for.
-        new_grid: rows and columns of patches of the model; both None: it has no patches.
+        old_grid: rows and columns of patches of the model that the parameters come from.
+        new_grid: rows and columns of patches of the new model. None: the model has no patches.
         method: how position tables are resampled.
     """
 
@@ -44,8 +44,10 @@ def is_table(name: str) -> bool:
     return name.endswith(_TABLE)
 
 
-def fit(name: str, array: np.ndarray, target: Target, label: str | None = None) -> np.ndarray:
-    """Returns a parameter in the shape that the model needs; the same array if it fits already.
+def fit_parameter(
+    name: str, array: np.ndarray, target: Target, label: str | None = None
+) -> np.ndarray:
+    """Resamples a parameter to the model's shape. Returns the same array if the shapes match.
 
     Args:
         name: parameter name.
@@ -68,7 +70,7 @@ def fit(name: str, array: np.ndarray, target: Target, label: str | None = None) 
         raise WeightsError(
             f"{label or repr(name)} of shape {array.shape}",
             f"{shape}",
-            "load with the options and the image size that the weights were made for",
+            "load with the original options and image size of the weights",
         )
     return fitted
 
@@ -86,9 +88,9 @@ def _fit_table(array: np.ndarray, shape: tuple[int, ...], target: Target) -> np.
         )
     table = _each_layer(array, 3, lambda a: resample_table(a, old, new, target.method))
     extra = shape[-2] - table.shape[-2]
-    if extra < 0:  # The model has no class token, the file has a vector for it.
+    if extra < 0:  # The model has no class token, but the file has a vector for it.
         return table[..., -extra:, :]
-    # Tokens before the patches without a vector in the file get zeros: adding zeros is the same.
+    # Prefix tokens without a vector in the file get zeros, which have no effect.
     zeros = np.zeros((*table.shape[:-2], extra, table.shape[-1]), np.float32)
     return np.concatenate([zeros, table], axis=-2) if extra else table
 
@@ -105,15 +107,15 @@ def _each_layer(
 def resample_table(
     table: Float[np.ndarray, "1 R D"], old: Grid, new: Grid, method: Method = "zoom"
 ) -> Float[np.ndarray, "1 S D"]:
-    """Returns a position table for another grid; vectors before the patches stay the same.
+    """Resamples a position table to another grid. Vectors of prefix tokens stay the same.
 
     Args:
-        table: vectors of the tokens before the patches, then of the patches in raster order.
-        old: rows and columns of patches that the table is for.
-        new: rows and columns of patches wanted.
+        table: vectors of the prefix tokens, then of the patches in raster order.
+        old: rows and columns of patches of the table.
+        new: rows and columns of patches of the result.
         method: "zoom": linear interpolation that keeps the corner vectors at the corners, as in the
-            ViT paper's code (`scipy.ndimage.zoom` of order 1); "bilinear" and "bicubic": between
-            patch centres, antialiased where the grid shrinks.
+            ViT paper's code (`scipy.ndimage.zoom` of order 1); "bilinear" and "bicubic":
+            interpolation between patch centres, antialiased where the grid shrinks.
 
     Source: arXiv:2010.11929, section 3.2.
     """
@@ -132,7 +134,7 @@ def resample_table(
 
 
 def resample_axis(vectors: Float[np.ndarray, "n D"], size: int) -> Float[np.ndarray, "m D"]:
-    """Returns the row or column vectors of a 2-D position embedding for another number of them."""
+    """Resamples the row or column vectors of a 2-D position embedding to `size` vectors."""
     if len(vectors) == size:
         return vectors
     return np.asarray(scipy.ndimage.zoom(vectors, (size / len(vectors), 1), order=1))
@@ -141,11 +143,11 @@ def resample_axis(vectors: Float[np.ndarray, "n D"], size: int) -> Float[np.ndar
 def resample_kernel(
     kernel: Float[np.ndarray, "P P C D"], size: int
 ) -> Float[np.ndarray, "Q Q C D"]:
-    """Returns a patch-embedding kernel for another patch size by pseudo-inverse resize.
+    """Resamples a patch-embedding kernel to another patch size by pseudo-inverse resize.
 
-    Patches that are resized bilinearly to `size` and embedded with the new kernel give the same
-    embedding as the original patches with the old kernel: exactly if `size` is larger, in the
-    least-squares sense if it is smaller.
+    The new kernel applied to bilinearly resized patches gives the same embedding as the old kernel
+    applied to the original patches: exactly if `size` is larger, in the least-squares sense if it
+    is smaller.
 
     Source: arXiv:2212.08013 (FlexiViT), section 3.4.
     """

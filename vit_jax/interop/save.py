@@ -1,4 +1,4 @@
-"""Writing our models in the formats of other projects."""
+"""Writes models in the formats of other projects."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from vit_jax.interop.load import Loaded
 
 
 def check_format(name: str) -> None:
-    """Raises WeightsError for a name that no format of any model family has."""
+    """Raises WeightsError if no model family has a format of this name."""
     known = list(dict.fromkeys([*(format.name for format in all_formats()), native.NAME]))
     if name not in known:
         raise WeightsError(
@@ -27,7 +27,7 @@ def check_format(name: str) -> None:
 
 
 def save(loaded: Loaded, path: Path, format: str) -> None:
-    """Writes a model; nothing appears at `path` unless all of it could be written.
+    """Writes a model. If writing fails, `path` is not created.
 
     Args:
         loaded: the model and its description.
@@ -67,7 +67,7 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
 
 @contextlib.contextmanager
 def new_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, and moves it there if the block succeeds.
+    """Yields a temporary path in the same folder and renames it to `path` if the block succeeds.
 
     Raises:
         WeightsError: the path exists, or cannot be written.
@@ -77,13 +77,13 @@ def new_path(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove(part)  # From a process that was killed.
+        _remove(part)  # Left over from a process that was killed.
         yield part
         part.rename(path)
     except OSError as error:
         raise WeightsError(
             f"cannot write {path}: {error.strerror or error}",
-            "a writable place with free space",
+            "a writable folder with free space",
             "choose another destination, or free some space",
         ) from None
     finally:
@@ -104,7 +104,7 @@ def _write_folder(path: Path, tensors: Tensors) -> None:
     path.mkdir()
     weights = path / "model.safetensors"
     save_file(dict(tensors.tensors), weights, metadata={"format": "pt"})
-    # safetensors creates files that only their owner may read.
+    # safetensors creates files that only the owner can read.
     mask = os.umask(0)
     os.umask(mask)
     weights.chmod(0o666 & ~mask)

@@ -1,4 +1,4 @@
-"""Files of named tensors, npz and safetensors; read one tensor at a time, never by pickle."""
+"""Named tensors in npz and safetensors files, read one at a time and never with pickle."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ import numpy as np
 from vit_jax.errors import WeightsError
 from vit_jax.files import read_json
 
-# JAX on a CPU uses an array's memory without a copy if it starts at a multiple of this many bytes.
+# JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
-# JSON files that may lie beside safetensors and describe how to use the weights.
+# JSON files next to safetensors files that describe how to use the weights.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
-# What NumPy, zipfile, safetensors and JSON raise for damaged files.
+# Errors that NumPy, zipfile, safetensors and JSON raise for damaged files.
 _DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SyntaxError,
     MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error,
@@ -36,10 +36,10 @@ class TensorFile:
 
     Attributes:
         path: file or folder that contains them.
-        shapes: name -> shape; no tensors are read for it.
+        shapes: name -> shape, from the headers.
         size_bytes: size of the file or files.
         load: name -> array as stored.
-        configs: content of the JSON files from CONFIG_FILES that lie beside the weights.
+        configs: content of the CONFIG_FILES next to the weights.
     """
 
     path: Path
@@ -57,18 +57,18 @@ class TensorFile:
         try:
             array = self.load(name)
         except _DAMAGED as error:
-            raise _damaged(self.path, error, f"tensor '{name}'") from None
-        if array.dtype == np.dtype("V2"):  # How npz keeps bfloat16.
+            raise _damaged_error(self.path, error, f"tensor '{name}'") from None
+        if array.dtype == np.dtype("V2"):  # npz files store bfloat16 as V2.
             array = array.view(ml_dtypes.bfloat16)
         return np.asarray(array, np.float32)
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
-        """Returns the file with tensors renamed by {new: old}; other tensors are dropped."""
+        """Returns the file with tensors renamed by {new: old}. Other tensors are dropped."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return dataclasses.replace(self, shapes=shapes, load=lambda name: self.load(names[name]))
 
     def config(self, name: str = "config.json") -> Mapping[str, Any]:
-        """Returns the JSON object in a file beside the weights; empty if there is no such file."""
+        """Returns the JSON object in a file next to the weights; empty if there is no such file."""
         return self.configs.get(name, {})
 
 
@@ -81,7 +81,7 @@ def empty_aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def to_jax(array: np.ndarray) -> jax.Array:
-    """Returns a float32 array as a JAX array; it may share memory: do not write to it again."""
+    """Returns a float32 array as a JAX array. They may share memory: do not write to `array`."""
     # jnp.asarray would copy, and keep the original alive until the next garbage collection.
     if array.ctypes.data % _ALIGNMENT or not array.flags.c_contiguous:
         copy = empty_aligned(array.shape)
@@ -93,7 +93,7 @@ def to_jax(array: np.ndarray) -> jax.Array:
 def open_tensors(path: Path) -> TensorFile:
     """Opens an npz file, a safetensors file, or the index of several safetensors files.
 
-    The JSON files beside safetensors are read as well.
+    The JSON files next to safetensors files are read as well.
 
     Raises:
         WeightsError: no such file, another kind of file, a damaged file, or one that needs pickle.
@@ -116,7 +116,7 @@ def open_tensors(path: Path) -> TensorFile:
         start = file.read(2)
     if start == b"PK" or start[:1] == b"\x80" or path.suffix in (".bin", ".pt", ".pth"):
         raise WeightsError(
-            f"{path} is a PyTorch or pickle file, and reading one runs code",
+            f"{path} is a PyTorch or pickle file, and loading it can execute code",
             "safetensors or npz",
             "save it as safetensors first (transformers and timm publish them)",
         )
@@ -142,10 +142,10 @@ def _open_npz(path: Path) -> TensorFile:
             if dtype.hasobject:
                 pickled.append(name)
     except _DAMAGED as error:
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     if pickled:
         raise WeightsError(
-            f"{path} contains Python objects ('{pickled[0]}'), and reading them runs code",
+            f"{path} contains Python objects ('{pickled[0]}'), and loading them can execute code",
             "arrays of numbers",
             "save only the arrays",
         )
@@ -165,14 +165,14 @@ def _open_safetensors(path: Path) -> TensorFile:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, *_DAMAGED) as error:
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     return TensorFile(path, shapes, path.stat().st_size, partial(_load_safetensors, path))
 
 
 def _load_safetensors(path: Path, name: str) -> np.ndarray:
     from safetensors import SafetensorError, safe_open
 
-    # Opened anew for each tensor, so that pages of tensors already read do not stay mapped.
+    # The file is reopened for each tensor, so that pages of earlier tensors do not stay mapped.
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor(name)
@@ -189,12 +189,12 @@ def _open_shards(path: Path) -> TensorFile:
     except _DAMAGED as error:
         if isinstance(error, WeightsError):
             raise
-        raise _damaged(path, error) from None
+        raise _damaged_error(path, error) from None
     size = sum(part.size_bytes for part in parts.values())
     return TensorFile(path, shapes, size, lambda name: parts[files[name]].load(name))
 
 
-def _damaged(path: Path, error: Exception, what: str = "") -> WeightsError:
+def _damaged_error(path: Path, error: Exception, what: str = "") -> WeightsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     where = f"{path}, {what}," if what else f"{path}"
     return WeightsError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Published, Tensors, depth_of
+from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
     Flat,
     QueryValueBias,
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _BLOCK = "blocks.{layer}"
-# timm's name of a pooling -> ours.
+# timm's name of a pooling -> our name.
 _POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
-# (width, rotary, mlp) -> heads, where they differ from other models of that width: DINOv3-H+ and
+# (width, rotary, mlp) -> heads of models that differ from others of that width: DINOv3-H+ and
 # SigLIP-g. Source: timm.
 _OTHER_HEADS = {(1280, True, "swiglu"): 20, (1536, False, "gelu"): 16}
-# timm's architectures that use the tanh form of GELU although config.json does not say so.
+# timm's architectures that use the tanh approximation of GELU without setting it in config.json.
 _TANH_GELU = (
     r"vit_(base_patch32_siglip_256|large_patch16_siglip_(gap_)?512"
     r"|(so400m|giantopt)_patch16_siglip_.*)"
@@ -47,17 +47,17 @@ _TANH_GELU = (
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is a ViT of timm, else None."""
+    """Returns the file with plain tensor names if it is a ViT of timm, else None."""
     plain = {name.removeprefix("model."): name for name in file.shapes}
     known = {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight"} <= plain.keys()
     return file.renamed(plain) if known else None
 
 
-def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes, and from timm's config.json if there is one.
 
     Raises:
-        WeightsError: a size that neither the file nor the caller gives.
+        WeightsError: neither the file nor the caller's options contain a size.
     """
     config = file.config()
     if "_rope_" in (named := config.get("architecture", "")) or "rope.freqs" in file.shapes:
@@ -67,11 +67,11 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
             "this kind of rotary embedding is not supported",
         )
     shapes, arguments = file.shapes, config.get("model_args", {})
-    given = _sizes(arguments) | dict(given)
+    given = _read_sizes(arguments) | dict(given)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
-    # Only DINOv3 has no position table: it rotates queries and keys instead.
+    # Only DINOv3 has no position table. It rotates queries and keys instead.
     rotary = "pos_embed" not in shapes
-    mlp, hidden = _mlp(file)
+    mlp, hidden = _read_mlp(file)
     heads = given.get("num_heads") or _OTHER_HEADS.get((width, rotary, mlp))
     options = vit_options(
         width=width,
@@ -84,7 +84,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         options["mlp_dim"] = hidden
     has_class_token = "cls_token" in shapes
     registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
-    pooling = _pooling(file, rotary, config.get("global_pool"))
+    pooling = _read_pooling(file, rotary, config.get("global_pool"))
     tanh = re.fullmatch(_TANH_GELU, config.get("architecture", ""))
     scale = next((n for n in ("blocks.0.ls1.gamma", "blocks.0.gamma_1") if n in shapes), None)
     options |= {
@@ -104,28 +104,28 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         image_size = (grid[0] * patch, grid[1] * patch)
     labels = config.get("label_names") or ()
     head, pretrained = shapes.get("head.weight"), config.get("pretrained_cfg", {})
-    return Published(
+    return WeightsInfo(
         "timm safetensors",
         options,
         head[0] if head else 0,
         image_size,
         tuple(name_table(eva=rotary)),
         class_names=tuple(labels) if head and len(labels) == head[0] else None,
-        view=_view(pretrained),
+        view=_eval_view(pretrained),
         normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
         unused=(r"rope\..*", "mask_token"),
     )
 
 
-def _view(pretrained: Mapping[str, Any]) -> EvalView:
-    """Returns the crop of timm's evaluation; the filter is ours, see `data.resize`."""
+def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
+    """Returns the crop of timm's evaluation. The resize filter is ours, see `data.resize`."""
     if pretrained.get("crop_mode") == "squash":
         return EvalView(crop="resize")
     return EvalView(central_fraction=float(pretrained.get("crop_pct") or 0.875))
 
 
-def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns heads and grid, which the shapes do not determine, if config.json has them."""
+def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns heads and grid from config.json if they are there. Shapes do not determine them."""
     sizes = {k: arguments[k] for k in ("num_heads",) if k in arguments}
     if "img_size" in arguments and "patch_size" in arguments:
         size, patch = arguments["img_size"], arguments["patch_size"]
@@ -135,7 +135,7 @@ def _sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_table(*, eva: bool = False) -> list[Row]:
-    """Returns the rows of a ViT; with `eva` those of DINOv3, another class in timm."""
+    """Returns the rows of a ViT; with `eva` those of DINOv3, which is another class in timm."""
     ours = "encoder/blocks"
     return [
         *torch_patch_rows("patch_embed.proj"),
@@ -163,7 +163,7 @@ def name_table(*, eva: bool = False) -> list[Row]:
 
 
 def _gated_rows(ours: str, theirs: str) -> list[Row]:
-    """Returns the rows of SwiGLU: gate and value in one layer (DINOv2), or in two (DINOv3)."""
+    """Returns the rows of SwiGLU: gate and value in one layer (DINOv2) or in two (DINOv3)."""
     both = tuple(f"{ours}/{name}" for name in ("gate", "value"))
     return [
         *torch_linear_rows(both[0], f"{theirs}.fc1_g"),
@@ -187,8 +187,8 @@ def _pooling_rows() -> list[Row]:
     ]
 
 
-def _pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
-    """Returns our name of the pooling, from `global_pool` if config.json has it."""
+def _read_pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
+    """Returns our name of the pooling. Uses `global_pool` if config.json has it."""
     if named:
         if named not in _POOLINGS:
             raise WeightsError(
@@ -203,7 +203,7 @@ def _pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
     return "token" if "cls_token" in file.shapes and not rotary else "gap"
 
 
-def _mlp(file: TensorFile) -> tuple[str, int]:
+def _read_mlp(file: TensorFile) -> tuple[str, int]:
     """Returns the kind of a block's MLP and its number of hidden features."""
     shapes = file.shapes
     first, gate, second = (f"blocks.0.mlp.{n}.weight" for n in ("fc1", "fc1_g", "fc2"))
@@ -217,7 +217,7 @@ def _mlp(file: TensorFile) -> tuple[str, int]:
     return ("gelu" if shapes.get(first, (0,))[0] == hidden else "swiglu"), hidden
 
 
-# Width -> size of the timm architecture to start from; config.json overrides all its sizes.
+# Width -> size of the timm architecture to name in config.json, which overrides all its sizes.
 _ARCHITECTURES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 
@@ -234,7 +234,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     assert model.tokens is not None
     prefix = model.num_prefix
     if options.num_registers and "class_token" in params:
-        # In timm either all tokens before the patches have a position or none of them.
+        # In timm either all prefix tokens have a position embedding or none of them.
         params["class_token"] = params["class_token"] + params[TABLE][:, :1]
         params[TABLE] = params[TABLE][:, 1:]
     pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
@@ -244,7 +244,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         "embed_dim": shape.width,
         "depth": shape.depth,
         "num_heads": shape.num_heads,
-        # timm rounds width x mlp_ratio down; half a feature more makes it exact.
+        # timm computes int(width * mlp_ratio). The extra half feature prevents rounding down.
         "mlp_ratio": (shape.mlp_dim + 0.5) / shape.width,
         "qkv_bias": options.qkv_bias,
         "init_values": options.layer_scale,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Published, Tensors
+from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo
 from vit_jax.interop.name_table import (
     Flat,
     Row,
@@ -35,10 +35,10 @@ _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gel
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if its config.json describes a ViT, else None.
+    """Returns the file with plain tensor names if its config.json describes a ViT, else None.
 
     Raises:
-        WeightsError: another model of transformers.
+        WeightsError: config.json describes another model of transformers.
     """
     kind = file.config().get("model_type")
     if kind is None:
@@ -52,7 +52,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
     return file.renamed({name.removeprefix("vit."): name for name in file.shapes})
 
 
-def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from config.json, the normalisation from preprocessor_config.json.
 
     Raises:
@@ -87,26 +87,26 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
     head = file.shapes.get("classifier.weight")
     labels = config.get("id2label", {})
     names = tuple(labels[key] for key in sorted(labels, key=int))
-    return Published(
+    return WeightsInfo(
         "transformers safetensors",
         options,
         head[0] if head else 0,
         (size, size) if isinstance(size, int) else tuple(size),
         tuple(name_table()),
         class_names=names if head and len(names) == head[0] else None,
-        view=_view(preprocessor),
-        normalization=_normalization(preprocessor),
+        view=_eval_view(preprocessor),
+        normalization=_read_normalization(preprocessor),
         unused=("embeddings.mask_token",),
     )
 
 
-def _view(preprocessor: Mapping[str, Any]) -> EvalView:
-    """Returns the view of the image processor: the whole image, unless it crops the centre."""
+def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
+    """Returns the crop of the image processor: the whole image, unless it crops the centre."""
     squashes = preprocessor and not preprocessor.get("do_center_crop")
     return EvalView("resize") if squashes else EvalView()
 
 
-def _normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
+def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
     if preprocessor.get("do_normalize") is False:  # The model takes images in [0, 1].
         return normalization_of((0.0,) * 3, (1.0,) * 3)
     return normalization_of(preprocessor.get("image_mean"), preprocessor.get("image_std"))
@@ -139,7 +139,7 @@ def name_table() -> list[Row]:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns a folder that `ViTForImageClassification` loads; without classes, `ViTModel`.
+    """Returns a folder for `ViTForImageClassification`, or for `ViTModel` if there are no classes.
 
     Raises:
         WeightsError: a model that these classes cannot represent.

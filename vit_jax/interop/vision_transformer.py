@@ -1,15 +1,15 @@
 """npz files of google-research/vision_transformer and big_vision: ViTs and hybrids.
 
-Both have the same tensors under slightly different names: modules are numbered together (files from
-before Flax Linen) or separately by type, the position table has one of three names, and big_vision
-may stack all layers in one tensor.
+Both have the same tensors with slightly different names. Modules are numbered together (files from
+before Flax Linen) or separately by type. The position table has one of three names. big_vision may
+stack all layers in one tensor.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import Format, Published, Tensors, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import Row, Same, Stacked, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
@@ -30,7 +30,7 @@ _SCANNED_BLOCK = "Transformer/encoderblock"
 # Names of a block's first and second LayerNorm, attention and MLP.
 _NUMBERED_TOGETHER = ("LayerNorm_0", "LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
 _NUMBERED_BY_TYPE = ("LayerNorm_0", "LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
-# The first name is that of vision_transformer.
+# Names of the position table. The first is the one of vision_transformer.
 _TABLES = (
     "Transformer/posembed_input/pos_embedding",
     "pos_embedding",
@@ -39,20 +39,20 @@ _TABLES = (
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file under its plain names if it is a ViT or hybrid, else None."""
-    names = {_plain(name): name for name in file.shapes if not name.startswith("opt/")}
+    """Returns the file with plain tensor names if it is a ViT or hybrid, else None."""
+    names = {_plain_name(name): name for name in file.shapes if not name.startswith("opt/")}
     blocks = any(n.startswith(_SCANNED_BLOCK) for n in names)
     return file.renamed(names) if blocks and "embedding/kernel" in names else None
 
 
-def _plain(name: str) -> str:
-    """Returns a name without the prefixes that some files have, and with the one that some lack."""
+def _plain_name(name: str) -> str:
+    """Removes the prefix `params/`, and adds `MAPHead_0/` to the names of files that omit it."""
     name = name.removeprefix("params/")
     inlined = name == "probe" or name.split("/")[0] in _NUMBERED_BY_TYPE
     return f"MAPHead_0/{name}" if inlined else name
 
 
-def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
+def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes.
 
     Raises:
@@ -78,13 +78,13 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
     mlp_shape = shapes[f"{first}/{generation[3]}/Dense_0/kernel"]
     depth = key_shape[0] if scanned else depth_of(shapes, f"{_BLOCK}/LayerNorm_0/scale")
     patch, _, channels, width = shapes["embedding/kernel"]
-    stem = _stem(shapes)
+    stem = _read_stem(shapes)
     sizes = {"width": width, "depth": depth, "mlp_dim": mlp_shape[-1], "num_heads": key_shape[-2]}
     if stem is None and channels == 3:
         options = vit_options(**sizes, patch_size=patch)
         stride = patch
     else:
-        options, stride = _hybrid(ViTShape(**sizes, patch_size=patch, stem=stem), file)
+        options, stride = _hybrid_options(ViTShape(**sizes, patch_size=patch, stem=stem), file)
     pooling = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
     options |= {"pooling": pooling}
     table = next((t for t in _TABLES if t in shapes), None)
@@ -96,7 +96,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
         image_size = (grid[0] * stride, grid[1] * stride)
     if "pre_logits/kernel" in shapes:
         options["representation_size"] = shapes["pre_logits/kernel"][1]
-    return Published(
+    return WeightsInfo(
         "vision_transformer npz" if table == _TABLES[0] else "big_vision npz",
         options,
         shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
@@ -106,10 +106,12 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> Published:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors as vision_transformer names them; without a class token, as big_vision.
+    """Returns the tensors of a model under the names of vision_transformer.
+
+    A model without a class token gets the names of big_vision.
 
     Raises:
-        WeightsError: a model that neither can represent.
+        WeightsError: neither project can represent the model.
     """
     has_class_token = getattr(loaded.options, "pooling", None) == "token"
     options, shape = checked_options(
@@ -127,7 +129,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             "a stem with a 7x7 root",
             "use --format=orbax, which holds every model",
         )
-    square_side(loaded)  # The files do not say how many rows and columns a table has.
+    square_side(loaded)  # The files do not store the grid of the position table.
     parts = _NUMBERED_TOGETHER if has_class_token else _NUMBERED_BY_TYPE
     table = _TABLES[0] if has_class_token else _TABLES[1]
     rows = name_table(_BLOCK, parts, table, shape.stem)
@@ -228,7 +230,7 @@ def _unit_rows(ours: str, theirs: str, first: int) -> list[Row]:
     return rows
 
 
-def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
+def _read_stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
     if "conv_root/kernel" not in shapes:
         return None
     units = []
@@ -237,7 +239,7 @@ def _stem(shapes: Mapping[str, tuple[int, ...]]) -> ResNetShape | None:
     return ResNetShape(tuple(units), shapes["conv_root/kernel"][3])
 
 
-def _hybrid(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
+def _hybrid_options(shape: ViTShape, file: TensorFile) -> tuple[dict[str, Any], int]:
     names = [f"R{n}+ViT-{size}/{shape.stride}" for n in RESNET_UNITS for size in VIT_SIZES]
     for name in (*VIT.sizes, *names):
         if (VIT.sizes.get(name) or VIT.parse(name)) == shape:

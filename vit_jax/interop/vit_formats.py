@@ -1,4 +1,4 @@
-"""What the formats of ViTs share: reading sizes from shapes, and checks before writing."""
+"""Shared code of the ViT formats: reading sizes from shapes, and checks before writing."""
 
 import dataclasses
 import math
@@ -16,13 +16,12 @@ from vit_jax.models.vit import ViTConfig, ViTShape
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
-# Width -> number of heads, where all published models of that width agree. Source: the papers'
-# tables.
+# Width -> number of heads of the published models of that width. Source: the papers' tables.
 _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24,
           1664: 16, 4096: 32}  # fmt: skip
 
-# Option values that every format can represent. Other values would change the function that the
-# same weights compute. Options that add parameters are caught by the name tables instead.
+# Option values that every format can represent. With other values the same weights would compute
+# another function. Options that add parameters are not listed: writing the name table detects them.
 _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "norm_placement": ("pre",),
     "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
@@ -54,7 +53,7 @@ def vit_options(
 
 
 def heads_of(width: int, given: Mapping[str, Any]) -> int:
-    """Returns the number of attention heads of a model of this width, if the file lacks it.
+    """Returns the number of attention heads of a model of this width, for files that lack it.
 
     Raises:
         WeightsError: no published model has this width, and num_heads is not given.
@@ -62,7 +61,7 @@ def heads_of(width: int, given: Mapping[str, Any]) -> int:
     heads = given.get("num_heads") or _HEADS.get(width)
     if heads is None:
         raise WeightsError(
-            f"a model of width {width}, and the file does not contain its number of heads",
+            f"a model of width {width}, whose file does not contain the number of heads",
             "the number of attention heads",
             f"give {ARGUMENT}=",
             argument="num_heads",
@@ -71,12 +70,12 @@ def heads_of(width: int, given: Mapping[str, Any]) -> int:
 
 
 def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the (rows, columns) of patches of a position table: as given, else square.
+    """Returns the (rows, columns) of patches of a position table: `given["grid"]`, else square.
 
     Args:
-        rows: vectors in the table.
-        prefix_tokens: tokens before the patches; the table may have vectors for them or not.
-        given: options that the caller gave; "grid" may be one of them.
+        rows: number of vectors in the table.
+        prefix_tokens: number of prefix tokens; the table may have vectors for them or not.
+        given: the caller's options.
 
     Raises:
         WeightsError: no grid is given and the number of patches is not a square, or the given
@@ -100,7 +99,7 @@ def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[in
 def checked_options(
     loaded: "Loaded", format: str, **allowed: tuple[Any, ...]
 ) -> tuple[ViTConfig, ViTShape]:
-    """Returns options and sizes of a model, after checking that a format can represent it.
+    """Checks that a format can represent a model, and returns its options and sizes.
 
     Args:
         loaded: a ViT or hybrid.
@@ -119,7 +118,7 @@ def checked_options(
                 f"model.{name} = {value!r} in format {format}",
                 " or ".join(map(repr, values)),
                 f"use --format=orbax, which holds every model, or convert with"
-                f" --model.{name}={values[0]}, which changes what the weights compute",
+                f" --model.{name}={values[0]}, which changes the model's output",
             )
     shape = model_shape(options)
     assert isinstance(shape, ViTShape)
@@ -127,11 +126,11 @@ def checked_options(
 
 
 def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np.ndarray]:
-    """Returns the parameters by name; other position tables become an equal learned 1-D table.
+    """Returns the parameters by name. Converts position tables to an equal learned 1-D table.
 
     Args:
         loaded: a ViT or hybrid.
-        sincos: whether the fixed table is written as a learned one, too; False: it is left out.
+        sincos: whether to write a fixed sincos table as a learned table; False: leave it out.
     """
     params = {name: np.asarray(array) for name, array in parameters(loaded.model).items()}
     model, table = loaded.model, getattr(loaded.model, "position_embedding", None)

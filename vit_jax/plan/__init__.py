@@ -1,1 +1,1 @@
-"""What a run would need and take on devices that are not here, from its compiled step."""
+"""Estimates a run's memory and step time for any devices, present or not, by compiling its step."""

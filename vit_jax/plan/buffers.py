@@ -1,8 +1,9 @@
 """Finds the arrays that are alive when a compiled step needs the most device memory.
 
-It walks the instructions in scheduled order. An array is alive from the instruction that makes it
-to the last one that reads it; arrays made in the body of a loop add to those alive around the loop.
-Results that overwrite a donated argument are not counted, because arguments are counted separately.
+It walks the instructions in scheduled order. An array is alive from the instruction that creates it
+to the last instruction that reads it. Arrays created in the body of a loop add to those alive
+outside it. Results that overwrite a donated argument do not count, because arguments are counted
+separately.
 
 The sum is close to XLA's own figure but not equal: XLA shares memory between arrays with different
 lifetimes, and leaves gaps.
@@ -25,9 +26,9 @@ class Buffer:
 
     Attributes:
         shape: e.g. "bf16[24,32,197,1024]".
-        part: part of the step that makes them.
-        count: how many there are.
-        bytes: size of all of them, including tile padding.
+        part: part of the step that creates them.
+        count: number of arrays.
+        bytes: total size, including tile padding.
     """
 
     shape: str
@@ -43,8 +44,8 @@ class _Value:
     part: str
 
 
-# The value in memory of each element of a result; None: an argument, or not in device memory.
-_Held = list[_Value | None]
+# The values of a result's elements; None: an argument, or not in device memory.
+_Values = list[_Value | None]
 
 
 def find_buffers(program: Program, text: str) -> list[Buffer]:
@@ -52,10 +53,10 @@ def find_buffers(program: Program, text: str) -> list[Buffer]:
 
     Args:
         program: the scheduled program of one device.
-        text: text of the program; its first line names the results that overwrite an argument.
+        text: text of the program. Its first line lists the results that overwrite an argument.
     """
     kept = _donated_results(text.partition("\n")[0])
-    _, live = _peak(program, program.entry, None, kept)
+    _, live = _peak_memory(program, program.entry, None, kept)
     together: dict[tuple[str, str], list[int]] = {}
     for value in live:
         together.setdefault((value.shape, value.part), []).append(value.size)
@@ -69,24 +70,24 @@ def _donated_results(header: str) -> set[int]:
     return {int(i) for i in re.findall(r"\{(\d+)\}: \(", match[1])} if match else set()
 
 
-def _peak(
-    program: Program, name: str, arguments: _Held | None, kept: set[int]
+def _peak_memory(
+    program: Program, name: str, arguments: _Values | None, kept: set[int]
 ) -> tuple[int, list[_Value]]:
-    """Returns the most bytes that the arrays of a computation need, and these arrays.
+    """Returns the peak memory of a computation's arrays in bytes, and the arrays alive at the peak.
 
     Args:
         program: the program.
         name: name of the computation.
-        arguments: values of its parameters, which belong to the caller.
-        kept: indices of results that need no memory of their own.
+        arguments: values of its parameters, which the caller counts.
+        kept: indices of results that overwrite an argument and need no memory.
     """
     computation = program.computations.get(name, {})
-    held: dict[str, _Held] = {}
+    held: dict[str, _Values] = {}
     last_read: dict[int, int] = {}
-    results: _Held = []
+    results: _Values = []
     for step, instruction in enumerate(computation.values()):
         held[instruction.name] = _values(instruction, held, computation, arguments)
-        # Taking an element out of a tuple does not read the other elements.
+        # Extracting a tuple element does not read the other elements.
         takes = instruction.opcode == "get-tuple-element"
         for used in (instruction.name, *(() if takes else instruction.operands)):
             last_read.update({id(v): step for v in held.get(used, ()) if v is not None})
@@ -96,24 +97,24 @@ def _peak(
     ignored = {id(v) for v in arguments or ()} | {id(results[k]) for k in kept if k < len(results)}
 
     alive: dict[int, _Value] = {}
-    most, alive_then = 0, []
+    peak, alive_at_peak = 0, []
     for step, instruction in enumerate(computation.values()):
         values = held[instruction.name]
         alive.update({id(v): v for v in values if v is not None and id(v) not in ignored})
         inner, alive_inside = 0, []
         if instruction.opcode == "while" and (body := dict(instruction.called).get("body")):
-            inner, alive_inside = _peak(program, body, values, set(range(len(values))))
+            inner, alive_inside = _peak_memory(program, body, values, set(range(len(values))))
         size = sum(v.size for v in alive.values()) + inner
-        if size > most:
-            most, alive_then = size, [*alive.values(), *alive_inside]
+        if size > peak:
+            peak, alive_at_peak = size, [*alive.values(), *alive_inside]
         alive = {key: v for key, v in alive.items() if last_read.get(key, -1) > step}
-    return most, alive_then
+    return peak, alive_at_peak
 
 
 def _values(
-    instruction: Instruction, held: dict[str, _Held], computation: Computation,
-    arguments: _Held | None,
-) -> _Held:  # fmt: skip
+    instruction: Instruction, held: dict[str, _Values], computation: Computation,
+    arguments: _Values | None,
+) -> _Values:  # fmt: skip
     kind, count = instruction.opcode, len(instruction.arrays)
     given = [held.get(name, []) for name in instruction.operands]
     if kind == "parameter":
@@ -133,18 +134,18 @@ def _values(
         return ([*fitting[:count], *[None] * count])[:count]
     if kind == "constant":
         return [None] * count
-    made: _Held = [
-        _Value(a.padded_bytes, str(a), _part(instruction)) if a.space == 0 else None
+    made: _Values = [
+        _Value(a.padded_bytes, str(a), _instruction_part(instruction)) if a.space == 0 else None
         for a in instruction.arrays
     ]
     if kind in ("copy-start", "slice-start"):
         return [v if k == (0 if kind == "copy-start" else count - 2) else None
                 for k, v in enumerate(made)]  # fmt: skip
-    return [_shared(instruction, k, v, given) for k, v in enumerate(made)]
+    return [_in_place_result(instruction, k, v, given) for k, v in enumerate(made)]
 
 
-def _shared(
-    instruction: Instruction, index: int, value: _Value | None, given: list[_Held]
+def _in_place_result(
+    instruction: Instruction, index: int, value: _Value | None, given: list[_Values]
 ) -> _Value | None:
     """Returns the operand's value if the result updates it in place, else the new value."""
     if value is None:
@@ -154,13 +155,13 @@ def _shared(
     for values in given if updates and index == 0 else ():
         for other in values:
             if other is not None and (other.shape, other.size) == (value.shape, value.size):
-                other.part = value.part  # The part that fills the array.
+                other.part = value.part  # The part that writes the array.
                 return other
     return value
 
 
-def _part(instruction: Instruction) -> str:
-    """Returns the part of the step that makes an array; for copies that XLA adds, the opcode."""
+def _instruction_part(instruction: Instruction) -> str:
+    """Returns the part of the step that creates an array, or the opcode of copies that XLA adds."""
     if instruction.op_name:
         return step_part(instruction.op_name)
     return instruction.opcode.removesuffix("-start")

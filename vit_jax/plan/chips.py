@@ -1,4 +1,4 @@
-"""Published figures of accelerators, and the shortest step times that follow from them."""
+"""Published specifications of accelerators, and the roofline step times that follow from them."""
 
 import dataclasses
 import os
@@ -15,16 +15,16 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The published figures of one JAX device; None: not published.
+    """The published specification of one JAX device; None: not published.
 
     Attributes:
         name: display name, e.g. "TPU v5e".
-        kind: part of `Device.device_kind`.
+        kind: substring of `Device.device_kind`.
         memory_bytes: device memory (HBM).
         peak_flops: dense bfloat16 FLOP/s.
         memory_bandwidth: bytes/s of the device memory.
-        link_bandwidth: bytes/s that can arrive over all links to other chips together.
-        source: where the figures come from.
+        link_bandwidth: bytes/s received over all links to other chips together.
+        source: source of the figures.
         pod_chips: number of chips in the largest slice; None: not a TPU.
         dimensions: dimensions of the pod's torus.
     """
@@ -53,8 +53,8 @@ def _tpu(
 
 
 # Memory is the size that the TPU compiler uses, a little less than the 16, 32 and 95 GB of the data
-# sheets. Bandwidths come from the data sheets, interconnect in Gbit/s per chip in one direction;
-# for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4).
+# sheets. Bandwidths come from the data sheets. The interconnect is in Gbit/s per chip in one
+# direction; for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4).
 TPUS = {
     "v4": _tpu("v4", "TPU v4", 30.75, 1228, 2400, 4096, 3),
     "v5e": _tpu("v5e", "TPU v5 lite", 15.75, 819, 1600, 256, 2),
@@ -62,7 +62,7 @@ TPUS = {
     "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2),
 }
 
-# Published NVLink figures add both directions, so this is half. None is published for PCIe cards.
+# Published NVLink figures add both directions, so this is half of them. PCIe cards have no figure.
 _NVIDIA = "nvidia.com/en-us/data-center"
 _GPUS = (
     Chip("A100 40 GB", "A100-SXM4-40GB", 40e9, peak_flops("A100"), 1555e9, 300e9, _NVIDIA),
@@ -79,7 +79,7 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
 
     Args:
         device_kind: e.g. "NVIDIA H200".
-        memory_bytes: memory that JAX may use on it; None: that of the data sheet.
+        memory_bytes: memory that JAX may use on it; None: the figure of the data sheet.
 
     >>> gpu_chip("NVIDIA H200", None).memory_bandwidth
     4800000000000.0
@@ -93,7 +93,7 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
 
 
 def cpu_chip(devices: int = 1) -> Chip:
-    """Returns one of several JAX devices that share the CPU and memory of this machine.
+    """Returns the specification of one of several JAX devices that share this machine's CPU.
 
     The peak is cores x highest clock rate x float32 operations per cycle of the widest vector unit.
     """
@@ -117,7 +117,7 @@ def _clock_hz() -> float | None:
 
 
 def _flops_per_cycle() -> int:
-    """Two fused multiply-adds per cycle, of 16 (AVX-512), 8 (AVX2) or 4 (NEON, others) numbers."""
+    """Two fused multiply-adds per cycle, on 16 (AVX-512), 8 (AVX2) or 4 (NEON, others) lanes."""
     path = Path("/proc/cpuinfo")
     flags = set(re.findall(r"\w+", path.read_text())) if path.exists() else set()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
@@ -129,11 +129,10 @@ class Work:
     """The work of one training step on each device.
 
     Attributes:
-        model_flops: FLOPs of the model, 6 per multiply-accumulate of the forward pass, as MFU
-            counts them.
+        model_flops: model FLOPs as in MFU: 6 per multiply-accumulate of the forward pass.
         executed_flops: FLOPs of the traced program, including recomputation.
         memory_bytes: bytes read from and written to device memory; None: unknown.
-        received_bytes: bytes that must arrive from other devices; None: unknown.
+        received_bytes: bytes received from other devices; None: unknown.
     """
 
     model_flops: float
@@ -158,17 +157,17 @@ class Roofline:
     @property
     def compute_s(self) -> float | None:
         """Time of the executed FLOPs at the peak."""
-        return _time(self.work.executed_flops, self.chip.peak_flops)
+        return _divide(self.work.executed_flops, self.chip.peak_flops)
 
     @property
     def memory_s(self) -> float | None:
         """Time of the memory traffic at full bandwidth."""
-        return _time(self.work.memory_bytes, self.chip.memory_bandwidth)
+        return _divide(self.work.memory_bytes, self.chip.memory_bandwidth)
 
     @property
     def network_s(self) -> float | None:
         """Time of the received bytes at the full bandwidth of all links."""
-        return _time(self.work.received_bytes, self.chip.link_bandwidth)
+        return _divide(self.work.received_bytes, self.chip.link_bandwidth)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -188,13 +187,14 @@ class Roofline:
 
     @property
     def limited_by(self) -> str | None:
-        """The part that takes longest."""
+        """The slowest of compute, memory and network."""
         return max(self.parts, key=lambda name: self.parts[name]) if self.parts else None
 
     def mfu(self, step_s: float | None) -> float | None:
-        """Returns the model FLOPs of a step time as a fraction of the peak, at most 1.
+        """Returns the MFU of a step time: model FLOP/s as a fraction of the peak, at most 1.
 
-        By convention model FLOPs include a gradient to the images, which no step computes.
+        By convention model FLOPs include the gradient with respect to the images, which no step
+        computes.
         """
         if not step_s or self.chip.peak_flops is None:
             return None
@@ -206,7 +206,7 @@ class Roofline:
         return None if peak is None else self.work.model_flops / (mfu * peak)
 
 
-def _time(amount: float | None, rate: float | None) -> float | None:
+def _divide(amount: float | None, rate: float | None) -> float | None:
     if amount == 0:
         return 0.0
     return amount / rate if amount is not None and rate else None

@@ -1,4 +1,4 @@
-"""The plan of one run: compiles its real training step and reads costs off the compiled program."""
+"""Plans a run: compiles its training step and reads its costs from the compiled program."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ class Sizes:
     Attributes:
         num_classes: C.
         num_examples: examples per epoch.
-        source: where the two come from, for people.
+        source: source of these numbers, for messages.
     """
 
     num_classes: int
@@ -43,9 +43,10 @@ class Memory:
     Attributes:
         state: size of the arguments: "parameters", "optimizer", "average", "frozen", "batch",
             "padding".
-        temporaries: memory that the step needs beside the arguments at its peak or, if the compiler
-            does not report the peak, in total. If it did not compile: what the compiler asked for.
-        program: instructions, and results that do not overwrite an argument.
+        temporaries: peak memory of the step without the arguments; their total size if the compiler
+            does not report the peak. If the step did not compile: the size that the compiler
+            requested.
+        program: size of the instructions, and of results that do not overwrite an argument.
         buffers: temporaries alive at the peak; empty if the step did not compile.
     """
 
@@ -62,11 +63,11 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run needs, and how fast it can be.
+    """The memory and speed estimates of a run.
 
     Attributes:
         config: the run.
-        chip: published figures of a device.
+        chip: published specification of a device.
         mesh: axis -> number of devices.
         sizes: classes and examples.
         total_steps: steps of the run.
@@ -74,7 +75,7 @@ class Plan:
         memory: memory of a device.
         work: work of a step on a device.
         collectives: collectives of a step; empty if it did not compile.
-        unknown_loops: number of loops with unknown iterations, which count once.
+        unknown_loops: number of loops with an unknown number of iterations; they count once.
         compile_s: time to trace and compile the step.
         compiled: False if the compiler ran out of the chip's memory.
     """
@@ -110,21 +111,21 @@ class Plan:
 
     @property
     def images_per_second(self) -> float | None:
-        """Upper bound over all devices."""
+        """Upper bound on the images per second of all devices together."""
         step = self.roofline.overlapped_s
         return self.config.data.global_batch_size / step if step else None
 
 
 def find_sizes(config: Config, num_classes: int | None, num_examples: int | None) -> Sizes:
-    """Returns classes and examples: as given, else of a well-known dataset, else from the data.
+    """Returns the number of classes and examples: as given, as published, or read from the data.
 
     Args:
-        config: the run. Its data are opened only if something is still unknown.
-        num_classes: from the command line.
-        num_examples: from the command line.
+        config: the run. Its data are opened only if a number is neither given nor published.
+        num_classes: value from the command line.
+        num_examples: value from the command line.
 
     Raises:
-        DataError: a size is unknown and the data are not here.
+        DataError: a number is unknown and the data are not available.
     """
     sources = ["as given"] if num_classes or num_examples else []
     if not (num_classes and num_examples):
@@ -138,8 +139,8 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
         except DataError as error:
             wanted = {"--num_classes=N": num_classes, "--num_examples=N": num_examples}
             raise DataError(
-                f"the size of dataset '{config.data.name}' is not known, and {error.got}",
-                f"a well-known one ({', '.join(DATASET_SIZES)}), or the data",
+                f"the size of dataset '{config.data.name}' is unknown, and {error.got}",
+                f"a well-known dataset ({', '.join(DATASET_SIZES)}), or the data",
                 f"add {' and '.join(flag for flag, value in wanted.items() if not value)}",
             ) from None
         num_classes = num_classes or class_count(source, config.data.num_classes)
@@ -154,11 +155,11 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     Args:
         config: the run; its data are not opened.
         devices: real or abstract devices.
-        chip: published figures of one of them.
+        chip: published specification of one of them.
         sizes: classes and examples.
 
     Raises:
-        ConfigError, ModelError: sizes that do not fit together.
+        ConfigError, ModelError: sizes are incompatible.
     """
     mesh = make_mesh(config.mesh, devices)
     program = build_program(
@@ -195,7 +196,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
 
 
 def _requested_memory(message: str) -> int | None:
-    """Returns the size of temporaries that the compiler could not place; None: another error."""
+    """Returns the size of temporaries that the compiler could not allocate; None: another error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     match = re.search(r"temporaries \(([\d.]+)([KMGT])\)", message) or re.search(
@@ -208,16 +209,16 @@ def _memory(
     state: dict[str, int], compiled: Any, buffers: tuple[Buffer, ...], platform: str
 ) -> Memory:
     stats: Any = compiled.memory_analysis()
-    # Tiles of the layout on the device need more memory than the elements.
+    # Arrays are padded to whole tiles on the device.
     padding = max(stats.argument_size_in_bytes - sum(state.values()), 0)
     if padding:
         state = {**state, "padding": padding}
     program = stats.generated_code_size_in_bytes
     program += max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
     temporaries = stats.temp_size_in_bytes
-    # On TPUs this sum includes arrays that share memory and arrays in the chip's vector memory: for
-    # ViT-L/16 it is 5.1 GiB, where XLA's own report says 4.29. The peak agrees with that report
-    # within 0.02 GiB. On other platforms the peak does not include temporaries.
+    # On TPUs this sum is too large, because it includes arrays that share memory and arrays in the
+    # chip's vector memory: 5.1 GiB for ViT-L/16, but 4.29 in XLA's own report. The peak agrees with
+    # the report to 0.02 GiB. On other platforms the peak does not include temporaries.
     peak = getattr(stats, "peak_memory_in_bytes", None) if platform == "tpu" else None
     if peak:
         temporaries = max(peak - sum(state.values()), 0)
@@ -225,7 +226,7 @@ def _memory(
 
 
 def _state_bytes(program: Program) -> dict[str, int]:
-    """Returns the size on one device of each part of the state, and of the batch."""
+    """Returns the size of each part of the state, and of the batch, on one device."""
 
     def on_device(tree: Any) -> int:
         return sum(
@@ -254,5 +255,5 @@ def _flops(program: Program, devices: int) -> tuple[float, float]:
         executed = 2 * count_macs(traced.jaxpr)
     except ValueError:  # A loop with an unknown number of iterations.
         executed = 0
-    # Kernels such as cuDNN's attention hide their products from the trace.
+    # The trace does not contain the matrix products of kernels such as cuDNN's attention.
     return model / devices, (executed or model) / devices

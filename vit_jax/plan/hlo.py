@@ -1,7 +1,7 @@
 """Parses the text of a compiled program: computations, instructions, shapes and loop counts.
 
-XLA's own cost analysis counts the body of a loop once. Here every computation knows how often it
-runs.
+XLA's own cost analysis counts the body of a loop once. This module counts how often every
+computation runs.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class Array:
 
     Attributes:
         dtype: XLA's name of the type, e.g. "bf16".
-        dims: sizes.
+        dims: dimensions.
         space: memory space; 0 is device memory (HBM), others are on the chip.
-        bytes: size of its elements.
+        bytes: total size of the elements.
         padded_bytes: size in memory, including the padding of the layout's tiles.
     """
 
@@ -52,9 +52,9 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-        name: without "%".
+        name: name without "%".
         opcode: e.g. "fusion".
-        arrays: its results; a nested tuple is flattened.
+        arrays: its results. A nested tuple is flattened.
         operands: names of its operands.
         text: the attributes after the operands.
         called: (role, computation) pairs.
@@ -71,17 +71,17 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """JAX's name of the operation that it comes from."""
+        """JAX's name of the operation that the instruction comes from."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
 
 Computation = dict[str, Instruction]
-"""Instructions by name, in order."""
+"""Instructions by name, in the order of execution."""
 
 
 def step_part(op_name: str) -> str:
-    """Returns the part of a training step that an operation belongs to, from JAX's name of it.
+    """Returns the part of a training step that contains an operation.
 
     >>> step_part("jit(step_fn)/transpose(jvp())/while/body/checkpoint/rematted_computation/add")
     'recomputed forward, in the layers'
@@ -103,9 +103,9 @@ class Program:
 
     Attributes:
         computations: name -> instructions by name, in the order of execution.
-        entry: name of the computation that runs first.
-        runs: how often each computation runs in one execution of the program. Computations inside
-            fusions, and reducers, run as often as their caller.
+        entry: name of the entry computation.
+        runs: number of runs of each computation in one execution of the program. Computations
+            inside fusions, and reducers, run as often as their caller.
         unknown_loops: loops with an unknown number of iterations; they count once.
     """
 
@@ -115,7 +115,7 @@ class Program:
     unknown_loops: tuple[str, ...]
 
     def executed(self) -> Iterator[tuple[Instruction, Computation, int]]:
-        """Yields (instruction, its computation, runs) for instructions that are not in a fusion."""
+        """Yields (instruction, its computation, runs) for all instructions outside fusions."""
         inner = {
             name
             for computation in self.computations.values()
@@ -143,7 +143,7 @@ def parse(text: str) -> Program:
         elif line == "}":
             current = None
         else:
-            instruction = _instruction(line)
+            instruction = _parse_instruction(line)
             if instruction is not None:
                 current[instruction.name] = instruction
     runs, unknown = _count_runs(computations, entry)
@@ -156,22 +156,24 @@ def parse_arrays(text: str) -> tuple[Array, ...]:
     >>> [str(a) for a in parse_arrays("(f32[2,3]{1,0:T(8,128)}, s32[]{:S(2)})")]
     ['f32[2,3]', 's32[]']
     """
-    return tuple(_array(*m.groups()) for m in _ARRAY.finditer(text) if m[1] in _BITS or "8" in m[1])
+    return tuple(
+        _parse_array(*m.groups()) for m in _ARRAY.finditer(text) if m[1] in _BITS or "8" in m[1]
+    )
 
 
-def _array(dtype: str, dims_text: str, layout: str | None) -> Array:
+def _parse_array(dtype: str, dims_text: str, layout: str | None) -> Array:
     dims = tuple(int(d.lstrip("<=")) for d in dims_text.split(",") if d.strip())
     layout = layout or ""
     space = re.search(r"S\((\d+)\)", layout)
     bits = _BITS.get(dtype, 8)
     return Array(
         dtype, dims, int(space[1]) if space else 0, math.ceil(math.prod(dims) * bits / 8),
-        math.ceil(math.prod(_padded(dims, layout)) * bits / 8),
+        math.ceil(math.prod(_padded_dims(dims, layout)) * bits / 8),
     )  # fmt: skip
 
 
-def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Returns the sizes, rounded up to whole tiles of the layout."""
+def _padded_dims(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Returns the dimensions, rounded up to whole tiles of the layout."""
     order, _, rest = layout.partition(":")
     tile = re.search(r"T\(([\d,]+)\)", rest)
     if not tile or not dims or not order:
@@ -179,26 +181,26 @@ def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
     sizes = list(dims)
     minor_to_major = [int(i) for i in order.split(",")]
     tiles = [int(t) for t in tile[1].split(",")]
-    # The last size of the tile belongs to the most minor dimension.
+    # The last tile dimension belongs to the most minor dimension.
     for axis, size in zip(minor_to_major, reversed(tiles), strict=False):
         sizes[axis] = math.ceil(sizes[axis] / size) * size
     return tuple(sizes)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _parse_instruction(line: str) -> Instruction | None:
     match = _NAME.match(line)
     if match is None:
         return None
     start = match.end()
-    end = _closing(line, start) + 1 if line[start] == "(" else line.find(" ", start)
+    end = _closing_parenthesis(line, start) + 1 if line[start] == "(" else line.find(" ", start)
     opcode = _OPCODE.match(line, end)
     if end <= 0 or opcode is None:
         return None
-    close = _closing(line, opcode.end() - 1)
+    close = _closing_parenthesis(line, opcode.end() - 1)
     inside, text = line[opcode.end() : close], line[close + 1 :]
     constant = opcode[1] in ("constant", "parameter")
     operands = () if constant else tuple(re.findall(r"%([\w.\-]+)", inside))
-    if not constant and not operands and inside:  # newer texts leave the "%" out
+    if not constant and not operands and inside:  # Newer XLA versions omit the "%".
         operands = tuple(w.split()[-1] for w in re.sub(r"/\*.*?\*/", "", inside).split(", "))
     called = [(m[1], m[2]) for m in _CALLED.finditer(text)]
     branches = _BRANCHES.search(text)
@@ -212,13 +214,13 @@ def _instruction(line: str) -> Instruction | None:
     )  # fmt: skip
 
 
-def _closing(line: str, start: int) -> int:
+def _closing_parenthesis(line: str, start: int) -> int:
     """Returns the position of the parenthesis that closes the one at `start`."""
     depth = 0
-    for place in range(start, len(line)):
-        depth += (line[place] == "(") - (line[place] == ")")
+    for position in range(start, len(line)):
+        depth += (line[position] == "(") - (line[position] == ")")
         if not depth:
-            return place
+            return position
     return len(line)
 
 
@@ -247,8 +249,8 @@ def _count_runs(
 def loop_iterations(instruction: Instruction, computations: dict[str, Computation]) -> int | None:
     """Returns the number of iterations of a while loop; None: unknown.
 
-    XLA may state it. If not, it is the bound of the loop counter: loops that JAX makes from scans
-    count from 0 to a constant.
+    If XLA does not state it, it is the bound of the loop counter: the loops of JAX's scans count
+    from 0 to a constant.
     """
     known = _TRIPS.search(instruction.text)
     if known:

@@ -15,14 +15,14 @@ from vit_jax.parallel.mesh import AXES
 from vit_jax.parallel.sharding import PRESETS, Rules
 from vit_jax.plan.estimate import Plan
 
-# Remat policies from the fastest to the one that needs the least memory.
+# Remat policies, sorted from the fastest to the one with the least memory.
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
-Sizes = tuple[int, int, int]
+MeshShape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Try:
-    """One setting and its plan.
+class Candidate:
+    """One setting of a search and its plan.
 
     Attributes:
         batch_size: global batch size.
@@ -34,18 +34,19 @@ class Try:
     """
 
     batch_size: int
-    mesh: Sizes
+    mesh: MeshShape
     preset: Preset
     remat: Remat
     plan: Plan | None
     problem: str = ""
 
 
-def meshes(config: Config, devices: int) -> list[Sizes]:
+def meshes(config: Config, devices: int) -> list[MeshShape]:
     """Returns the (data, fsdp, tensor) meshes to try on a number of devices.
 
-    These are: all devices along data; all along fsdp; about the square root along each; and fsdp
-    with two or four along tensor, if the number of attention heads is divisible by them.
+    These are: all devices along data; all along fsdp; about the square root of their number along
+    each; and fsdp with two or four devices along tensor, if that divides the number of attention
+    heads.
     """
     heads = _num_heads(config)
     found = [(devices, 1, 1), (1, devices, 1)]
@@ -65,19 +66,19 @@ def _num_heads(config: Config) -> int | None:
     return getattr(model_shape(config.model), "num_heads", None)
 
 
-def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Preset]]:
-    """Returns each mesh with each preset that gives a different program, in the order of meshes.
+def placements(config: Config, mesh_sizes: list[MeshShape]) -> list[tuple[MeshShape, Preset]]:
+    """Returns the combinations of mesh and preset that give different programs, sorted by mesh.
 
-    If several presets give the same program, the config's own is returned, else the first. Meshes
-    on which nothing is sharded are the same program. Presets that would make all devices along
-    `tensor` do the same work are left out.
+    If several presets give the same program, returns only the config's own preset, or else the
+    first. All meshes on which nothing is sharded give the same program. Presets that would make all
+    devices along `tensor` do the same work are omitted.
     """
     own = config.mesh.preset
     names: list[Preset] = [own, *(name for name in PRESETS if name != own)]
-    found: dict[Any, tuple[Sizes, Preset]] = {}
+    found: dict[Any, tuple[MeshShape, Preset]] = {}
     for mesh in mesh_sizes:
         for name in names:
-            rules = _in_effect(config.mesh.rules + PRESETS[name], mesh)
+            rules = _effective_rules(config.mesh.rules + PRESETS[name], mesh)
             cut = {axis for _, rule in rules for axis in rule} - {None}
             if mesh[2] > 1 and "tensor" not in cut:
                 continue
@@ -86,7 +87,7 @@ def placements(config: Config, mesh_sizes: list[Sizes]) -> list[tuple[Sizes, Pre
     return list(found.values())
 
 
-def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
+def _effective_rules(rules: Rules, mesh: MeshShape) -> Rules:
     """Returns the rules without axes of one device, up to the last rule that shards something."""
     sizes: dict[str, int] = dict(zip(AXES, mesh, strict=True))
     left = [
@@ -98,7 +99,7 @@ def _in_effect(rules: Rules, mesh: Sizes) -> Rules:
     return tuple(left)
 
 
-def policies(config: Config, platform: str) -> tuple[Remat, ...]:
+def remat_policies(config: Config, platform: str) -> tuple[Remat, ...]:
     """Returns the remat policies that give different programs."""
     scan = config.model.scan and _num_heads(config) is not None
     same = remat_for_platform(platform, "none", scan=scan)
@@ -106,7 +107,7 @@ def policies(config: Config, platform: str) -> tuple[Remat, ...]:
 
 
 def with_setting(
-    config: Config, batch_size: int, mesh: Sizes, preset: Preset, remat: Remat
+    config: Config, batch_size: int, mesh: MeshShape, preset: Preset, remat: Remat
 ) -> Config:
     """Returns a config with another batch size, mesh, preset and remat policy."""
     data, fsdp, tensor = mesh
@@ -121,13 +122,13 @@ def search(
     config: Config,
     *,
     batch_sizes: list[int],
-    mesh_sizes: list[Sizes],
+    mesh_sizes: list[MeshShape],
     remats: tuple[Remat, ...] = REMATS,
     plan: Callable[[Config], Plan],
-) -> Iterator[Try]:
-    """Plans settings and yields each when it is ready.
+) -> Iterator[Candidate]:
+    """Plans settings one by one and yields each result.
 
-    For each mesh and preset (see `placements`) it tries the largest batch first, and for each batch
+    For each mesh and preset (see `placements`), tries the largest batch first, and for each batch
     the policy that recomputes least. The first setting that fits ends the search of that mesh and
     preset: recomputing more costs FLOPs, and smaller batches move the same parameters for fewer
     images.
@@ -136,7 +137,7 @@ def search(
         config: the run.
         batch_sizes: global batch sizes.
         mesh_sizes: (data, fsdp, tensor) of each mesh.
-        remats: remat policies, the one that recomputes least first.
+        remats: remat policies, sorted by increasing recomputation.
         plan: config -> Plan.
     """
     for mesh, preset in placements(config, mesh_sizes):
@@ -144,21 +145,21 @@ def search(
             try:
                 found = plan(with_setting(config, batch_size, mesh, preset, remat))
             except ConfigError as error:
-                yield Try(batch_size, mesh, preset, remat, None, error.got)
+                yield Candidate(batch_size, mesh, preset, remat, None, error.got)
                 continue
-            yield Try(batch_size, mesh, preset, remat, found)
+            yield Candidate(batch_size, mesh, preset, remat, found)
             if found.fits:
                 break
 
 
-def fastest(tries: list[Try]) -> Try | None:
-    """Returns the setting that fits and has the highest bound on images per second.
+def fastest(candidates: list[Candidate]) -> Candidate | None:
+    """Returns the setting that fits and has the highest upper bound on images per second.
 
-    If the chip's rates are unknown, it is the one with the largest batch.
+    If the chip's rates are unknown, returns the setting with the largest batch.
     """
-    fitting = [t for t in tries if t.plan is not None and t.plan.fits]
+    fitting = [t for t in candidates if t.plan is not None and t.plan.fits]
 
-    def rank(one: Try) -> Any:
+    def rank(one: Candidate) -> Any:
         assert one.plan is not None
         return one.plan.images_per_second or 0.0, one.batch_size, -one.plan.memory.total
 
@@ -166,7 +167,7 @@ def fastest(tries: list[Try]) -> Try | None:
 
 
 def default_batch_sizes(config: Config, devices: int) -> list[int]:
-    """Returns twice the config's global batch size, that size and half of it, if they divide."""
+    """Returns 2, 1 and 1/2 times the config's global batch size, if the devices divide it."""
     size = config.data.global_batch_size
     unit = devices * config.accumulation_steps
     found = [n for n in (2 * size, size, size // 2) if n and n % unit == 0]
@@ -174,13 +175,13 @@ def default_batch_sizes(config: Config, devices: int) -> list[int]:
         raise ConfigError(
             f"is {size} on {devices} devices",
             f"a multiple of {unit}",
-            "change it, or give sizes with --batch_sizes",
+            "change it, or pass sizes with --batch_sizes",
             key="data.global_batch_size",
         )
     return found
 
 
-def parse_meshes(text: str) -> list[Sizes]:
+def parse_meshes(text: str) -> list[MeshShape]:
     """Parses meshes such as "16,1,1;1,16,1".
 
     Raises:
@@ -191,7 +192,7 @@ def parse_meshes(text: str) -> list[Sizes]:
         sides = part.split(",")
         if len(sides) != 3 or not all(s.strip().isdecimal() and int(s) for s in sides):
             raise ConfigError(
-                f"--meshes={text}", "data,fsdp,tensor of each mesh, ';' between them",
+                f"--meshes={text}", "data,fsdp,tensor for each mesh, separated by ';'",
                 "write e.g. --meshes='16,1,1;1,16,1'",
             )  # fmt: skip
         found.append((int(sides[0]), int(sides[1]), int(sides[2])))

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from vit_jax.plan.chips import GIB
 from vit_jax.plan.estimate import Plan
-from vit_jax.plan.search import Try, fastest
+from vit_jax.plan.search import Candidate, fastest
 from vit_jax.tables import plain_table
 
 # Width of the tables; narrower terminals wrap the lines.
@@ -15,15 +15,15 @@ COLUMNS = 100
 _ROWS = 6
 
 _NOTES: tuple[str, ...] = (
-    "Memory is the compiler's plan. Times are the program's work at the chip's published rates:"
-    " nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
-    " longest of the three times, in turn is their sum. Data, evaluation and checkpoints are not"
-    " included.",
-    "FLOPs are counted in the traced program with loops and recomputation; MFU counts only the"
-    " model's. Memory traffic counts each operand and result of a compiled instruction once; it is"
-    " too high if an instruction reads only a part, and ignores caches.",
-    "Network counts the bytes that must reach each device over its links, whatever the route. It"
-    " ignores latency, and connections between slices or hosts without such links.",
+    "Memory is the compiler's plan. Times are the program's work divided by the chip's published"
+    " rates. Nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
+    " longest of the three times, in turn is their sum. Data loading, evaluation and checkpoints"
+    " are not included.",
+    "FLOPs are counted in the traced program with loops and recomputation. MFU counts only model"
+    " FLOPs. Memory traffic counts each operand and result of a compiled instruction once. It is"
+    " too high if an instruction reads only part of an operand, and it ignores caches.",
+    "Network counts the bytes that each device receives over its links by any route. It ignores"
+    " latency, and connections between slices or hosts without such links.",
 )
 _UNKNOWN = "unknown"
 
@@ -34,10 +34,10 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     Args:
         plan: the plan.
         console: prints it.
-        assumed_mfu: MFU for the second estimate of the whole run.
+        assumed_mfu: MFU for the last estimate of the whole run.
     """
-    _say(console, _title(plan), "bold")
-    _say(console, _subtitle(plan))
+    _print(console, _title(plan), "bold")
+    _print(console, _subtitle(plan))
     console.print(_memory_table(plan))
     if plan.memory.buffers:
         console.print(_buffer_table(plan))
@@ -45,9 +45,9 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     if plan.collectives:
         console.print(_collective_table(plan))
     console.print(_run_table(plan, assumed_mfu))
-    _say(console, _verdict(plan), "bold green" if plan.fits else "bold red")
+    _print(console, _fit_message(plan), "bold green" if plan.fits else "bold red")
     for note in _notes(plan):
-        _say(console, note, "dim")
+        _print(console, note, "dim")
 
 
 def _title(plan: Plan) -> str:
@@ -73,14 +73,14 @@ def _memory_table(plan: Plan) -> Table:
     memory = plan.memory
     table = plain_table("memory per device", right=("size",), left="")
     for name, size in memory.state.items():
-        table.add_row(name, _size(size), "" if name != "padding" else "of layouts")
+        table.add_row(name, _format_bytes(size), "" if name != "padding" else "tiled layouts")
     note = "activations, gradients, copies" if plan.compiled else "requested, but not available"
-    table.add_row("temporaries", _size(memory.temporaries), note)
+    table.add_row("temporaries", _format_bytes(memory.temporaries), note)
     if memory.program:
-        table.add_row("program", _size(memory.program), "")
+        table.add_row("program", _format_bytes(memory.program), "")
     table.add_section()
-    has = "" if plan.chip.memory_bytes is None else f"of {_size(plan.chip.memory_bytes)}"
-    table.add_row("[bold]total", f"[bold]{_size(memory.total)}", has)
+    has = "" if plan.chip.memory_bytes is None else f"of {_format_bytes(plan.chip.memory_bytes)}"
+    table.add_row("[bold]total", f"[bold]{_format_bytes(memory.total)}", has)
     return table
 
 
@@ -89,11 +89,11 @@ def _buffer_table(plan: Plan) -> Table:
         "largest temporaries at the memory peak", right=("arrays", "size"), left="made in"
     )
     for one in plan.memory.buffers[: _ROWS + 2]:
-        table.add_row(one.shape, f"{one.count}", _size(one.bytes), one.part)
+        table.add_row(one.shape, f"{one.count}", _format_bytes(one.bytes), one.part)
     rest = plan.memory.buffers[_ROWS + 2 :]
     if rest:
         count = sum(b.count for b in rest)
-        table.add_row("others", f"{count}", _size(sum(b.bytes for b in rest)), "")
+        table.add_row("others", f"{count}", _format_bytes(sum(b.bytes for b in rest)), "")
     return table
 
 
@@ -101,7 +101,7 @@ def _step_table(plan: Plan) -> Table:
     work, bound, chip = plan.work, plan.roofline, plan.chip
     extra = work.executed_flops / work.model_flops - 1
     table = plain_table("one step on one device", right=("work", "published rate", "ms"), left="")
-    note = f"model {_si(work.model_flops)}FLOP, {extra:+.0%}"
+    note = f"model {_format_si(work.model_flops)}FLOP, {extra:+.0%}"
     rows = (
         ("compute", work.executed_flops, "FLOP", chip.peak_flops, bound.compute_s, note),
         ("memory", work.memory_bytes, "B", chip.memory_bandwidth, bound.memory_s, "read, written"),
@@ -110,9 +110,9 @@ def _step_table(plan: Plan) -> Table:
     for name, amount, unit, rate, seconds, note in rows:
         table.add_row(
             name,
-            _UNKNOWN if amount is None else f"{_si(amount)}{unit}",
-            _UNKNOWN if rate is None else f"{_si(rate)}{unit}/s",
-            _ms(seconds),
+            _UNKNOWN if amount is None else f"{_format_si(amount)}{unit}",
+            _UNKNOWN if rate is None else f"{_format_si(rate)}{unit}/s",
+            _format_ms(seconds),
             note,
         )
     table.add_section()
@@ -121,7 +121,7 @@ def _step_table(plan: Plan) -> Table:
         note = "" if mfu is None else f"MFU {mfu:.1%}"
         if name == "overlapped" and bound.limited_by and seconds is not None:
             note = f"{note} at most, {bound.limited_by}-bound"
-        table.add_row(f"[bold]{name}", "", "", f"[bold]{_ms(seconds)}", note)
+        table.add_row(f"[bold]{name}", "", "", f"[bold]{_format_ms(seconds)}", note)
     return table
 
 
@@ -131,14 +131,15 @@ def _collective_table(plan: Plan) -> Table:
     )
     for one in plan.collectives[:_ROWS]:
         table.add_row(
-            one.kind, f"{one.group}", f"{one.count:,}", f"{_si(one.bytes)}B",
-            f"{_si(one.received)}B", one.part,
+            one.kind, f"{one.group}", f"{one.count:,}", f"{_format_si(one.bytes)}B",
+            f"{_format_si(one.received)}B", one.part,
         )  # fmt: skip
     rest = plan.collectives[_ROWS:]
     if rest:
         table.add_row(
-            "others", "", f"{sum(c.count for c in rest):,}", f"{_si(sum(c.bytes for c in rest))}B",
-            f"{_si(sum(c.received for c in rest))}B", "",
+            "others", "", f"{sum(c.count for c in rest):,}",
+            f"{_format_si(sum(c.bytes for c in rest))}B",
+            f"{_format_si(sum(c.received for c in rest))}B", "",
         )  # fmt: skip
     return table
 
@@ -159,7 +160,8 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
             hours = plan.total_steps * seconds / 3600
             rate = plan.config.data.global_batch_size / seconds
             table.add_row(
-                name, f"{rate:,.0f}", _time(hours), _count(hours * plan.devices), note
+                name, f"{rate:,.0f}", _format_hours(hours), _format_count(hours * plan.devices),
+                note,
             )  # fmt: skip
         elif name:
             table.add_row(name, _UNKNOWN, _UNKNOWN, _UNKNOWN, "")
@@ -170,16 +172,17 @@ def _epochs(plan: Plan) -> float:
     return plan.total_steps * plan.config.data.global_batch_size / plan.sizes.num_examples
 
 
-def _verdict(plan: Plan) -> str:
+def _fit_message(plan: Plan) -> str:
     if plan.chip.memory_bytes is None:
-        return f"Needs {_size(plan.memory.total)} per device; {plan.chip.name}'s memory is unknown"
+        needed = _format_bytes(plan.memory.total)
+        return f"Needs {needed} per device; {plan.chip.name}'s memory is unknown"
     free = 1 - plan.memory.total / plan.chip.memory_bytes
     if plan.fits:
-        return f"Fits: {free:.0%} of {_size(plan.chip.memory_bytes)} is free."
+        return f"Fits: {free:.0%} of {_format_bytes(plan.chip.memory_bytes)} is free."
     return (
-        f"Does not fit: {_size(plan.memory.total)} on a device with"
-        f" {_size(plan.chip.memory_bytes)}. To save memory: --config.model.remat=dots or full, a"
-        " smaller --config.data.global_batch_size, --config.mesh.fsdp=-1 with"
+        f"Does not fit: needs {_format_bytes(plan.memory.total)} on a device with"
+        f" {_format_bytes(plan.chip.memory_bytes)}. To save memory, use --config.model.remat=dots"
+        " or full, a smaller --config.data.global_batch_size, --config.mesh.fsdp=-1 with"
         " --config.mesh.data=1, or --search."
     )
 
@@ -187,19 +190,19 @@ def _verdict(plan: Plan) -> str:
 def _notes(plan: Plan) -> list[str]:
     notes = list(_NOTES)
     if plan.unknown_loops:
-        notes.append(f"{plan.unknown_loops} loops with unknown iterations count once.")
-    return [*notes, f"Rates: {plan.chip.source}."]
+        notes.append(f"{plan.unknown_loops} loops with an unknown number of iterations count once.")
+    return [*notes, f"Source of the rates: {plan.chip.source}."]
 
 
-def show_search(tries: list[Try], console: Console) -> None:
-    """Prints the settings of a search and marks the fastest that fits."""
-    best = fastest(tries)
+def show_search(candidates: list[Candidate], console: Console) -> None:
+    """Prints the settings of a search and marks the fastest one that fits."""
+    best = fastest(candidates)
     table = plain_table(
         "batch",
         right=("mesh", "preset", "remat", "memory", "ms", "MFU", "images/s"),
         left="",
     )
-    for one in tries:
+    for one in candidates:
         note = "[bold green]<- fastest" if one is best else ""
         if one.plan is None:
             figures = ("", "", "", "")
@@ -208,7 +211,8 @@ def show_search(tries: list[Try], console: Console) -> None:
             plan, rate = one.plan, one.plan.images_per_second
             mfu = plan.roofline.mfu(plan.roofline.overlapped_s)
             figures = (
-                _size(plan.memory.total), _ms(plan.roofline.overlapped_s) if plan.compiled else "-",
+                _format_bytes(plan.memory.total),
+                _format_ms(plan.roofline.overlapped_s) if plan.compiled else "-",
                 "-" if mfu is None or not plan.compiled else f"{mfu:.1%}",
                 "-" if rate is None or not plan.compiled else f"{rate:,.0f}",
             )  # fmt: skip
@@ -218,9 +222,9 @@ def show_search(tries: list[Try], console: Console) -> None:
             note,
         )  # fmt: skip
     console.print(table)
-    took = sum(one.plan.compile_s for one in tries if one.plan is not None)
+    took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
     legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
-    _say(console, legend, "dim")
+    _print(console, legend, "dim")
 
 
 def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:
@@ -251,8 +255,8 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "memory_of_chip_gib": gib(plan.chip.memory_bytes),
         "model_tflop_a_device": float(f"{plan.work.model_flops / 1e12:.6g}"),
         "executed_tflop_a_device": float(f"{plan.work.executed_flops / 1e12:.6g}"),
-        "memory_traffic_gb": _giga(plan.work.memory_bytes),
-        "received_gb": _giga(plan.work.received_bytes),
+        "memory_traffic_gb": _in_giga(plan.work.memory_bytes),
+        "received_gb": _in_giga(plan.work.received_bytes),
         "limited_by": bound.limited_by if compiled else None,
         "step_ms_overlapped": None if overlapped is None else round(overlapped * 1e3, 2),
         "step_ms_in_turn": None if in_turn is None else round(in_turn * 1e3, 2),
@@ -264,28 +268,28 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
     }  # fmt: skip
 
 
-def _giga(amount: float | None) -> float | None:
+def _in_giga(amount: float | None) -> float | None:
     return None if amount is None else float(f"{amount / 1e9:.6g}")
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    # Text, unlike tables, may wrap at the width of a narrow terminal.
+def _print(console: Console, text: str, style: str | None = None) -> None:
+    # Text may wrap at the width of a narrow terminal, but tables may not.
     console = Console(highlight=False) if console.is_terminal else console
     console.print(text, style=style, markup=False)
 
 
-def _size(size: float) -> str:
+def _format_bytes(size: float) -> str:
     for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:,.{1 if size >= 100 * unit else 2}f} {name}"
     return f"{size:,.0f} B"
 
 
-def _ms(seconds: float | None) -> str:
+def _format_ms(seconds: float | None) -> str:
     return _UNKNOWN if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
-def _time(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     if hours < 1 / 60:
         return f"{hours * 3600:.1f} s"
     if hours < 1:
@@ -293,11 +297,11 @@ def _time(hours: float) -> str:
     return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:,.2f}"
 
 
-def _si(amount: float) -> str:
+def _format_si(amount: float) -> str:
     for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if amount >= 10**power:
             return f"{amount / 10**power:,.{2 if amount < 10 ** (power + 2) else 0}f} {prefix}"

@@ -1,4 +1,4 @@
-"""Devices to plan for: abstract TPU slices, forced CPU devices, or the GPUs of this machine."""
+"""Devices to plan for: abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
 
 import dataclasses
 import math
@@ -10,16 +10,16 @@ from vit_jax.errors import ConfigError, UserError, nearest
 from vit_jax.plan.chips import TPUS, Chip, cpu_chip, gpu_chip
 
 
-class MissingLibrary(UserError):
+class MissingLibraryError(UserError):
     """A library that planning needs is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices that `--topology` names.
+    """The devices of `--topology`.
 
     Attributes:
-        name: as given, e.g. "v5e:16x16".
+        name: the option's value, e.g. "v5e:16x16".
         platform: "tpu", "cpu" or "gpu".
         generation: generation of a TPU, e.g. "v5e"; else the platform.
         shape: shape of a TPU slice; else the number of devices, or empty for all devices.
@@ -35,7 +35,7 @@ def parse_topology(name: str) -> Topology:
     """Parses the name of a topology.
 
     Raises:
-        ConfigError: an unknown kind of device, or a shape that no slice has.
+        ConfigError: the kind of device is unknown, or no slice has this shape.
 
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
@@ -81,8 +81,8 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
 def prepare(topology: Topology) -> None:
     """Sets up JAX for a topology. Call it before the first use of a device.
 
-    Only plans for GPUs use accelerators. The TPU compiler needs none; the settings stop it from
-    looking for TPUs and writing log files, and allow several instances at the same time.
+    Only plans for GPUs use accelerators. The TPU compiler needs none. These settings stop it from
+    looking for TPUs and from writing log files, and allow several instances at the same time.
     """
     import jax
 
@@ -108,7 +108,7 @@ def find_devices(topology: Topology) -> list[Any]:
     """Returns real devices, or abstract ones for which programs can only be compiled.
 
     Raises:
-        MissingLibrary: libtpu, the TPU compiler, is not installed.
+        MissingLibraryError: libtpu, the TPU compiler, is not installed.
         ConfigError: the slice does not exist, or this machine has fewer devices.
     """
     if topology.platform == "tpu":
@@ -123,8 +123,8 @@ def find_devices(topology: Topology) -> list[Any]:
     if len(devices) < wanted:
         raise ConfigError(
             f"--topology={topology.name} on a machine with {len(devices)} such devices",
-            f"{wanted} of them",
-            "plan for the devices of this machine, or for v5e:4x4 or cpu:8, which need none",
+            f"{wanted} devices",
+            "plan for the devices of this machine, or for v5e:4x4 or cpu:8, which work anywhere",
         )
     return devices[:wanted]
 
@@ -134,9 +134,9 @@ def _tpu_devices(topology: Topology) -> list[Any]:
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         if "TPU_LIBRARY_PATH" not in os.environ:
-            raise MissingLibrary(
+            raise MissingLibraryError(
                 f"--topology={topology.name} needs libtpu, the TPU compiler",
-                "it to be installed (no TPU is needed)",
+                "an installed libtpu (no TPU is needed)",
                 "run pip install 'vit_jax[tpu]', or 'jax[tpu]' in a clone",
             ) from None
     from jax.experimental import topologies
@@ -148,17 +148,17 @@ def _tpu_devices(topology: Topology) -> list[Any]:
         options["chips_per_host_bounds"] = (*(1 if s % 2 else 2 for s in topology.shape[:2]), 1)
     try:
         found = topologies.get_topology_desc(topology.name, "tpu", **options)
-    except Exception as error:  # libtpu raises various types; the cause is the shape.
+    except Exception as error:  # libtpu raises various types. The cause is the shape.
         raise ConfigError(
             f"--topology={topology.name}: {str(error).splitlines()[0]}",
-            "a slice that exists",
+            "an existing slice shape",
             "use e.g. v5e:4x4, v6e:8x16, v5p:4x4x8",
         ) from None
     return list(found.devices)
 
 
 def chip_of(topology: Topology, devices: list[Any]) -> Chip:
-    """Returns the published figures of one of the devices."""
+    """Returns the published specification of one of the devices."""
     if topology.platform == "tpu":
         return TPUS[topology.generation]
     if topology.platform == "cpu":

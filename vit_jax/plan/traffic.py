@@ -1,4 +1,4 @@
-"""Bytes that a compiled step moves: through device memory, and between devices."""
+"""Counts the bytes that a compiled step moves to and from device memory, and between devices."""
 
 import dataclasses
 import math
@@ -7,40 +7,40 @@ import re
 from vit_jax.plan.hlo import Array, Computation, Instruction, Program, step_part
 
 # Instructions that only name or forward an existing array.
-_FREE = {
+_NO_TRAFFIC = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional",
     "call", "after-all", "partition-id", "replica-id", "iota", "opt-barrier",
     "optimization-barrier", "async-start", "async-update", "async-done", "add-dependency", "domain",
 }  # fmt: skip
-_FREE_CALLS = ("Bitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "Pin")
+_NO_TRAFFIC_CALLS = ("Bitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "Pin")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def count_bytes(program: Program) -> int:
     """Returns the bytes that a step reads from and writes to device memory.
 
-    Each operand and each result of an instruction counts once, at its padded size in memory; of an
-    operand that is sliced, only the slice counts. Memory on the chip does not count, and caches are
-    ignored.
+    Each operand and each result of an instruction counts once, at its padded size in memory. If an
+    instruction slices an operand, only the slice counts. Memory on the chip does not count, and
+    caches are ignored.
     """
     return sum(
-        runs * _moved(instruction, computation, program.computations)
+        runs * _bytes_moved(instruction, computation, program.computations)
         for instruction, computation, runs in program.executed()
     )
 
 
-def _moved(
+def _bytes_moved(
     instruction: Instruction, computation: Computation, computations: dict[str, Computation]
 ) -> int:
     kind = instruction.opcode
-    if kind in _FREE or kind.endswith("-done"):
+    if kind in _NO_TRAFFIC or kind.endswith("-done"):
         return 0
     if kind == "custom-call" and any(f'"{n}' in instruction.text or n + '"' in instruction.text
-                                     for n in _FREE_CALLS):  # fmt: skip
+                                     for n in _NO_TRAFFIC_CALLS):  # fmt: skip
         return 0
     operands = [computation[name] for name in instruction.operands if name in computation]
     if kind in ("copy-start", "slice-start"):
-        # The result contains the operand, too: after the copy, but before the slice.
+        # The result also contains the operand: after the copy, but before the slice.
         made = instruction.arrays[0] if kind == "copy-start" else instruction.arrays[-2]
         source = operands[0].arrays[0] if operands else made
         return _size_in_memory(made) + (made.padded_bytes if source.space == 0 else 0)
@@ -53,7 +53,7 @@ def _moved(
         update = operands[1].arrays[0]
         return _size_in_memory(update) + (update.padded_bytes if _is_in_memory(instruction) else 0)
     made = instruction.arrays
-    if kind.endswith("-start"):  # Contains the operands, the results and then semaphores.
+    if kind.endswith("-start"):  # The results are: operands, real results, semaphores.
         made = made[len(operands) : 2 * len(operands)] or made
     return sum(map(_size_in_memory, made)) + sum(
         _size_in_memory(array) for operand in operands for array in operand.arrays
@@ -76,9 +76,9 @@ def _fusion_bytes(
     for index, operand in enumerate(operands):
         size = sum(map(_size_in_memory, operand.arrays))
         if size:
-            used = _read_of_parameter(inside, index, computations)
+            used = _parameter_bytes_read(inside, index, computations)
             total += size if used is None else min(size, used)
-    written = _written(inside, computations)
+    written = _bytes_written(inside, computations)
     for index, array in enumerate(fusion.arrays):
         if array.space == 0:
             update = written[index] if index < len(written) else None
@@ -86,17 +86,17 @@ def _fusion_bytes(
     return total
 
 
-def _read_of_parameter(
+def _parameter_bytes_read(
     inside: Computation, index: int, computations: dict[str, Computation]
 ) -> int | None:
-    """Returns how many bytes of a parameter a fused computation reads; None: all of them."""
+    """Returns the number of bytes of a parameter that a fusion reads; None: all of them."""
     for instruction in inside.values():
         if instruction.opcode == "parameter" and instruction.text.startswith(f"({index})"):
-            return _read_of(instruction.name, inside, computations)
+            return _bytes_read(instruction.name, inside, computations)
     return None
 
 
-def _read_of(name: str, inside: Computation, computations: dict[str, Computation]) -> int | None:
+def _bytes_read(name: str, inside: Computation, computations: dict[str, Computation]) -> int | None:
     total = 0
     for user in inside.values():
         for position, operand in enumerate(user.operands):
@@ -108,10 +108,10 @@ def _read_of(name: str, inside: Computation, computations: dict[str, Computation
             elif user.opcode == "dynamic-update-slice" and position == 0:
                 used = 0
             elif user.opcode == "bitcast":
-                used = _read_of(user.name, inside, computations)
+                used = _bytes_read(user.name, inside, computations)
             elif user.opcode == "fusion":
                 called = computations.get(dict(user.called).get("calls", ""), {})
-                used = _read_of_parameter(called, position, computations)
+                used = _parameter_bytes_read(called, position, computations)
             else:
                 used = None
             if used is None:
@@ -120,16 +120,16 @@ def _read_of(name: str, inside: Computation, computations: dict[str, Computation
     return total
 
 
-def _written(inside: Computation, computations: dict[str, Computation]) -> list[int | None]:
-    """Returns the bytes that a fused computation writes to each result; None: all of them."""
+def _bytes_written(inside: Computation, computations: dict[str, Computation]) -> list[int | None]:
+    """Returns the number of bytes of each result that a fusion writes; None: all of them."""
     root = next((i for i in inside.values() if i.root), None)
     if root is None:
         return []
     names = root.operands if root.opcode == "tuple" else (root.name,)
-    return [_update_of(inside.get(name), inside, computations) for name in names]
+    return [_update_bytes(inside.get(name), inside, computations) for name in names]
 
 
-def _update_of(
+def _update_bytes(
     made: Instruction | None, inside: Computation, computations: dict[str, Computation]
 ) -> int | None:
     while made is not None and made.opcode == "bitcast" and made.operands:
@@ -138,7 +138,7 @@ def _update_of(
         return None
     if made.opcode == "fusion" and len(made.arrays) == 1:
         called = computations.get(dict(made.called).get("calls", ""), {})
-        found = _written(called, computations)
+        found = _bytes_written(called, computations)
         return found[0] if found else None
     if made.opcode != "dynamic-update-slice" or made.operands[1] not in inside:
         return None
@@ -153,14 +153,14 @@ _COLLECTIVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """All collectives of a step of one kind, group size and part of the step.
+    """All collectives of a step with the same kind, group size and part of the step.
 
     Attributes:
         kind: e.g. "all-reduce".
         group: number of devices in each group.
         part: part of the step.
-        count: how many run in a step.
-        bytes: size of their values together: after gathering, or before reducing.
+        count: number of collectives in a step.
+        bytes: total size of their values: after gathering, or before reducing.
     """
 
     kind: str
@@ -171,10 +171,10 @@ class Collectives:
 
     @property
     def received(self) -> float:
-        """Bytes that must arrive at each device in a step, whatever the network.
+        """Bytes that each device receives in a step, independent of the network.
 
-        A device lacks (group - 1) / group of a gathered value. Reducing needs as much; an
-        all-reduce needs both.
+        In an all-gather, a device receives (group - 1) / group of the value. A reduce-scatter
+        receives as much. An all-reduce is both.
         """
         part = (self.group - 1) / self.group
         share = {"all-reduce": 2 * part, "collective-permute": 1.0, "collective-broadcast": 1.0}
@@ -182,14 +182,14 @@ class Collectives:
 
 
 def find_collectives(program: Program, devices: int) -> list[Collectives]:
-    """Returns the collectives of a program, the ones that move most first.
+    """Returns the collectives of a program, sorted by decreasing received bytes.
 
     The compiler may split a collective into several instructions with the same channel; they count
     once. Collectives of a single device do not count.
 
     Args:
-        program: compiled for one of several devices.
-        devices: number of devices of the mesh, for collectives that name no groups.
+        program: program of one of several devices.
+        devices: number of devices of the mesh, the group size of collectives without groups.
     """
     by_channel: dict[str, Collectives] = {}
     for name, computation in program.computations.items():
@@ -198,17 +198,17 @@ def find_collectives(program: Program, devices: int) -> list[Collectives]:
             kind = instruction.opcode.removesuffix("-start")
             if not runs or kind not in _COLLECTIVES:
                 continue
-            found = _collective(kind, instruction, computation, runs, devices)
+            found = _make_collective(kind, instruction, computation, runs, devices)
             channel = re.search(r"channel_id=(\d+)", instruction.text)
             key = channel[1] if channel else f"{name}/{instruction.name}"
             known = by_channel.get(key)
             if found.group > 1 and (known is None or found.count > known.count):
                 by_channel[key] = found
-    return sum_up(list(by_channel.values()))
+    return sum_collectives(list(by_channel.values()))
 
 
-def sum_up(collectives: list[Collectives]) -> list[Collectives]:
-    """Adds up collectives of the same kind, group size and part; the ones that move most first."""
+def sum_collectives(collectives: list[Collectives]) -> list[Collectives]:
+    """Adds up collectives of the same kind, group size and part. Sorts them by received bytes."""
     sums: dict[tuple[str, int, str], Collectives] = {}
     for one in collectives:
         key = (one.kind, one.group, one.part)
@@ -217,7 +217,7 @@ def sum_up(collectives: list[Collectives]) -> list[Collectives]:
     return sorted(sums.values(), key=lambda c: -c.received)
 
 
-def _collective(
+def _make_collective(
     kind: str, instruction: Instruction, computation: Computation, runs: int, devices: int
 ) -> Collectives:
     operands = [computation[name] for name in instruction.operands if name in computation]
@@ -234,7 +234,7 @@ def group_size(text: str, devices: int) -> int:
     Args:
         text: attributes with `replica_groups` as lists {{0,1},{2,3}}, as [groups,size]<=[...] or as
             mesh axes.
-        devices: number of all devices, the answer if there are no groups.
+        devices: number of all devices, which is the result if there are no groups.
 
     >>> group_size("replica_groups={{0,1},{2,3}}", 4), group_size("replica_groups=[2,8]<=[16]", 16)
     (2, 8)

@@ -93,10 +93,10 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         )
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
-    # Published weights lack the parameters that only the task of this run has.
-    of_task = [n for n in wanted if n not in found.arrays and n not in found.lacking]
+    # Weights of a model do not have the parameters that only this run's task needs.
+    of_task = [n for n in wanted if n not in found.arrays and n not in found.missing]
     found.report.add(Status.REINITIALISED, *of_task)
-    new = (*found.lacking, *of_task)
+    new = (*found.missing, *of_task)
     arrays = _new_parameters(program, {name: wanted[name] for name in new})
     for name in list(found.arrays):
         array = found.arrays.pop(name)

@@ -30,9 +30,9 @@ def fit_image(encoded: bytes, short_side: int | None) -> tuple[bytes, str]:
     scale = short_side / min(pixels.size)
     size = round(pixels.width * scale), round(pixels.height * scale)
     pixels = pixels.resize(size, Image.Resampling.BICUBIC)
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     if kind in ("JPEG", "MPO", "WEBP"):
-        pixels.save(held, "JPEG", quality=JPEG_QUALITY)
-        return held.getvalue(), "JPEG"
-    pixels.save(held, "PNG")
-    return held.getvalue(), "PNG"
+        pixels.save(buffer, "JPEG", quality=JPEG_QUALITY)
+        return buffer.getvalue(), "JPEG"
+    pixels.save(buffer, "PNG")
+    return buffer.getvalue(), "PNG"

@@ -27,8 +27,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 VERSION = "1.0.0"
-# Images in flight per thread: enough to keep all threads busy with little memory.
-_AHEAD = 4
+# This number of images keeps all threads busy and needs little memory.
+_IN_FLIGHT_PER_THREAD = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class PackOptions:
     """Options of `pack`.
 
     Attributes:
-        name: of the dataset, `data.name`.
-        short_side: images with a longer short side are shrunk to it, in pixels; None: bytes are
+        name: name of the dataset, `data.name`.
+        short_side: largest short side in pixels; larger images are shrunk to it. None: bytes are
             copied unchanged.
-        val_fraction: fraction of every class of "train" that becomes "validation".
+        val_fraction: fraction of every class of "train" that moves to "validation".
         shard_mb: megabytes of images per shard, before shrinking.
         on_bad_example: what to do with an unreadable image.
         threads: number of threads that read, decode and encode; None: one per core.
@@ -73,8 +73,8 @@ class Packed:
 def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
     """Writes the images of a listing to DATA_DIR/NAME/1.0.0. Resumes an interrupted run.
 
-    Every image is decoded once, so that all images of the dataset are known to be readable. The
-    examples have the same order as in `FolderSource`. Only a few images are in memory at a time.
+    Decodes every image once to check that it is readable. The examples have the same order as in
+    `FolderSource`. Only a few images are in memory at a time.
 
     Args:
         listing: images.
@@ -91,7 +91,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
             "choose another --name",
         )
     _check_class_names(listing.class_names)
-    splits = _splits(listing, options.val_fraction)
+    splits = _make_splits(listing, options.val_fraction)
     shards = {
         name: rows
         for split, rows_of_split in splits.items()
@@ -127,7 +127,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
         counts = {split: sum(s.examples for s in _of_split(finished, split)) for split in splits}
         skipped = [name for shard in finished for name in shard.facts["skipped"]]
         _check_skipped(listing.root, counts, skipped, options)
-        was_complete = done == total and _opens_with(path, listing.class_names)
+        was_complete = done == total and _metadata_matches(path, listing.class_names)
         if not was_complete:
             folder.write_checksums()
             _write_metadata(folder, listing, options, list(splits))
@@ -135,7 +135,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
 
 
 def _check_class_names(names: Iterable[str]) -> None:
-    """Raises DataError for a name that does not survive TFDS's file of one name per line."""
+    """Raises DataError for a name that TFDS cannot store in its file of one name per line."""
     for name in names:
         written = name.encode(errors="replace").decode().splitlines()
         if written != [name.strip()] or name != name.strip():
@@ -148,7 +148,7 @@ def _check_class_names(names: Iterable[str]) -> None:
 def _check_skipped(
     root: Path, counts: dict[str, int], skipped: list[str], options: PackOptions
 ) -> None:
-    """Raises DataError if images were skipped that may not be, or if a split is empty."""
+    """Raises DataError if images were skipped without --on_bad_example=skip or a split is empty."""
     if skipped and options.on_bad_example == "error":
         raise DataError(
             f"an earlier run skipped {len(skipped)} unreadable images, such as {root / skipped[0]}",
@@ -162,7 +162,7 @@ def _check_skipped(
             )  # fmt: skip
 
 
-def _splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
+def _make_splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
     if not val_fraction:
         return listing.splits
     if list(listing.splits) != ["train"]:
@@ -211,8 +211,8 @@ def _write_shard(
             return error
 
     def records() -> Iterator[bytes]:
-        window = _AHEAD * (options.threads or os.cpu_count() or 1)
-        results = _in_order(pool, load, (int(row) for row in rows), window)
+        window = _IN_FLIGHT_PER_THREAD * (options.threads or os.cpu_count() or 1)
+        results = _ordered_map(pool, load, (int(row) for row in rows), window)
         for row, result in zip(rows, results, strict=True):
             progress.advance()
             if not isinstance(result, DataError):
@@ -228,13 +228,13 @@ def _write_shard(
                     result.got if result.got.startswith(where) else f"{where}: {result.got}",
                     result.expected,
                     "remove it, or add --on_bad_example=skip"
-                    " (python -m vit_jax data check lists all bad ones)",
+                    " (python -m vit_jax data check lists all bad images)",
                 )
 
     folder.write(name, records(), facts)
 
 
-def _in_order(
+def _ordered_map(
     pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], window: int
 ) -> Iterator[R]:
     """Yields function(item) in the order of the items, with at most `window` in flight."""
@@ -251,8 +251,8 @@ def _of_split(shards: Iterable[Shard], split: str) -> list[Shard]:
     return [shard for shard in shards if f"-{split}.array_record-" in shard.name]
 
 
-def _opens_with(path: Path, class_names: tuple[str, ...]) -> bool:
-    """Whether the metadata exist and list the right classes."""
+def _metadata_matches(path: Path, class_names: tuple[str, ...]) -> bool:
+    """Returns whether the metadata files exist and list these classes."""
     import tensorflow_datasets as tfds
 
     if not (path / "dataset_info.json").exists():

@@ -14,7 +14,7 @@ from vit_jax.errors import DataError, LockedError
 from vit_jax.files import locked, write_atomically
 
 JOURNAL = "prepare.jsonl"
-"""First line: the plan, which decides the content of the shards; then one line per shard."""
+"""First line: the plan, which determines the content of the shards; then one line per shard."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Shard:
     """A finished shard.
 
     Attributes:
-        name: of the file.
+        name: name of the file.
         examples: number of records.
         num_bytes: total size of the records.
-        sha256: of the file.
+        sha256: checksum of the file.
         file_bytes: size of the file.
         facts: other information that the caller wants to keep.
     """
@@ -39,14 +39,15 @@ class Shard:
 
 
 class ShardFolder:
-    """A folder of shards that is being written; use as a context manager.
+    """Writes a folder of shards; use as a context manager.
 
-    A shard gets its final name when it is complete and on disk, and then a line in the journal. A
-    later process with the same plan continues from there. The same records give the same bytes.
+    A complete shard is flushed to disk, gets its final name, and then a line in the journal. A
+    later process with the same plan resumes after the last line. The same records give the same
+    bytes.
 
     Args:
         path: created if missing.
-        plan: JSON-like; decides the content of all shards.
+        plan: JSON-like; determines the content of all shards.
 
     Raises:
         DataError: another process is writing there, or the folder was started with another plan.
@@ -67,7 +68,7 @@ class ShardFolder:
                     "wait for it to end",
                 ) from None  # fmt: skip
             except OSError as error:
-                raise _unwritable(self.path, error.strerror) from None
+                raise _unwritable_error(self.path, error.strerror) from None
             self._resume(self._plan)
             self._lock = stack.pop_all()
         return self
@@ -93,11 +94,11 @@ class ShardFolder:
             checksum = sha256_of(incomplete, sync=True)
         except (RuntimeError, OSError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
-            raise _unwritable(self.path / name, reason) from None
+            raise _unwritable_error(self.path / name, reason) from None
         file_bytes = incomplete.stat().st_size
         incomplete.replace(self.path / name)
         shard = Shard(name, examples, num_bytes, checksum, file_bytes, dict(facts))
-        self._note(dataclasses.asdict(shard))
+        self._append_to_journal(dataclasses.asdict(shard))
         self.shards[name] = shard
         return shard
 
@@ -111,11 +112,11 @@ class ShardFolder:
         for path in self.path.glob(".*.incomplete"):
             path.unlink()
         journal = self.path / JOURNAL
-        # A kill can leave a last line without a newline.
+        # If the process was killed, the last line may be incomplete.
         lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
         if not lines:
             journal.unlink(missing_ok=True)
-            self._note(plan)
+            self._append_to_journal(plan)
             return
         earlier = json.loads(lines[0])
         changed = sorted(k for k in plan.keys() | earlier.keys() if plan.get(k) != earlier.get(k))
@@ -136,14 +137,14 @@ class ShardFolder:
             else:  # Missing or truncated. An earlier line may name the same shard.
                 self.shards.pop(shard.name, None)
 
-    def _note(self, content: dict[str, Any]) -> None:
+    def _append_to_journal(self, content: dict[str, Any]) -> None:
         with (self.path / JOURNAL).open("ab") as file:
             file.write(json.dumps(content).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def _unwritable(path: Path, reason: str | None) -> DataError:
+def _unwritable_error(path: Path, reason: str | None) -> DataError:
     return DataError(
         f"cannot write {path}: {reason}",
         "a writable folder with free space",

@@ -27,8 +27,8 @@ class Converted:
 
     Attributes:
         path: its folder.
-        examples: in all splits.
-        was_complete: whether it was stored as ArrayRecord already.
+        examples: number of examples in all splits.
+        was_complete: whether the dataset was ArrayRecord already.
     """
 
     path: Path
@@ -41,7 +41,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
 
     Args:
         builder: TFDS builder of the dataset.
-        destination: folder of datasets for a separate copy; None: write the new files beside the
+        destination: folder of datasets for a separate copy; None: write the new files next to the
             old ones. Then dataset_info.json names both formats and TensorFlow still reads the old
             one.
 
@@ -91,7 +91,7 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
     """Yields the records of a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         checksum: CRC-32C of bytes.
 
     Raises:
@@ -101,16 +101,16 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
         with path.open("rb") as file:
             while header := file.read(_HEADER.size):
                 if len(header) < _HEADER.size:
-                    raise _damaged(path)
+                    raise _damaged_error(path)
                 length, expected = _HEADER.unpack(header)
-                if _mask(checksum(header[:8])) != expected:
-                    raise _damaged(path)
+                if _mask_crc(checksum(header[:8])) != expected:
+                    raise _damaged_error(path)
                 record, footer = file.read(length), file.read(_FOOTER.size)
                 if (
                     len(footer) < _FOOTER.size
-                    or _mask(checksum(record)) != _FOOTER.unpack(footer)[0]
+                    or _mask_crc(checksum(record)) != _FOOTER.unpack(footer)[0]
                 ):
-                    raise _damaged(path)
+                    raise _damaged_error(path)
                 yield record
     except OSError as error:
         raise DataError(
@@ -129,13 +129,13 @@ def crc32c() -> Callable[[bytes], int]:
     except ImportError:
         raise DataError(
             "the package google-crc32c is not installed",
-            "the package, which verifies the records",
-            "run: pip install google-crc32c (part of the extra prepare)",
+            "google-crc32c, which verifies the records",
+            "run: pip install google-crc32c (part of the `prepare` extra)",
         ) from None
     return google_crc32c.value
 
 
-def _mask(value: int) -> int:
+def _mask_crc(value: int) -> int:
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -155,7 +155,7 @@ def _checked_records(
         )  # fmt: skip
 
 
-def _damaged(path: Path) -> DataError:
+def _damaged_error(path: Path) -> DataError:
     return DataError(
         f"{path} is damaged", "an intact TFRecord file", "restore it or prepare the dataset again"
     )

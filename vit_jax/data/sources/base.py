@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.errors import DataError
 
-# Features that are read beside the image unless a task asks for others.
+# Features that are read with the image by default.
 LABEL_ONLY = ("label",)
 
 
@@ -20,9 +20,9 @@ class Example:
 
     Attributes:
         image: encoded bytes (PNG, JPEG, ...).
-        label: class index; -1 where no label was asked for.
+        label: class index; -1 if the label was not requested.
         id: identifies the example within its source in error messages.
-        features: other features that the task asked for, by their names in the dataset; images
+        features: other features that the task requested, by their names in the dataset. Images are
             still encoded.
     """
 
@@ -34,10 +34,10 @@ class Example:
 
 @runtime_checkable
 class Source(Protocol):
-    """A dataset split as the loader sees it: cheap to read at random and from many threads.
+    """A dataset split with fast random access, safe to read from many threads.
 
     Attributes:
-        name: for messages.
+        name: name for messages.
         class_names: names of the classes, in label order.
         fingerprint: hash that changes when the examples do.
     """
@@ -57,7 +57,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class LabelledSource(Source, Protocol):
-    """A source that knows all its labels without decoding images. Subsets need that."""
+    """A source that lists all labels without decoding images. Subsets need this."""
 
     def labels(self) -> np.ndarray:
         """Returns the label of every example: i[N], or u[N]."""
@@ -69,24 +69,24 @@ def hash_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def pick_feature(wanted: str | None, usual: str, available: Sequence[str], dataset: str) -> str:
+def pick_feature(wanted: str | None, default: str, available: Sequence[str], dataset: str) -> str:
     """Returns the name of the image or label feature to read.
 
     Args:
-        wanted: `data.image_key` or `data.label_key`; None: the usual name, or the only feature.
-        usual: "image" or "label".
+        wanted: `data.image_key` or `data.label_key`; None: `default`, or the only such feature.
+        default: "image" or "label".
         available: names of the features of that kind.
-        dataset: for the error message.
+        dataset: name for the error message.
 
     Raises:
         DataError: there is no such feature, or there are several to choose from.
     """
-    chosen = wanted or usual
+    chosen = wanted or default
     if chosen in available:
         return chosen
     if wanted is None and len(available) == 1:
         return available[0]
-    kind = {"image": "image", "label": "class"}[usual]
+    kind = {"image": "image", "label": "class"}[default]
     if not available:
         raise DataError(
             f"{dataset} has no {kind} feature",
@@ -96,7 +96,7 @@ def pick_feature(wanted: str | None, usual: str, available: Sequence[str], datas
     raise DataError(
         f"{dataset} has no {kind} feature {chosen!r}",
         f"one of {', '.join(sorted(available))}",
-        f"set data.{usual}_key",
+        f"set data.{default}_key",
     )
 
 
@@ -111,7 +111,7 @@ def check_features(features: Sequence[str], available: Sequence[str], dataset: s
     Args:
         features: names in the dataset, without "label".
         available: all feature names of the dataset.
-        dataset: for the error message.
+        dataset: name for the error message.
     """
     missing = [name for name in features if name not in available]
     if missing:

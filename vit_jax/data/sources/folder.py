@@ -17,9 +17,8 @@ class FolderSource:
         listing: the image files.
         split: TFDS split string over the listing's splits, e.g. "train[:90%]".
         name: `data.name`.
-        empty_files: "error" refuses files of zero bytes; "keep" leaves them to the loader, which
-            skips them.
-        features: read beside the image; only the label is available.
+        empty_files: "error": files of zero bytes raise DataError; "keep": the loader skips them.
+        features: features to read with the image; only the label is available.
 
     Raises:
         DataError: no such split or feature, or an empty file.
@@ -47,7 +46,7 @@ class FolderSource:
             raise DataError(
                 f"{len(empty)} empty files in {listing.root}, such as {empty[0]}",
                 "images",
-                "remove them (python -m vit_jax data check lists all bad ones), or set"
+                "remove them (python -m vit_jax data check lists all bad images), or set"
                 " data.on_bad_example=skip",
             )
 

@@ -25,9 +25,9 @@ class HuggingFaceSource:
         name: "OWNER/NAME", or "OWNER/NAME:CONFIG".
         split: TFDS split string over the dataset's splits, e.g. "train[:98%]".
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
-        image_key: column with the image; None: "image", or the only one.
-        label_key: column with the class; None: "label", or the only one.
-        features: read beside the image: "label", and names of other columns.
+        image_key: column with the image; None: "image", or the only image column.
+        label_key: column with the class; None: "label", or the only class column.
+        features: columns to read with the image: "label", and names of other columns.
 
     Raises:
         DataError: the package, dataset or split is missing, or it lacks an image, class or other
@@ -44,8 +44,8 @@ class HuggingFaceSource:
         label_key: str | None = None,
         features: Sequence[str] = LABEL_ONLY,
     ):
-        datasets = _package()
-        splits = _load(datasets, name, data_dir)
+        datasets = _import_datasets()
+        splits = _load_splits(datasets, name, data_dir)
         sizes = {key: len(part) for key, part in splits.items()}
         expanded = expand_presets(split, sizes, name)
         spans = read_split(expanded, {key: [size] for key, size in sizes.items()}, name)
@@ -89,13 +89,15 @@ class HuggingFaceSource:
         """
         found = self._rows[list(indices)]
         encoded = {
-            name: [_bytes(v) if isinstance(v, dict) and "bytes" in v else v for v in found[name]]
+            name: [
+                _image_bytes(v) if isinstance(v, dict) and "bytes" in v else v for v in found[name]
+            ]
             for name in self._others
         }
         labels = found[self._label] if self._label else [None] * len(indices)
         return [
             Example(
-                _bytes(image), -1 if label is None else int(label), str(index),
+                _image_bytes(image), -1 if label is None else int(label), str(index),
                 {name: values[i] for name, values in encoded.items()},
             )
             for i, (index, image, label) in enumerate(
@@ -120,23 +122,23 @@ def open_splits(
     """Returns all splits of a dataset."""
     return {
         split: HuggingFaceSource(name, split, data_dir, image_key=image_key, label_key=label_key)
-        for split in _load(_package(), name, data_dir)
+        for split in _load_splits(_import_datasets(), name, data_dir)
     }
 
 
-def _package() -> Any:
+def _import_datasets() -> Any:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(
             "data.source is huggingface, but the package `datasets` is not installed",
-            "the package",
-            "run: pip install datasets (the extra huggingface)",
+            "the package `datasets`",
+            "run: pip install datasets (the `huggingface` extra)",
         ) from None
     return datasets
 
 
-def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
+def _load_splits(datasets: Any, name: str, data_dir: str | None) -> Any:
     """Returns split -> dataset."""
     if data_dir is None:
         repository, _, config = name.partition(":")
@@ -158,7 +160,7 @@ def _load(datasets: Any, name: str, data_dir: str | None) -> Any:
     return found if hasattr(found, "items") else {str(found.split or "train"): found}
 
 
-def _bytes(image: dict[str, Any] | None) -> bytes:
+def _image_bytes(image: dict[str, Any] | None) -> bytes:
     if image is None:
         return b""  # Like an empty file, a missing image is a bad example.
     if image["bytes"] is not None:

@@ -1,6 +1,6 @@
 """Labels computed from other features of an example, as VTAB defines them.
 
-Source: arXiv:1910.04867, appendix A; thresholds, bins and the objects that count follow
+Source: arXiv:1910.04867, appendix A. Thresholds, bins and object types follow
 github.com/google-research/task_adaptation, `task_adaptation/data`.
 """
 
@@ -25,7 +25,7 @@ class LabelRule:
         class_names: in label order.
         features: names of the features that it reads.
         label: features of an example -> class index.
-        image_scale: factor for the stored pixels; those of dSprites are 0 and 1.
+        image_scale: factor for the stored pixels, because dSprites stores 0 and 1.
     """
 
     class_names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""All labels of a source, read in threads and cached between runs."""
+"""Reads all labels of a source with several threads and caches them between runs."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ def cached_labels(
 
     Args:
         key: name of the cache file; must change when the labels change.
-        name: of the dataset, for the progress bar.
+        name: name of the dataset, for the progress bar.
         count: number of examples.
         read: indices -> labels; called from several threads.
     """
@@ -43,12 +43,12 @@ def cached_labels(
             log.warning("%s is damaged: reading the labels again", path)
     labels = _read_all(name, count, read)
     if count >= _MIN_CACHED:
-        _store(path, labels)
+        _save_cache(path, labels)
     return labels
 
 
 def cache_dir() -> Path:
-    """Returns the folder for results that can be computed again."""
+    """Returns the cache folder; its files can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"
 
 
@@ -65,7 +65,7 @@ def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[in
     return labels.astype(np.min_scalar_type(labels.max(initial=0)))
 
 
-def _store(path: Path, labels: np.ndarray) -> None:
+def _save_cache(path: Path, labels: np.ndarray) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

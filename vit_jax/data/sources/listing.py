@@ -5,7 +5,7 @@ Layouts:
 - FOLDER/CLASS/**/IMAGE: each subfolder is a class; classes are sorted by name. There is one split,
   "train".
 - FOLDER/{train,val,valid,validation,test}/CLASS/**/IMAGE: the subfolders are splits if "train" is
-  one of them and no other folder is present. The classes are those of all splits together.
+  one of them and there are no other folders. The classes are the union over all splits.
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
 - A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
   Labels are class names: integers are sorted as numbers, others as text.
@@ -14,9 +14,9 @@ Files without an image suffix are skipped and counted; hidden files are skipped 
 folder or tar file without images is an error in "train" and allowed in other splits. Empty files
 are listed with size 0; the caller decides whether to refuse them.
 
-The order of a split spreads every class evenly: examples are sorted by (rank + 1/2) / n, where n is
-the size of the class and rank is the place in it by the hash of the path. So every slice, such as
-train[90%:], holds its share of every class and is the same on every machine.
+The order of a split spreads every class evenly. Examples are sorted by (rank + 1/2) / n, where n is
+the size of the class and rank is the example's index in its class when sorted by the hash of the
+path. So every slice, such as train[90%:], is class-balanced and the same on every machine.
 """
 
 import csv
@@ -44,7 +44,7 @@ class Listing:
 
     Attributes:
         root: folder that names are relative to.
-        names: of the images, e.g. "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
+        names: paths of the images, e.g. "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
         labels: i32[N], class indices.
         sizes: i64[N] in bytes.
         offsets: i64[N], position of the bytes in the tar file; None: images are separate files.
@@ -77,16 +77,16 @@ class Listing:
         except OSError as error:
             raise DataError(
                 f"{self.root / name}: {error.strerror}",
-                "a file that was there when the folder was listed",
+                "a file that existed when the folder was listed",
                 "restore it, or start again",
             ) from None
 
     def identity(self, rows: np.ndarray) -> str:
         """Returns a hash of the class names and of each row's name, size and label, in order."""
-        digest = hashlib.sha256(_bytes("\0".join(self.class_names)))
+        digest = hashlib.sha256(_encode_name("\0".join(self.class_names)))
         for row in rows:
             line = f"\n{self.names[row]}\0{self.sizes[row]}\0{self.labels[row]}"
-            digest.update(_bytes(line))
+            digest.update(_encode_name(line))
         return digest.hexdigest()[:16]
 
 
@@ -118,7 +118,7 @@ def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
     Args:
         labels: i[N].
-        keys: u64[N]; the rank within a class is their order.
+        keys: u64[N]; examples of a class are ranked by key.
     """
     by_class = np.lexsort((keys, labels))
     counts = np.bincount(labels) if len(labels) else np.zeros(0, int)
@@ -130,8 +130,8 @@ def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """One image found."""
+class _ImageEntry:
+    """One image file or tar member."""
 
     split: str
     group: str
@@ -141,12 +141,12 @@ class _Found:
 
 
 def _list_folder(root: Path) -> Listing:
-    folders, tars = _children(root)
+    folders, tars = _list_children(root)
     split_names = [f for f in folders if f in SPLIT_FOLDERS]
     has_splits = "train" in split_names and split_names == folders and not tars
     groups: list[tuple[str, str, Path]] = []
     for split, base in [(s, root / s) for s in folders] if has_splits else [("train", root)]:
-        subfolders, subtars = _children(base)
+        subfolders, subtars = _list_children(base)
         if subfolders and subtars:
             raise DataError(
                 f"{base} holds both folders and tar files", "only one of the two",
@@ -174,10 +174,10 @@ def _list_folder(root: Path) -> Listing:
         found += images
         num_skipped += others
     classes = sorted({group for _, group, _ in groups})
-    return _listing(root, found, classes, num_skipped, packed=packed)
+    return _make_listing(root, found, classes, num_skipped, packed=packed)
 
 
-def _children(folder: Path) -> tuple[list[str], list[str]]:
+def _list_children(folder: Path) -> tuple[list[str], list[str]]:
     """Returns the names of subfolders and of tar files, sorted."""
     with os.scandir(folder) as entries:
         entries = [e for e in entries if not e.name.startswith(".")]
@@ -191,26 +191,26 @@ def _children(folder: Path) -> tuple[list[str], list[str]]:
     return sorted(e.name for e in entries if e.is_dir()), tars
 
 
-def _images_in(root: Path, split: str, group: str, place: Path) -> tuple[list[_Found], int]:
+def _images_in(root: Path, split: str, group: str, place: Path) -> tuple[list[_ImageEntry], int]:
     """Returns the images of a class sorted by name, and the number of other files."""
     images, others = [], 0
-    files = _walk(place) if place.is_dir() else _members(place)
+    files = _walk_folder(place) if place.is_dir() else _tar_members(place)
     prefix = place.relative_to(root).as_posix()
     for name, size, offset in files:
         if name.lower().endswith(IMAGE_SUFFIXES):
-            images.append(_Found(split, group, f"{prefix}/{name}", size, offset))
+            images.append(_ImageEntry(split, group, f"{prefix}/{name}", size, offset))
         else:
             others += 1
     return sorted(images, key=lambda image: image.name), others
 
 
-def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, int, int]]:
+def _walk_folder(folder: Path, prefix: str = "") -> Iterator[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         entries = [e for e in entries if not e.name.startswith(".")]
     for entry in entries:
         if entry.is_dir():
             _check_cycle(folder, entry)
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+            yield from _walk_folder(folder / entry.name, f"{prefix}{entry.name}/")
         else:
             try:
                 yield f"{prefix}{entry.name}", entry.stat().st_size, 0
@@ -221,7 +221,7 @@ def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, int, int]]:
 
 
 def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
-    """Raises DataError for a link to a folder that contains it: following it would never end."""
+    """Raises DataError for a link to a folder that contains the link, which is an endless loop."""
     if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
         raise DataError(
             f"{entry.path} is a link to a folder that contains it", "no cycles of links",
@@ -229,7 +229,7 @@ def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
         )  # fmt: skip
 
 
-def _members(path: Path) -> Iterator[tuple[str, int, int]]:
+def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -250,7 +250,7 @@ def _list_csv(path: Path) -> Listing:
     found, missing = [], []
     for name, label, split in track(rows, f"listing {path}", len(rows)):
         try:
-            found.append(_Found(split, label, name, (path.parent / name).stat().st_size, 0))
+            found.append(_ImageEntry(split, label, name, (path.parent / name).stat().st_size, 0))
         except (OSError, ValueError):  # A zero byte in the name is a ValueError.
             missing.append(name.replace("\0", r"\0"))
     if missing:
@@ -261,7 +261,7 @@ def _list_csv(path: Path) -> Listing:
             "correct the paths",
         )
     classes = sorted(labels, key=(lambda text: (int(text), text)) if numbers else str)
-    return _listing(path.parent, found, classes, 0, packed=False)
+    return _make_listing(path.parent, found, classes, 0, packed=False)
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -291,12 +291,12 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _listing(
-    root: Path, found: list[_Found], classes: list[str], num_skipped: int, *, packed: bool
+def _make_listing(
+    root: Path, found: list[_ImageEntry], classes: list[str], num_skipped: int, *, packed: bool
 ) -> Listing:
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
-    keys = np.array([_key(image.name) for image in found], np.uint64)
+    keys = np.array([_hash_name(image.name) for image in found], np.uint64)
     splits = {}
     for split in dict.fromkeys(image.split for image in found):
         rows = np.array([i for i, image in enumerate(found) if image.split == split], np.int64)
@@ -313,10 +313,10 @@ def _listing(
     )
 
 
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(_bytes(name), digest_size=8).digest(), "little")
+def _hash_name(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(_encode_name(name), digest_size=8).digest(), "little")
 
 
-def _bytes(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     """Returns the bytes of a file name, which need not be UTF-8."""
     return name.encode(errors="surrogateescape")

@@ -19,8 +19,8 @@ class MixtureSource:
 
     Each member has a block of positions; blocks follow the order of the members' names. Position p
     of a block that starts at s is the member's example (p - s) modulo its size. The loader shuffles
-    positions, so an epoch holds the exact proportions and any part of it approximately. Memory does
-    not grow with the number of positions.
+    positions, so an epoch has the exact proportions and a part of an epoch has them approximately.
+    Memory does not grow with the number of positions.
 
     Members with the same class names share labels. Otherwise labels are numbered member by member,
     and class names become "MEMBER/CLASS".
@@ -82,7 +82,7 @@ class MixtureMember:
 
     Args:
         members: name -> source, for all members of the mixture.
-        name: of this member.
+        name: name of this member.
     """
 
     def __init__(self, members: Mapping[str, Source], name: str):

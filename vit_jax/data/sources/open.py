@@ -1,4 +1,4 @@
-"""Opens the sources that a config names."""
+"""Opens the sources of a config."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ def open_training_data(data: DataConfig, features: Sequence[str] = LABEL_ONLY) -
 
     Args:
         data: the data section.
-        features: what the task reads beside the image: "label", and other features by name.
+        features: features that the task reads with the image: "label", and other names.
 
     Raises:
         DataError: the dataset, split or a feature is missing, the dataset has no random access, or
-            the subset is not the one that `data.subset.hash` names.
+            the subset's hash differs from `data.subset.hash`.
     """
     if data.mixture:
         members = {
@@ -61,9 +61,9 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] = LABEL_ON
     Args:
         data: the data section.
         split: TFDS split string, or a preset of `data.sources.splits`. For a mixture, "SPLIT" reads
-            that split of all members one after the other and "MEMBER:SPLIT" that of one member.
-            Either way labels are those of the mixture.
-        features: what the task reads beside the image: "label", and other features by name.
+            the split of all members in turn and "MEMBER:SPLIT" reads the split of one member. Both
+            use the labels of the mixture.
+        features: features that the task reads with the image: "label", and other names.
 
     Raises:
         DataError: the dataset, split or a feature is missing, or there is no random access.
@@ -88,7 +88,7 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] = LABEL_ON
 
 
 def with_subset_hash(config: Config, training: TrainingData) -> Config:
-    """Returns the config with `data.subset.hash` set to the subset that it trains on."""
+    """Returns the config with `data.subset.hash` set to the hash of its training subset."""
     if training.manifest is None:
         return config
     subset = config.data.subset.replace(hash=training.manifest["hash"])
@@ -96,7 +96,7 @@ def with_subset_hash(config: Config, training: TrainingData) -> Config:
 
 
 def class_count(source: Source, wanted: int | None) -> int:
-    """Returns the number of classes of the head: `wanted`, or those of the dataset.
+    """Returns the number of classes of the head: `wanted`, or the dataset's number of classes.
 
     Args:
         source: any split of the dataset.

@@ -1,7 +1,7 @@
 """Split strings: TFDS syntax for every kind of source, and presets of published protocols.
 
 `train`, `train[:98%]`, `train[10%:20%]+test` and `all` are TFDS syntax
-(https://www.tensorflow.org/datasets/splits). Presets can be used wherever a split can:
+(https://www.tensorflow.org/datasets/splits). A preset can replace any split:
 
 - `train800`, `val200`, `train800val200`, `vtab_test`: VTAB-1k. VTAB divides each dataset into
   training, validation and test parts; these are the first 800 training examples, the first 200
@@ -38,7 +38,7 @@ _VTAB_VALIDATION: dict[str, str | int] = {
     "sun397": "validation",
     "svhn_cropped": 90,
 }
-# VTAB's test part where it is not the split "test".
+# VTAB's test part, for datasets whose test part is not the split "test".
 _VTAB_TEST = {
     "clevr": "validation",
     "dsprites": "train[90%:]",
@@ -63,7 +63,7 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
     Args:
         split: in TFDS syntax, presets expanded.
         shards: split -> number of examples in each of its files.
-        dataset: full name, for error messages.
+        dataset: full name of the dataset, for error messages.
 
     Raises:
         DataError: the split does not exist, the syntax is wrong, or the split is empty.
@@ -106,16 +106,16 @@ def expand_presets(split: str, sizes: Mapping[str, int], name: str) -> str:
     Args:
         split: parts joined by "+". A split of the dataset takes precedence over a preset.
         sizes: split -> number of examples.
-        name: of the dataset, without config and version.
+        name: name of the dataset, without config and version.
 
     >>> expand_presets("val200", {"train": 50_000, "test": 10_000}, "cifar100")
     'train[45000:45200]'
     """
     parts = [part.strip() for part in split.split("+")]
-    return "+".join(p if p in sizes else _preset(p, sizes, name) for p in parts)
+    return "+".join(p if p in sizes else _expand_preset(p, sizes, name) for p in parts)
 
 
-def _preset(part: str, sizes: Mapping[str, int], name: str) -> str:
+def _expand_preset(part: str, sizes: Mapping[str, int], name: str) -> str:
     if part == "train800":
         return "train[:800]"
     if part == "val200":
@@ -134,7 +134,8 @@ def _preset(part: str, sizes: Mapping[str, int], name: str) -> str:
 def _val200(sizes: Mapping[str, int], name: str) -> str:
     """Returns the split of VTAB's 200 validation examples.
 
-    For datasets outside VTAB these are the first 200 of "validation", or those at 90 % of "train".
+    For datasets outside VTAB these are the first 200 of "validation", or the 200 that start at 90 %
+    of "train".
     """
     usual = "validation" if "validation" in sizes else 90
     where = _VTAB_VALIDATION.get(name, usual)

@@ -1,14 +1,14 @@
 """Class-balanced, nested subsets of a split, the same on every machine.
 
-The examples of a split are put into one order, and a subset is its first E examples. The order
-starts with one example of each class. The others follow by (rank + 1/2) / n, where n is the size of
-the class and rank is the example's place in it by a hash of (seed, position in the split). This is
-Sainte-Lague apportionment with one guaranteed seat for each class. It keeps class shares to within
-one example, includes every class, and gives exactly E examples. Because there is only one order,
-the 10 % subset is contained in the 30 % subset. `per_class` takes the first K examples of every
-class instead.
+The examples of a split are sorted once, and a subset is the first E of them. The order starts with
+one example of each class. The others follow by (rank + 1/2) / n, where n is the size of the class
+and rank is the example's index in its class when sorted by a hash of (seed, position in the split).
+This is Sainte-Lague apportionment with one guaranteed seat for each class. Class proportions are
+exact to within one example, every class is included, and there are exactly E examples. Because
+there is only one order, the 30 % subset contains the 10 % subset. `per_class` takes the first K
+examples of every class instead.
 
-Source of the data-size study: arXiv:2010.11929, section 4.3; the rule is ours.
+Source of the data-size study: arXiv:2010.11929, section 4.3. The order is ours.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ class SubsetSource:
     Args:
         source: all examples.
         indices: u[N], sorted positions.
-        name: of the subset.
-        fingerprint: of the subset.
+        name: name of the subset.
+        fingerprint: fingerprint of the subset.
     """
 
     def __init__(self, source: LabelledSource, indices: np.ndarray, name: str, fingerprint: str):
@@ -67,9 +67,9 @@ def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, d
     assert subset.rule is not None
     kind, amount = subset.rule
     labels = source.labels()
-    counts = _count(source, labels)
-    wanted = _per_class(source, counts, kind, amount)
-    indices = _choose(labels, counts, wanted, subset.seed)
+    counts = _count_classes(source, labels)
+    wanted = _examples_per_class(source, counts, kind, amount)
+    indices = _choose_indices(labels, counts, wanted, subset.seed)
     manifest = {
         "dataset": source.name,
         "fingerprint": source.fingerprint,
@@ -101,7 +101,7 @@ def _hash_positions(indices: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _count(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
+def _count_classes(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
     """Returns the number of examples of each class."""
     num_classes = len(source.class_names)
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
@@ -115,7 +115,7 @@ def _count(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
     return np.bincount(labels, minlength=num_classes)
 
 
-def _per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
+def _examples_per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
     """Returns how many examples of each class the subset takes."""
     total, present = int(counts.sum()), int((counts > 0).sum())
     if kind == "per_class":
@@ -141,8 +141,7 @@ def _per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> 
 def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
     """Divides a number of examples among classes: one each, the rest by Sainte-Lague.
 
-    No class loses examples when the total grows, which can happen with Hamilton's largest
-    remainders.
+    When the total grows, no class loses examples. (With Hamilton's largest remainders one can.)
 
     Args:
         counts: i[C], available examples of each class.
@@ -183,7 +182,9 @@ def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
     return np.array(taken, np.int64)
 
 
-def _choose(labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: int) -> np.ndarray:
+def _choose_indices(
+    labels: np.ndarray, counts: np.ndarray, wanted: np.ndarray, seed: int
+) -> np.ndarray:
     """Returns the sorted positions of the first `wanted` examples of every class."""
     kind = np.uint32 if len(labels) <= 2**32 else np.uint64
     if (wanted == counts).all():

@@ -28,7 +28,7 @@ from vit_jax.errors import DataError, nearest
 from vit_jax.files import locked
 
 CHECKSUMS = "checksums.sha256"
-"""Optional file beside the shards, in the format of `sha256sum`; part of the fingerprint."""
+"""Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
 
 
 class TfdsSource:
@@ -39,10 +39,10 @@ class TfdsSource:
             prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
         data_dir: folder of prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
-        image_key: feature with the image; None: "image", or the only one.
-        label_key: feature with the class; None: "label", or the only one.
+        image_key: feature with the image; None: "image", or the only image feature.
+        label_key: feature with the class; None: "label", or the only class feature.
         label_rule: name in `label_rules.RULES`; computes the class from other features.
-        features: read beside the image: "label", and names of other features of the dataset.
+        features: features to read with the image: "label", and other feature names of the dataset.
 
     Attributes:
         name: full name with version and split.
@@ -105,8 +105,8 @@ class TfdsSource:
         Raises:
             DataError: a file of the dataset is missing or damaged.
         """
-        records = self._records(self._source, indices)
-        return [self._example(i, record) for i, record in zip(indices, records, strict=True)]
+        records = self._read_records(self._source, indices)
+        return [self._make_example(i, record) for i, record in zip(indices, records, strict=True)]
 
     def labels(self) -> np.ndarray:
         """Returns all labels, u[N]; read once and then cached in the user's cache folder."""
@@ -117,7 +117,7 @@ class TfdsSource:
         return cached_labels(key, self.name, len(self), self._raw_labels())
 
     def _raw_labels(self) -> Any:
-        """Returns a function: indices -> labels, which skips the images."""
+        """Returns the function indices -> labels. It does not decode images."""
         import tensorflow_datasets as tfds
 
         array_record = self._builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
@@ -127,10 +127,10 @@ class TfdsSource:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         source = _open_split(self._builder, self._split, deserialize_method=raw)
         return lambda indices: [
-            label_of(record, label) for record in self._records(source, indices)
+            label_of(record, label) for record in self._read_records(source, indices)
         ]
 
-    def _records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
+    def _read_records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
         try:
             return source.__getitems__(list(indices))
         except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
@@ -140,7 +140,7 @@ class TfdsSource:
                 "restore them or prepare the dataset again",
             ) from None
 
-    def _example(self, index: int, record: dict[str, Any]) -> Example:
+    def _make_example(self, index: int, record: dict[str, Any]) -> Example:
         named = record.get("id", record.get("file_name", b""))
         named = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
         shown = f"{index} ({named})" if named else str(index)
@@ -155,7 +155,7 @@ class TfdsSource:
 
 
 def default_data_dir() -> Path:
-    """Returns the folder of datasets for configs that name none."""
+    """Returns the folder of datasets for configs without `data.data_dir`."""
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
@@ -174,7 +174,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         return _prepare_bundled(name, folder)
     prepared = [p for depth in ("*/*", "*/*/*") for p in folder.glob(f"{depth}/dataset_info.json")]
     known = sorted({p.relative_to(folder).parts[0] for p in prepared} | set(BUNDLED))
-    hint = f"set data_dir to where it is (here: {', '.join(known[:20])})"
+    hint = f"set data_dir to the folder that contains it (found here: {', '.join(known[:20])})"
     if not folder.is_dir():
         raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
     close = f"did you mean {nearest(base, known)!r}? Or {hint}"
@@ -233,7 +233,7 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     builder = builder_class(data_dir=str(folder), file_format="array_record")
     if not builder.is_prepared():
         try:
-            # Runs that start at the same time wait for the one that prepares.
+            # Of runs that start at the same time, one prepares the dataset and the others wait.
             with locked(folder / f".{base}.lock", timeout_s=None):
                 builder = builder_class(data_dir=str(folder), file_format="array_record")
                 if not builder.is_prepared():
@@ -299,6 +299,6 @@ def _name_with_version(full_name: str) -> str:
 
 
 def _checksums(builder: Any) -> list[str]:
-    """Returns a hash of the checksum file beside the data, if there is one."""
+    """Returns a hash of the checksum file next to the data, if there is one."""
     path = Path(builder.data_path) / CHECKSUMS
     return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []

@@ -192,7 +192,7 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
         return read_weights(path, dtype=config.model.dtype)
 
     weights = read()
-    if weights.num_classes != num_classes or weights.lacking:
+    if weights.num_classes != num_classes or weights.missing:
         raise WeightsError(
             f"a teacher with {weights.num_classes} classes in {path}",
             f"the {num_classes} classes of the data",

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 
 from vit_jax.data.colours import colours_of_classes
 from vit_jax.errors import DataError, ModelError
-from vit_jax.interop.load import filled
+from vit_jax.interop.load import fill_parameters
 from vit_jax.interop.native import open_native
 from vit_jax.interop.tensors import to_jax
 from vit_jax.models.vit import ViT
@@ -119,7 +119,7 @@ def load_masked_model(run: Path, checkpoint: Path) -> tuple[ViT, MaskedPatchesCo
         )
 
     file, _ = open_native(checkpoint)
-    model = filled(nnx.eval_shape(build), lambda name: to_jax(file.read(name)))
+    model = fill_parameters(nnx.eval_shape(build), lambda name: to_jax(file.read(name)))
     assert isinstance(model, ViT)
     return model, section
 

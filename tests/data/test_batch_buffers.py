@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from vit_jax.data import batch_memory
+from vit_jax.data import batch_buffers
 from vit_jax.data.arrays import ArraySpec
-from vit_jax.data.batch_memory import BatchMemory
+from vit_jax.data.batch_buffers import BatchBuffers
 
 SHAPE = (2, 2, 3)
 ARRAYS = {"image": ArraySpec(SHAPE, np.uint8), "tokens": ArraySpec((3,), np.int32)}
@@ -15,10 +15,10 @@ ARRAYS = {"image": ArraySpec(SHAPE, np.uint8), "tokens": ArraySpec((3,), np.int3
 
 @pytest.fixture(autouse=True)
 def keep_small_arrays(monkeypatch):
-    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 1)
+    monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 1)
 
 
-def fill(memory: BatchMemory, step: int, rows: range, parts: int) -> np.ndarray:
+def fill(memory: BatchBuffers, step: int, rows: range, parts: int) -> np.ndarray:
     """Fills a step's images with the numbers of their rows, part by part, and returns them."""
     size = len(rows) // parts
     for start in range(rows.start, rows.stop, size):
@@ -36,13 +36,13 @@ def address(array: np.ndarray) -> int:
 
 def test_parts_of_a_step_make_up_its_batch_without_a_copy():
     rows = range(8, 16)  # The second of several hosts.
-    batch = fill(BatchMemory(ARRAYS, rows), 5, rows, 4)
+    batch = fill(BatchBuffers(ARRAYS, rows), 5, rows, 4)
     assert batch.shape == (8, *SHAPE)
     np.testing.assert_array_equal(batch[:, 0, 0, 0], np.arange(8, 16))
 
 
 def test_steps_filled_at_the_same_time_do_not_mix():
-    memory, rows = BatchMemory(ARRAYS, range(4)), range(4)
+    memory, rows = BatchBuffers(ARRAYS, range(4)), range(4)
     first, second = (memory.part(step, rows)["image"] for step in (1, 2))
     first[:], second[:] = 1, 2
     assert (memory.whole(1)["image"] == 1).all()
@@ -50,13 +50,13 @@ def test_steps_filled_at_the_same_time_do_not_mix():
 
 
 def test_small_arrays_are_left_to_the_loader(monkeypatch):
-    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 8 * 12)
-    assert BatchMemory(ARRAYS, range(8)).part(0, range(8)).keys() == {"image", "tokens"}
-    assert BatchMemory(ARRAYS, range(7)).part(0, range(7)).keys() == set()
+    monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 8 * 12)
+    assert BatchBuffers(ARRAYS, range(8)).part(0, range(8)).keys() == {"image", "tokens"}
+    assert BatchBuffers(ARRAYS, range(7)).part(0, range(7)).keys() == set()
 
 
 def test_memory_is_reused_only_when_nothing_refers_to_it_or_to_a_part():
-    memory, rows = BatchMemory(ARRAYS, range(8)), range(8)
+    memory, rows = BatchBuffers(ARRAYS, range(8)), range(8)
     batch = fill(memory, 0, rows, 2)
     first = address(batch)
     row = batch[3]
@@ -69,7 +69,7 @@ def test_memory_is_reused_only_when_nothing_refers_to_it_or_to_a_part():
 
 
 def test_batches_in_use_do_not_change_with_many_threads():
-    memory, rows, held = BatchMemory(ARRAYS, range(16)), range(16), []
+    memory, rows, held = BatchBuffers(ARRAYS, range(16)), range(16), []
 
     def work(thread: int) -> None:
         for i in range(50):
@@ -94,9 +94,9 @@ def test_batches_in_use_do_not_change_where_python_counts_fewer_references(monke
     with monkeypatch.context() as patch:
         # Subtracts the references of this function's argument and of getrefcount's.
         patch.setattr(sys, "getrefcount", lambda held: count(held) - 2)
-        other = importlib.reload(batch_memory)
+        other = importlib.reload(batch_buffers)
         patch.setattr(other, "_MIN_BYTES", 1)
-        memory = other.BatchMemory(ARRAYS, range(2))
+        memory = other.BatchBuffers(ARRAYS, range(2))
         first = fill(memory, 0, range(2), 1)
         second = fill(memory, 1, range(2), 1)
         second[:] = 9
@@ -104,4 +104,4 @@ def test_batches_in_use_do_not_change_where_python_counts_fewer_references(monke
         place = address(first)
         del first
         assert address(fill(memory, 2, range(2), 1)) == place
-    importlib.reload(batch_memory)
+    importlib.reload(batch_buffers)

@@ -1,4 +1,4 @@
-"""Reused batch memory: fresh memory costs a page fault every 4 kB, which adds up."""
+"""Reuses the memory of batches, because new memory costs a page fault every 4 kB."""
 
 import sys
 import threading
@@ -8,17 +8,17 @@ import numpy as np
 
 from vit_jax.data.arrays import ArraySpec
 
-# Smaller arrays of a batch are cheaper to copy than to keep track of.
+# Smaller arrays are cheaper to copy than to reuse.
 _MIN_BYTES = 1 << 14
 
 
-class BatchMemory:
-    """Gives the chunks of a batch their places in one array, so that joining them copies nothing.
+class BatchBuffers:
+    """Allocates one array for all chunks of a batch, so that joining the chunks copies nothing.
 
-    An array is reused once nothing else refers to it or to a part of it. Thread-safe.
+    An array is reused when there are no other references to it or to a view of it. Thread-safe.
 
     Args:
-        arrays: name -> array of a batch; only the large ones are kept here.
+        arrays: name -> array of a batch; only large arrays are reused.
         rows: this host's rows of a batch.
     """
 
@@ -36,7 +36,9 @@ class BatchMemory:
         with self._lock:
             batch = self._filling.get(step)
             if batch is None:
-                batch = self._filling[step] = {name: self._unused(name) for name in self._specs}
+                batch = self._filling[step] = {
+                    name: self._unused_array(name) for name in self._specs
+                }
         places = slice(rows.start - self._rows.start, rows.stop - self._rows.start)
         return {name: array[places] for name, array in batch.items()}
 
@@ -45,7 +47,7 @@ class BatchMemory:
         with self._lock:
             return {name: array[:] for name, array in self._filling.pop(step).items()}
 
-    def _unused(self, name: str) -> np.ndarray:
+    def _unused_array(self, name: str) -> np.ndarray:
         for array, references in _with_references(self._arrays[name]):
             if references == _UNUSED:
                 return array
@@ -59,6 +61,6 @@ def _with_references(arrays: list[np.ndarray]) -> list[tuple[np.ndarray, int]]:
     return [(array, sys.getrefcount(array)) for array in arrays]
 
 
-# References to an array that is only in a list. Measured, because versions of Python differ: 3.14
-# does not count the reference that a function's argument borrows.
+# Reference count of an array that only a list refers to. It is measured because Python versions
+# differ: 3.14 does not count the reference of a function argument.
 ((_, _UNUSED),) = _with_references([np.empty(1, np.uint8)])
