@@ -1,4 +1,4 @@
-"""Learning curves of one run, which `train` draws, and of many, for a report."""
+"""Learning curves: of one run, drawn by `train`, and of many runs, for a report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `train` imports this module and does not need pandas.
 _MAX_MARKED = 9
 # Rows of panels in one picture.
 _MAX_ROWS = 5
-# The main score is that of the first of these splits that a run was evaluated on.
+# The main score is measured on the first of these splits that a run was evaluated on.
 _SPLITS = ("test", "validation", "val", "minival", "dev")
 
 
@@ -88,7 +88,7 @@ class CurvesData:
 
     @property
     def note(self) -> str:
-        """What the lines are, in a sentence or two."""
+        """A sentence or two that explain the lines."""
         runs = [run for members in self.rows.values() for run, _ in members]
         note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
         if any(not run.finished for run in runs):
@@ -104,12 +104,12 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
         frame: of all runs; those without steps in metrics.jsonl are left out.
 
     Raises:
-        ConfigError: no run has such a column, or a value that `where` asks for.
+        ConfigError: no run has such a column, or the value in `where`.
     """
     from vit_jax.report.frame import check_columns, select, texts
 
     for option, name in (("series", request.series), ("panel", request.panel)):
-        # No run may have a model or dataset; then all share one panel or colour.
+        # If no run has a model or dataset, all share one panel or colour.
         given = [part for part in name.split("+") if part not in ("model", "dataset")]
         check_columns(frame, **{option: "+".join(given)})
     frame = select(frame, request.where)
@@ -173,7 +173,7 @@ def main_score(names: Iterable[str]) -> str | None:
 def _drawn_score(runs: Sequence[Run]) -> str | None:
     """Returns the main score, else the few-shot accuracy with the fewest shots.
 
-    Metrics that were measured only once are left out, because they make no curve.
+    Metrics that were measured only once are left out: one point is no curve.
     """
     counts = [Counter(name for row in run.metrics for name in row) for run in runs]
     repeated = {name for count in counts for name, times in count.items() if times > 1}

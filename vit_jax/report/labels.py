@@ -1,4 +1,4 @@
-"""How names and values are written in tables and pictures."""
+"""Formats names and values for tables and pictures."""
 
 import math
 import re
@@ -129,7 +129,7 @@ def number_text(value: float, metric: str, like: float | None = None) -> str:
     Args:
         value: the value; a fraction becomes a percentage with two decimals.
         metric: name of the metric.
-        like: for a standard deviation its mean, whose number of decimals is used.
+        like: uses as many decimals as this value, e.g. the mean of a standard deviation.
     """
     if is_fraction(metric):
         return f"{100 * value:.2f}"

@@ -1,4 +1,4 @@
-"""What a report says about the runs themselves: settings, selections, missing runs, hardware."""
+"""Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
 import os
 from collections import defaultdict
@@ -12,7 +12,7 @@ from vit_jax.report.labels import is_number, natural, show
 from vit_jax.report.runs import Run, Runs
 from vit_jax.report.tables import Cell, Table
 
-# The HTML page shows no more differing settings and metrics than this; runs.csv has all.
+# Largest number of differing settings and of metrics on the HTML page; runs.csv has all.
 _MAX_SETTINGS, _MAX_METRICS = 8, 6
 # Metrics that come after all others in runs.csv.
 _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
@@ -20,7 +20,7 @@ _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen",
 
 
 def runs_csv(found: Runs) -> pd.DataFrame:
-    """Returns a row a run: its labels, the settings that differ, and all its metrics."""
+    """Returns one row per run: its labels, the settings that differ, and all its metrics."""
     runs = found.runs
     names = sorted({name for run in runs for name in run.labels})
     settings = differing_settings(runs)
@@ -69,7 +69,7 @@ def all_runs_table(found: Runs, scores: Sequence[Table]) -> Table:
 
 
 def selections_table(runs: Sequence[Run], scores: Sequence[Table]) -> Table | None:
-    """Returns how the settings of final runs were selected, one row a selection."""
+    """Returns how the settings of final runs were selected, one row per selection."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.job.get("selection"):
@@ -129,7 +129,7 @@ def missing_table(found: Runs) -> Table | None:
 
 
 def hardware_table(runs: Sequence[Run]) -> Table:
-    """Returns the kinds of devices, and the hours of the runs on each."""
+    """Returns the kinds of devices, and the hours that runs took on each."""
     started = [run for run in runs if run.state != "not started"]
     rows = []
     for device in sorted({run.device or "unknown" for run in started}):
@@ -144,7 +144,7 @@ def hardware_table(runs: Sequence[Run]) -> Table:
 
 
 def short_revision(run: Run) -> str:
-    """Returns the first ten digits of the git revision, and whether there were local changes."""
+    """Returns the first ten digits of the git revision, with a suffix if there were local changes."""
     first, dash, changes = (run.revision or "").partition("-")
     return first[:10] + dash + changes
 

@@ -26,7 +26,7 @@ from vit_jax.report.runs import Run
 from vit_jax.report.style import Palette, add_legend, new_figure, plot_style
 from vit_jax.report.tables import Summary, mean_over, summarize_group
 
-# With four panels they stand in one row, with more in rows of three.
+# Panels per row. Four panels also fit in one row.
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
 _MAX_PANELS = 9
@@ -53,12 +53,12 @@ class PlotData:
 
     @property
     def numeric(self) -> bool:
-        """Whether x is a number everywhere; else each x gets a row."""
+        """Whether every x is a number; otherwise each x gets a row."""
         return all(is_number(x) for series in self.panels.values() for x in _xs(series))
 
 
 def plot_data(request: PlotRequest, frame: pd.DataFrame) -> PlotData:
-    """Groups what a plot shows.
+    """Groups the observations of a plot into points.
 
     Args:
         request: what to plot.
@@ -112,7 +112,7 @@ def _add_through(request: PlotRequest, groups: Groups) -> None:
 
 
 def _summaries(request: PlotRequest, groups: Groups) -> dict[str, Series]:
-    """Returns the points of every panel; with several panels, their mean comes first."""
+    """Returns the points of every panel; if there are several, a panel with their mean comes first."""
     keys = sorted(groups, key=lambda key: [natural(part) for part in key])
     panels: dict[str, Series] = {key[0]: {} for key in keys}
     for panel, series, x in keys:
@@ -193,7 +193,7 @@ def draw(data: PlotData, palette: Palette) -> Any:
 def _draw_panel(
     panel: Any, series: Series, data: PlotData, palette: Palette, handles: dict[str, Any]
 ) -> None:
-    """Draws a line for each series; if x is a text, a row for each x with the score across."""
+    """Draws one line per series; if x is text, one row per x with the score on the x-axis."""
     request, members = data.request, _members(series)
     scale = 100 if is_fraction(request.y) else 1
     # Series that share a row are drawn below each other.

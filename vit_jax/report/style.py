@@ -1,7 +1,7 @@
 """The look of every picture: colours, markers, fonts and files.
 
 A series has the same colour in every picture of a report. Each colour has a contrast of at least
-2.9 with its background, and any two can be told apart under simulated protanopia, deuteranopia and
+2.9 with its background, and any two are distinguishable under simulated protanopia, deuteranopia and
 tritanopia (Machado et al., 2009). Markers differ as well.
 """
 
@@ -51,7 +51,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 class Palette:
-    """Gives every value of a column its colour and marker, the same in all pictures.
+    """Assigns each value of a column a colour and marker, the same in all pictures.
 
     In columns joined by "+", the first one chooses the colour, and the others choose marker and
     dashes.
@@ -102,7 +102,7 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 def add_legend(
     figure: Any, handles: Sequence[Any], labels: Sequence[str], title: str = "", side: str = "left"
 ) -> None:
-    """Puts a legend above all panels, unless it has a single entry. The figure grows with it.
+    """Puts a legend above all panels and makes room for it; a single entry needs no legend.
 
     Args:
         figure: of matplotlib.
@@ -146,7 +146,7 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
 
     Args:
         svg: as matplotlib writes it.
-        prefix: for ids, which two pictures on a page must not share.
+        prefix: of all ids; pictures on one page need different ones.
         label: description for screen readers.
     """
     svg = svg[svg.index("<svg") :]

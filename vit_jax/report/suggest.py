@@ -1,4 +1,4 @@
-"""Suggests the tables, plots and curves that fit some runs, if the user asked for none."""
+"""Chooses tables, plots and curves that fit the runs, if the user requested none."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,23 +16,23 @@ _ON_FEATURES = {
     "linear_probe/{dataset}/accuracy_top1": "dataset",
     "knn/{dataset}/accuracy_top1": "dataset",
 }
-# Labels that do not tell one row of a table from another.
+# Labels that do not distinguish the rows of a table.
 _NOT_ROWS = ("dataset", "seed", "shots", "stage")
-# If more settings than this differ, rows have the names of runs.
+# If more settings than this differ, rows are named after the runs.
 _MAX_SETTINGS = 3
-# The order of the pictures of learning curves; other stages come last.
+# Order of the learning curves by stage; other stages come last.
 _STAGES = {"final": 0, "": 1, "search": 2}
-# Data or compute is an axis if it differs by at least this factor.
+# Data or compute becomes an axis if it differs by more than this factor.
 _MIN_RATIO = 1.5
 
 
 def reported(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs that were not only made to select a setting."""
+    """Returns all runs except the candidates of selections."""
     return frame.loc[[run.stage != "search" for run in frame.index]]
 
 
 def row_column(runs: Sequence[Run]) -> str:
-    """Returns the column that tells models apart: labels that vary, else settings that differ."""
+    """Returns the column that distinguishes models: labels that vary, else settings that differ."""
     labels = sorted({name for run in runs for name in run.labels} - {*_NOT_ROWS})
     if labels:
         varying = [n for n in labels if len({show(run.labels.get(n)) for run in runs}) > 1]
@@ -68,7 +68,7 @@ def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
 
 
 def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
-    """Returns the plots whose horizontal axis would have at least two different values."""
+    """Returns the plots whose x-axis would have at least two different values."""
     found: list[PlotRequest] = []
     for where, members in _by_stage(frame):
         known = {(request.x, request.y) for request in found}
@@ -135,7 +135,7 @@ def _metrics(frame: pd.DataFrame) -> set[str]:
 
 
 def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Returns final runs apart from others, if there are both, with the filter for each."""
+    """Returns (filter, runs): final runs and other runs separately if there are both."""
     frame = reported(frame)
     final = column(frame, "stage") == "final"
     if frame.empty or not final.any() or final.all():

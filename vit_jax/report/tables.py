@@ -24,8 +24,8 @@ class Summary(NamedTuple):
     Attributes:
         mean: arithmetic mean.
         std: standard deviation with n - 1; None if n is 1.
-        values: one a run.
-        within: standard deviation over the draws of examples inside a single run, where n is 1.
+        values: one per run.
+        within: standard deviation over the draws of examples within one run, if n is 1.
     """
 
     mean: float
@@ -53,9 +53,9 @@ def summarize_group(group: pd.DataFrame) -> Summary:
 
 
 def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
-    """Returns the mean over datasets, a group each.
+    """Returns the mean over datasets; each group holds the runs of one dataset.
 
-    Its standard deviation is over seeds, if all datasets have the same ones.
+    If all datasets have the same seeds, its standard deviation is over seeds.
     """
     by_seed = [
         {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
@@ -72,11 +72,11 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: what it shows.
-        value: sorts the column on the HTML page; None: the text does.
+        text: the text shown.
+        value: sort key on the HTML page; None: sort by the text.
         kind: CSS classes: "best", "pending" or "state".
         detail: shown as a tooltip; several lines are shown below the text.
-        summary: the statistics it shows, if it is a score.
+        summary: its statistics, if it is a score.
     """
 
     text: str
@@ -93,9 +93,9 @@ class Table:
     Attributes:
         title: heading.
         header: of the columns.
-        rows: one cell a column.
+        rows: one cell per column.
         notes: sentences below the table.
-        metric: of a table of scores.
+        metric: of a table of scores, else "".
     """
 
     title: str
@@ -153,7 +153,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
 
 
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
-    """Returns tables.csv: a row for each mean, at full precision."""
+    """Returns tables.csv: one row per mean, at full precision."""
     rows = [
         {
             "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
@@ -166,11 +166,11 @@ def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
 
 
 def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
-    """Returns the states of runs without a result, by the cell in which they belong."""
+    """Returns the states of runs without a result, by the cell that they belong to."""
     metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
     if asked & {*frames.metric_regex(metric).groupindex}:
-        return {}  # Only a result says in which of these cells a run belongs.
+        return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
         frame = frame[texts(frame, name) == wanted]
     rows, columns = texts(frame, request.rows), texts(frame, request.columns)
