@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder, hf:// or gs://")
     parser.add_argument(
-        "--what", help="analyses, separated by commas; default: all that apply to the model"
+        "--what", help="comma-separated analyses; default: all that apply to the model"
     )
     parser.add_argument(
         "--output",
@@ -90,7 +90,7 @@ class _Job:
     Attributes:
         check: raises ModelError if it does not apply to the model.
         run: images, or None if it needs none -> its output.
-        count: which of the arguments --num_... says how many images it uses; None: no images.
+        count: its number of images, and the argument --num_... that sets it; None: no images.
     """
 
     check: Callable[[], Any]
@@ -153,7 +153,7 @@ def _chosen(option: str, text: str, known: Iterable[str]) -> list[str]:
 
 
 def _initial(loaded: "Loaded", seed: int) -> Any:
-    """Returns the architecture with new initial values, not those that its run started from."""
+    """Returns the architecture with newly drawn initial values, not those of its run."""
     from vit_jax.models.registry import create_model
 
     sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
@@ -177,7 +177,7 @@ def _jobs(args: argparse.Namespace, loaded: "Loaded") -> dict[str, _Job]:
 def _picture_jobs(
     args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None
 ) -> dict[str, _Job]:
-    """Returns the pictures that tasks offer of their own runs, by the task's name."""
+    """Returns task -> the analysis of a run that the task provides."""
     from vit_jax.analysis.output import Output
     from vit_jax.run.folder import read_config
     from vit_jax.tasks.task import load_pictures
@@ -199,7 +199,7 @@ def _picture_jobs(
                 raise ModelError(
                     f"{name} at {height}x{width} pixels of a model for {side}",
                     "the size that the model was trained at",
-                    "leave --image_size out",
+                    "remove --image_size",
                 )
 
         def run(images: "Images | None") -> "Output":
@@ -216,7 +216,7 @@ def _picture_jobs(
 
 
 def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
-    """Returns the analyses that apply to the model; an error if one that was asked for does not."""
+    """Returns the analyses that apply to the model; raises an error if a requested one does not."""
     found = []
     for name in asked or jobs:
         try:
@@ -314,7 +314,7 @@ def _describe(
     chosen: "dict[str, Count | None]",
     output: Path,
 ) -> None:
-    """Writes analysis.json: which model and images the other files are of."""
+    """Writes analysis.json, which names the model and images of the other files."""
 
     def used(count: "Count | None") -> Any:
         some = _some(images, count, args)

@@ -1,4 +1,4 @@
-"""Types of command-line arguments that several commands use."""
+"""Argument types that several commands use."""
 
 import argparse
 from pathlib import Path

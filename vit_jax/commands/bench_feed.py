@@ -1,4 +1,4 @@
-"""Measure the data loader in images/s: by threads, processes and stage, with the model or tf.data.
+"""Measure the data loader's images/s, by stage, and compare it with the model's speed or tf.data.
 
     python -m vit_jax bench feed --source=cifar10 --data_dir=DATA --stages
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default=None, help="also measure this model on this device and compare"
     )
-    parser.add_argument("--output", type=output_file, help="JSON file for the figures")
+    parser.add_argument("--output", type=output_file, help="JSON file for the results")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -127,7 +127,7 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for column in ("what", "images/s", "(min-max)", "CPU ms an image"):
+    for column in ("what", "images/s", "(min-max)", "CPU ms per image"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in rows:
         cpu = row["cpu_ms_per_image"]
@@ -176,7 +176,7 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
         name: statistics.median(column)
         for name, column in zip(names, zip(*rounds, strict=True), strict=True)
     }
-    # The ratio within a round: other load on the machine slows both down.
+    # The ratio is taken within a round, because other load on the machine slows both down.
     figures["ratio"] = statistics.median(round[0] / round[1] for round in rounds)
     print(
         f"decode, random crop, resize, flip from memory on {cores} cores: vit_jax"
@@ -188,7 +188,7 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
 
 
 def verdict(config: Config, feed_rate: float) -> str:
-    """Compares the speed of the feed with what the device needs, in a sentence."""
+    """Returns a sentence that compares the feed's speed with the images/s that the device needs."""
     import jax
 
     from vit_jax.bench.step import JaxStep, measure_in_turn

@@ -18,7 +18,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
-# Overrides that do not change what the model computes.
+# Overrides that do not change the model's computation.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
 COMPARISONS = ("transformers", "timm", "timm-compiled")
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    # Leaves GPU memory to PyTorch.
+    # Leaves GPU memory for PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from vit_jax.bench.step import JaxStep, largest_fast_batch, measure_in_turn
     from vit_jax.run.folder import environment

@@ -78,7 +78,7 @@ class Content:
         return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
 
     def markdown(self, folder: Path) -> str:
-        """Returns the report as Markdown without its title; `folder` is the path of the pictures."""
+        """Returns the report as Markdown without its title; pictures are in `folder`."""
         parts = [self.summary]
         for table in self.scores:
             parts += [f"## {table.title}", table.markdown(), " ".join(table.notes)]

@@ -144,7 +144,7 @@ def hardware_table(runs: Sequence[Run]) -> Table:
 
 
 def short_revision(run: Run) -> str:
-    """Returns the first ten digits of the git revision, with a suffix if there were local changes."""
+    """Returns the first ten digits of the git revision, and a suffix if files were changed."""
     first, dash, changes = (run.revision or "").partition("-")
     return first[:10] + dash + changes
 

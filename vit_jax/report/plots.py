@@ -112,7 +112,7 @@ def _add_through(request: PlotRequest, groups: Groups) -> None:
 
 
 def _summaries(request: PlotRequest, groups: Groups) -> dict[str, Series]:
-    """Returns the points of every panel; if there are several, a panel with their mean comes first."""
+    """Returns the points of every panel; with several panels, one with their mean comes first."""
     keys = sorted(groups, key=lambda key: [natural(part) for part in key])
     panels: dict[str, Series] = {key[0]: {} for key in keys}
     for panel, series, x in keys:

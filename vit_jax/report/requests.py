@@ -66,7 +66,7 @@ class CurvesRequest(Section):
 
 
 class ReportRequest(Section):
-    """A whole report. Fields that are None come from the sweep file or are chosen to fit the runs."""
+    """A whole report. None: as the sweep file says, or else chosen to fit the runs."""
 
     title: str | None = option(None)
     """Title of the page."""

@@ -268,7 +268,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _may_be_running(attempt: dict[str, Any]) -> bool:
-    """Whether a job's process is alive. On another machine it cannot be checked and is assumed to be."""
+    """Whether a job's process is alive. One on another machine is assumed to be alive."""
     if attempt.get("host") != platform.node():
         return True
     try:

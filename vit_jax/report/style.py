@@ -1,8 +1,8 @@
 """The look of every picture: colours, markers, fonts and files.
 
 A series has the same colour in every picture of a report. Each colour has a contrast of at least
-2.9 with its background, and any two are distinguishable under simulated protanopia, deuteranopia and
-tritanopia (Machado et al., 2009). Markers differ as well.
+2.9 with its background, and any two are distinguishable under simulated protanopia,
+deuteranopia and tritanopia (Machado et al., 2009). Markers differ as well.
 """
 
 import html
