@@ -109,7 +109,7 @@ def test_tuned_the_choice_is_on_held_out_examples_and_test_is_reported(plan):
     search = [name for name in jobs if name.startswith("search/pretrain/1_percent/")]
     assert len(search) == 12 + 12 + 6  # A ResNet has no dropout.
     final = jobs["final/pretrain/1_percent/ViT-Micro-4/seed0"]
-    assert final.undecided
+    assert final.awaits_selection
     assert jobs["transfer/1_percent/ViT-Micro-4/seed0"].needs == (final.name,)
 
 

@@ -46,7 +46,7 @@ def test_there_are_seven_experiments_with_results():
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_are_byte_for_byte_the_committed_ones(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "draw", lambda *_: None)
-    monkeypatch.setattr(content, "draw_sheet", lambda *_: None)
+    monkeypatch.setattr(content, "draw_learning_curves", lambda *_: None)
     monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
     page = make_report(folders(name), tmp_path / name, name)
     committed = EXPERIMENTS / name

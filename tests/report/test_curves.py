@@ -9,7 +9,13 @@ from report.fake_runs import write as put
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.report.curves import _drawn_score, curves_data, draw_curves, draw_sheet, main_score
+from vit_jax.report.curves import (
+    _drawn_score,
+    curves_data,
+    draw_curves,
+    draw_learning_curves,
+    main_score,
+)
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run, read_runs
@@ -32,7 +38,7 @@ ROWS = [
 def sheets(folder, **request):
     """Returns the data and the figure of every picture of a request."""
     data = curves_data(CurvesRequest(**request), run_frame(read_runs([folder]).runs))
-    return [(one, draw_sheet(one, Palette())) for one in data]
+    return [(one, draw_learning_curves(one, Palette())) for one in data]
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):

@@ -6,7 +6,7 @@ from report.fake_runs import config, result, write
 from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.frame import run_frame
-from vit_jax.report.labels import JOIN, number_text
+from vit_jax.report.labels import JOIN, format_metric
 from vit_jax.report.plots import draw, plot_data
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
@@ -148,9 +148,9 @@ def test_vtab_gets_a_panel_for_each_group(tmp_path):
 
 
 def test_vtab_is_recognised_beside_other_datasets_if_all_19_tasks_are_there():
-    groups = vtab.grouped([*VTAB, "pets", "cifar100"])
+    groups = vtab.group_tasks([*VTAB, "pets", "cifar100"])
     assert groups["VTAB (19)"] == VTAB
-    assert vtab.grouped(VTAB[1:]) == {}
+    assert vtab.group_tasks(VTAB[1:]) == {}
 
 
 def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
@@ -277,7 +277,7 @@ def test_an_inlined_picture_uses_the_colours_of_the_page(tmp_path):
 
 
 def test_numbers_have_the_decimals_of_their_metric():
-    assert number_text(0.88551, "eval/test/accuracy_top1") == "88.55"
-    assert number_text(0.98765, "eval/test/roc_auc") == "0.9877"
-    assert number_text(0.3, "train/loss", like=12.5) == "0.30"
-    assert number_text(1437.0, "train_examples") == "1437.0"
+    assert format_metric(0.88551, "eval/test/accuracy_top1") == "88.55"
+    assert format_metric(0.98765, "eval/test/roc_auc") == "0.9877"
+    assert format_metric(0.3, "train/loss", like=12.5) == "0.30"
+    assert format_metric(1437.0, "train_examples") == "1437.0"

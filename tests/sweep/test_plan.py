@@ -91,9 +91,9 @@ def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
     laid = plan(Selection("x", candidates, "eval/dev/loss", mode="min", seeds=[1],
                           final_overrides={**TEST, "train_epochs": 2.0}))  # fmt: skip
-    laid.decide("x", {"chosen": "search/x/seed=9"})
+    laid.apply_choice("x", {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
-    assert job.undecided is False
+    assert job.awaits_selection is False
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
     assert job.config.evaluation.splits == {"test": "test"}

@@ -17,7 +17,7 @@ from vit_jax.sweep.job_folder import (
 )
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import Scheduler
-from vit_jax.sweep.selection import choose
+from vit_jax.sweep.selection import select_best
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import summary
@@ -265,20 +265,20 @@ def scored(*values):
 
 
 def test_the_first_of_the_best_is_selected_and_all_scores_are_recorded():
-    made = choose(selection(), scored(0.5, 0.7, 0.7, 0.6))
+    made = select_best(selection(), scored(0.5, 0.7, 0.7, 0.6))
     assert (made["chosen"], made["score"], made["split"]) == ("job1", 0.7, "dev")
     assert made["candidates"] == [["job0", 0.5], ["job1", 0.7], ["job2", 0.7], ["job3", 0.6]]
-    assert choose(selection(mode="min"), scored(0.5, 0.2, 0.2))["chosen"] == "job1"
+    assert select_best(selection(mode="min"), scored(0.5, 0.2, 0.2))["chosen"] == "job1"
 
 
 def test_failed_and_diverged_candidates_are_never_selected():
-    made = choose(selection(mode="min"), scored(None, float("nan"), 0.9))
+    made = select_best(selection(mode="min"), scored(None, float("nan"), 0.9))
     assert made["chosen"] == "job2"
     assert made["candidates"] == [["job0", None], ["job1", None], ["job2", 0.9]]
     with pytest.raises(SweepError, match=f"no candidate has a finite '{METRIC}'"):
-        choose(selection(), scored(None, float("inf")))
+        select_best(selection(), scored(None, float("inf")))
     with pytest.raises(SweepError, match="did you mean 'eval/dev/accuracy_top5'"):
-        choose(selection(), [("a", {"eval/dev/accuracy_top5": 1.0})])
+        select_best(selection(), [("a", {"eval/dev/accuracy_top5": 1.0})])
 
 
 @pytest.mark.parametrize(

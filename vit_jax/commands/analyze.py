@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
@@ -61,19 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
     group.add_argument("--split", help="default: test, or the split that the run evaluates on")
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
-    group.add_argument("--num_images", type=positive, default=128, help="images at most (128)")
+    group.add_argument("--num_images", type=positive_int, default=128, help="images at most (128)")
     group.add_argument(
-        "--num_pictures", type=positive, default=8, help="images in pictures, e.g. of rollout (8)"
+        "--num_pictures",
+        type=positive_int,
+        default=8,
+        help="images in pictures, e.g. of rollout (8)",
     )
     group.add_argument(
-        "--num_gradients", type=positive, default=16, help="images for receptive_field (16)"
+        "--num_gradients", type=positive_int, default=16, help="images for receptive_field (16)"
     )
     group.add_argument(
         "--crop",
         choices=("central", "resize"),
         help="crop the central square, or squash the image; default: as in the weights' evaluation",
     )
-    parser.add_argument("--batch_size", type=positive, default=16, help="images at a time (16)")
+    parser.add_argument("--batch_size", type=positive_int, default=16, help="images at a time (16)")
     parser.add_argument(
         "--untrained", action="store_true", help="analyse the architecture with initial values"
     )

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vit_jax.commands.arguments import output_file, positive, seconds, whole
+from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_seconds
 from vit_jax.config.file import load_config, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -27,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="recipe whose data section to measure")
     parser.add_argument("--source", help="dataset or path; replaces the recipe's")
     parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
-    parser.add_argument("--image_size", type=positive, default=None)
+    parser.add_argument("--image_size", type=positive_int, default=None)
     parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
-    parser.add_argument("--seconds", type=seconds, default=4.0, help="per measurement (4)")
-    parser.add_argument("--rounds", type=positive, default=3, help="interleaved (3)")
-    parser.add_argument("--processes", type=whole, default=None, help="reader processes; 0: none")
+    parser.add_argument("--seconds", type=positive_seconds, default=4.0, help="per measurement (4)")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="interleaved (3)")
+    parser.add_argument(
+        "--processes", type=non_negative_int, default=None, help="reader processes; 0: none"
+    )
     parser.add_argument("--compare", default="none", choices=["none", "tf.data"])
     parser.add_argument(
         "--model", default=None, help="also measure this model on this device and compare"

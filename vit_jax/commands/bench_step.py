@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-from vit_jax.commands.arguments import output_file, positive
+from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch_size",
         default=32,
-        type=lambda text: text if text == "auto" else positive(text),
+        type=lambda text: text if text == "auto" else positive_int(text),
         help="global, or auto: the fastest that fits",
     )
-    parser.add_argument("--image_size", type=positive, default=224)
+    parser.add_argument("--image_size", type=positive_int, default=224)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="alternating rounds; the table shows medians"
+        "--rounds", type=positive_int, default=5, help="alternating rounds; the table shows medians"
     )
-    parser.add_argument("--steps", type=positive, default=2, help="steps per round")
+    parser.add_argument("--steps", type=positive_int, default=2, help="steps per round")
     parser.add_argument(
         "--compare", default="transformers,timm", help=f"none, or some of {', '.join(COMPARISONS)}"
     )

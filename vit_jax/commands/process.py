@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.commands.arguments import seconds
+from vit_jax.commands.arguments import positive_seconds
 from vit_jax.schema import Section
 
 # Keys that may differ between hosts: where the data is, and how fast it is read.
@@ -32,11 +32,11 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--process_id", type=int, metavar="K", help="number of this process, from 0")
     group.add_argument(
-        "--start_timeout_s", type=seconds, default=300, metavar="S",
+        "--start_timeout_s", type=positive_seconds, default=300, metavar="S",
         help="time limit for all processes to connect (%(default)g)",
     )  # fmt: skip
     group.add_argument(
-        "--peer_timeout_s", type=seconds, default=60, metavar="S",
+        "--peer_timeout_s", type=positive_seconds, default=60, metavar="S",
         help="time after which a process without heartbeat is considered lost (%(default)g)",
     )  # fmt: skip
 

@@ -23,11 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, only_launcher
+from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{' or '.join(EXECUTORS)}; {_PRINT}: only print the commands (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--at_once", type=positive, metavar="N",
+        "--at_once", type=positive_int, metavar="N",
         help="most jobs at the same time; local jobs (1) share the machine's devices",
     )  # fmt: skip
     parser.add_argument(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "remove it, or change the executor",
         )
     plan = Plan(read_sweep(args.sweep), args.workdir.expanduser().absolute())
-    with only_launcher(plan.folder):
+    with launcher_lock(plan.folder):
         if args.executor == _PRINT:
             return _print_commands(plan)
         return _launch(plan, args, {**plan.sweep.slurm, **_parse_options(overrides)})
@@ -107,14 +107,14 @@ def _print_commands(plan: Plan) -> int:
     status = SweepStatus(plan, lambda line: print(f"# {line}"))
     status.write_sweep(executor=_PRINT, started=time.time())
     for job in plan.jobs.values():
-        if job.undecided or status.jobs[job.name].state == "finished":
+        if job.awaits_selection or status.jobs[job.name].state == "finished":
             continue
         status.write_record(job)
         needs = [need for need in job.needs if status.jobs[need].state != "finished"]
         print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
         print(shlex.join(job.command(python="python")))
     for name, selection in plan.selections.items():
-        undecided = sum(plan.jobs[final].undecided for final in selection.final_names)
+        undecided = sum(plan.jobs[final].awaits_selection for final in selection.final_names)
         if undecided:
             print(
                 f"# {undecided} final runs of {name!r}: run this command again when the"

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import suggest
-from vit_jax.report.curves import curves_data, draw_sheet
+from vit_jax.report.curves import curves_data, draw_learning_curves
 from vit_jax.report.frame import run_frame
 from vit_jax.report.overview import (
     all_runs_table,
@@ -106,7 +106,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     """
     asked = _with_sweeps(found, request)
     frame, missing, palette = run_frame(found.runs), missing_table(found), Palette()
-    reported = suggest.reported(frame)
+    reported = suggest.exclude_candidates(frame)
     # Everything is computed before anything is drawn, so a wrong name leaves no files behind.
     made: dict[str, list[Any]] = {}
     for kind, suggested, make in (
@@ -128,7 +128,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
             plots.append(Picture(data.request.heading, f"plot-{i}", svg, data.notes))
     curves = []
     for i, data in enumerate((sheet for sheets in made["curves"] for sheet in sheets), 1):
-        svg = save(draw_sheet(data, palette), folder / f"curves-{i}")
+        svg = save(draw_learning_curves(data, palette), folder / f"curves-{i}")
         curves.append(Picture(data.title, f"curves-{i}", svg, [data.note]))
     states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
     states["finished"] = sum(run.finished for run in found.runs)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.report.labels import legend_title, lower_first, natural, short_number, title_of
+from vit_jax.report.labels import legend_title, lower_first, natural_key, short_number, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run
 from vit_jax.report.style import DPI, Palette, add_legend, new_figure, plot_style
@@ -106,7 +106,7 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
     Raises:
         ConfigError: no run has such a column, or the value in `where`.
     """
-    from vit_jax.report.frame import check_columns, select, texts
+    from vit_jax.report.frame import check_columns, select, text_column
 
     for option, name in (("series", request.series), ("panel", request.panel)):
         # If no run has a model or dataset, all share one panel or colour.
@@ -114,11 +114,11 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
         check_columns(frame, **{option: "+".join(given)})
     frame = select(frame, request.where)
     rows: dict[str, list[tuple[Run, str]]] = defaultdict(list)
-    columns = texts(frame, request.panel), texts(frame, request.series)
+    columns = text_column(frame, request.panel), text_column(frame, request.series)
     for run, panel, series in zip(frame.index, *columns, strict=True):
         if any("train/loss" in row for row in run.metrics):
             rows[panel].append((run, series))
-    names, title = sorted(rows, key=natural), request.title or "Runs"
+    names, title = sorted(rows, key=natural_key), request.title or "Runs"
     parts = [names[i : i + _MAX_ROWS] for i in range(0, len(names), _MAX_ROWS)]
     return [
         CurvesData(
@@ -129,7 +129,7 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
     ]  # fmt: skip
 
 
-def draw_sheet(data: CurvesData, palette: Palette) -> Any:
+def draw_learning_curves(data: CurvesData, palette: Palette) -> Any:
     """Returns a matplotlib figure with training loss and main score against steps."""
     palette.add(data.series, [name for members in data.rows.values() for _, name in members])
     scores = [_drawn_score([run for run, _ in members]) for members in data.rows.values()]
@@ -158,7 +158,7 @@ def draw_sheet(data: CurvesData, palette: Palette) -> Any:
         for panel in axes[-1]:
             if panel.figure is not None:
                 panel.set_xlabel("step")
-        names = sorted(handles, key=natural)
+        names = sorted(handles, key=natural_key)
         add_legend(figure, [handles[name] for name in names], names, legend_title(data.series))
     return figure
 
@@ -178,7 +178,7 @@ def _drawn_score(runs: Sequence[Run]) -> str | None:
     counts = [Counter(name for row in run.metrics for name in row) for run in runs]
     repeated = {name for count in counts for name, times in count.items() if times > 1}
     few_shot = [n for n in repeated if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
-    return main_score(repeated) or min(few_shot, key=natural, default=None)
+    return main_score(repeated) or min(few_shot, key=natural_key, default=None)
 
 
 def _draw_run(panel: Any, run: Run, metric: str, scale: float, **style: Any) -> Any:

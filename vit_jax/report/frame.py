@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, UserError, first_few, nearest
-from vit_jax.report.labels import family, is_number, join, natural, show
+from vit_jax.report.labels import family, format_value, is_number, join, natural_key
 from vit_jax.report.runs import Run
 
 # Label of a sweep -> the config key that gives it for runs without labels.
@@ -112,7 +112,7 @@ def observations(frame: pd.DataFrame, pattern: str) -> pd.DataFrame:
         figures = run.figures if run.finished else {}
         if run.finished and pattern in row and pattern not in figures:
             figures = {pattern: row[pattern]} if is_number(row[pattern]) else {}
-        for name in sorted(figures, key=natural):
+        for name in sorted(figures, key=natural_key):
             if match := compiled.fullmatch(name):
                 words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
                 rows.append({**row, **words, METRIC: name, VALUE: float(figures[name])})
@@ -129,9 +129,9 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series:
     return pd.Series(joined, index=frame.index, dtype=object)
 
 
-def texts(frame: pd.DataFrame, name: str) -> pd.Series:
+def text_column(frame: pd.DataFrame, name: str) -> pd.Series:
     """Returns a column, or several joined columns, as text."""
-    return column(frame, name).map(show)
+    return column(frame, name).map(format_value)
 
 
 def group_by(frame: pd.DataFrame, keys: Sequence[pd.Series]) -> dict[tuple[Any, ...], pd.DataFrame]:
@@ -147,11 +147,11 @@ def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     """
     for name, wanted in where.items():
         check_columns(frame, where=name)
-        found = texts(frame, name)
+        found = text_column(frame, name)
         if len(frame) and wanted not in set(found):
             raise ConfigError(
                 f"where.{name}={wanted}: no remaining run has it",
-                f"one of {first_few(sorted(set(found), key=natural), 8)}",
+                f"one of {first_few(sorted(set(found), key=natural_key), 8)}",
                 f"did you mean {nearest(wanted, set(found))!r}?",
             )
         frame = frame[found == wanted]
@@ -214,7 +214,7 @@ def differing_within(groups: Iterable[pd.DataFrame]) -> list[str]:
     found = set()
     for runs in ([*group.index] for group in groups):
         labels = {name for run in runs for name in run.labels} - {"seed"}
-        found |= {n for n in labels if len({show(run.labels.get(n)) for run in runs}) > 1}
+        found |= {n for n in labels if len({format_value(run.labels.get(n)) for run in runs}) > 1}
         found |= {*differing_settings(runs)}
     return sorted(found)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.labels import is_number, natural
+from vit_jax.report.labels import is_number, natural_key
 from vit_jax.run.metrics import read_metrics
 
 # A folder with config.json and at least one of these is a run folder.
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, path: Path, name: str = ""):
         self.path, self.problems = path, []
-        self.config = flat(self._read("config.json"))
+        self.config = flatten(self._read("config.json"))
         self.environment = self._read("env.json")
         self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
         self.result = self._read("result.json")
@@ -188,19 +188,19 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
     for run in runs.values():
         _link_ancestors(run, runs)
-    return Runs(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
+    return Runs(sorted(runs.values(), key=lambda run: natural_key(run.name)), sweeps, roots)
 
 
-def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a nested dict with dotted keys; an empty dict counts as a value.
 
-    >>> flat({"a": {"b": 1, "c": {}}, "d": [2]})
+    >>> flatten({"a": {"b": 1, "c": {}}, "d": [2]})
     {'a.b': 1, 'a.c': {}, 'd': [2]}
     """
     found = {}
     for key, value in mapping.items():
         nested = isinstance(value, dict) and value
-        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vit_jax.report.labels import JOIN, natural
+from vit_jax.report.labels import JOIN, natural_key
 
 # (on white, on the dark background of the HTML page)
 COLOURS = (
@@ -65,7 +65,7 @@ class Palette:
         first, joined, rest = column.partition("+")
         known = self._members.setdefault(first, [])
         parts = [member.partition(JOIN) if joined else (member, "", "") for member in members]
-        known.extend(m for m in sorted({p[0] for p in parts}, key=natural) if m not in known)
+        known.extend(m for m in sorted({p[0] for p in parts}, key=natural_key) if m not in known)
         if joined:
             self.add(rest, [part[2] for part in parts])
 

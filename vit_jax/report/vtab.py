@@ -30,7 +30,7 @@ GROUPS = {
 }  # fmt: skip
 
 
-def grouped(datasets: Iterable[str]) -> dict[str, list[str]]:
+def group_tasks(datasets: Iterable[str]) -> dict[str, list[str]]:
     """Returns the datasets of each group, and of all groups as ALL; {} unless all 19 are there."""
     names = list(datasets)
     # If there is a vtab_pets, "pets" is the whole dataset, not the VTAB task.

@@ -104,7 +104,7 @@ def write_attempt(folder: Path, attempt: Attempt) -> None:
     write_sweep_json(folder / ".sweep" / "attempt.json", dataclasses.asdict(attempt))
 
 
-def forget_failure(folder: Path) -> None:
+def clear_failure(folder: Path) -> None:
     """Records a failed job as stopped, so that it is started again."""
     attempt = read_attempt(folder)
     if attempt is not None and attempt.why_failed is not None:
@@ -145,24 +145,24 @@ def last_log_lines(folder: Path, count: int = 12) -> list[str]:
     if not path.is_file():
         logs = (folder / ".sweep" / "submitit").glob("*_log.err")
         path = max(logs, key=lambda log: log.stat().st_mtime, default=path)
-    return [line for line in _end_of(path, 4096) if line.strip()][-count:]
+    return [line for line in _tail(path, 4096) if line.strip()][-count:]
 
 
 def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
     """Returns the last logged step, the number of steps if known, and the latest accuracies."""
     step, scores = 0, {}
-    for line in _end_of(folder / "metrics.jsonl", 50_000):
+    for line in _tail(folder / "metrics.jsonl", 50_000):
         try:
             row = json.loads(line)
         except ValueError:  # Cut off.
             continue
         step = int(row.get("step", step))
         scores |= {key: value for key, value in row.items() if key.endswith("accuracy_top1")}
-    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", "\n".join(_end_of(log_file(folder), 4096)))
+    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", "\n".join(_tail(log_file(folder), 4096)))
     return step, int(totals[-1].replace(",", "")) if totals else None, scores
 
 
-def _end_of(path: Path, size: int) -> list[str]:
+def _tail(path: Path, size: int) -> list[str]:
     """Returns the lines in the last bytes of a text file; none if there is no such file."""
     try:
         with path.open("rb") as file:

@@ -26,7 +26,7 @@ from vit_jax.sweep.job_folder import (
 )
 
 # A launcher that checks the lock holds it briefly, so wait this long for it.
-_SECONDS_FOR_LOCK = 5.0
+_LOCK_TIMEOUT_S = 5.0
 
 
 class JobProcess:
@@ -61,7 +61,7 @@ class JobProcess:
         if rank:  # Only the first of several tasks writes attempt.json.
             return self._run(self.folder / f"log-{rank}.txt", record=False)
         try:
-            with locked(job_lock(self.folder), _SECONDS_FOR_LOCK):
+            with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
                 if (self.folder / "result.json").exists():
                     return 0
                 if self._stopping or is_run_alive(self.folder):
@@ -136,7 +136,7 @@ class JobProcess:
 
 
 def _wait(pid: int) -> None:
-    """Waits until a child ends, without reaping it, because a signal handler may wait for it too."""
+    """Waits until a child ends but does not reap it: a signal handler may wait for it too."""
     if hasattr(os, "waitid"):  # Missing on macOS, where submitit sends no SIGUSR2.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -39,12 +39,12 @@ class PlannedJob:
     choice: dict[str, Any] | None = None
 
     @property
-    def undecided(self) -> bool:
+    def awaits_selection(self) -> bool:
         """Whether its settings depend on a selection that has not been made yet."""
-        return self.is_repeat and self.choice is None
+        return self.is_final_run and self.choice is None
 
     @property
-    def is_repeat(self) -> bool:
+    def is_final_run(self) -> bool:
         """Whether it repeats the selected candidate of a selection."""
         return self.job.selection is not None and self.job.stage == "final"
 
@@ -121,7 +121,7 @@ class Plan:
                 [job.config for job in firsts if job.config],
             )
 
-    def decide(self, name: str, choice: dict[str, Any]) -> None:
+    def apply_choice(self, name: str, choice: dict[str, Any]) -> None:
         """Sets the final runs of a selection to the settings of the selected candidate.
 
         Args:

@@ -13,7 +13,7 @@ from vit_jax.files import locked
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,
-    forget_failure,
+    clear_failure,
     read_attempt,
     read_progress,
     write_attempt,
@@ -27,7 +27,7 @@ _SECONDS_BETWEEN_STOPS = 2.0
 
 
 @contextlib.contextmanager
-def only_launcher(folder: Path) -> Iterator[None]:
+def launcher_lock(folder: Path) -> Iterator[None]:
     """Holds the lock of a sweep's folder inside this context.
 
     Raises:
@@ -86,7 +86,7 @@ class Scheduler:
         """
         if retry_failed:
             for job in self.plan.jobs.values():
-                forget_failure(job.folder)
+                clear_failure(job.folder)
         stopping, asked_at = False, float("-inf")
         self._update()
         while True:
@@ -113,14 +113,14 @@ class Scheduler:
         open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
         running = self.executor.running(open_jobs)
         for name in sorted(self._running - running.keys()):
-            self._judge(self.plan.jobs[name])
+            self._decide_restart(self.plan.jobs[name])
         for name in running.keys() - self._running:
             self.status.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
         self.status.update(running)
         self.show(self.status)
 
-    def _judge(self, job: PlannedJob) -> None:
+    def _decide_restart(self, job: PlannedJob) -> None:
         """Decides whether a job that has ended without a result is started again."""
         attempt = read_attempt(job.folder)
         if job.result.exists() or self.stop() or (attempt and attempt.why_failed):

@@ -92,7 +92,7 @@ def _check_not_reported(where: str, name: str, selected_on: str, final: Config) 
         )
 
 
-def choose(
+def select_best(
     selection: Selection, results: Sequence[tuple[str, Mapping[str, Any] | None]]
 ) -> dict[str, Any]:
     """Returns the choice in the format of job.json.
@@ -105,7 +105,8 @@ def choose(
         SweepError: no candidate has a finite score.
 
     >>> losses = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
-    >>> choose(losses, [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})])["chosen"]
+    >>> results = [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})]
+    >>> select_best(losses, results)["chosen"]
     'b'
     """
     metric = selection.metric

@@ -35,10 +35,10 @@ _SHARED_OPTIONS = (
 # Four hours: jobs resume after the time limit, and short jobs wait less in the queue.
 DEFAULTS: dict[str, Any] = {"timeout_min": 240, "stderr_to_stdout": True}
 # How often submitit requeues a job that reaches its time limit.
-_MOST_TIMEOUTS = 1000
+_MAX_TIMEOUTS = 1000
 _COMMAND_TIMEOUT_S = 60
-_SECONDS_TO_APPEAR = 30.0  # after sbatch, until squeue lists the job
-_SECONDS_TO_SEE = 20.0  # until files written by a compute node are visible here
+_APPEAR_TIMEOUT_S = 30.0  # after sbatch, until squeue lists the job
+_VISIBLE_TIMEOUT_S = 20.0  # until files written by a compute node are visible here
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED",
            "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT")  # fmt: skip
 _RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STOPPED", "RESIZING")
@@ -97,10 +97,10 @@ class SlurmExecutor(Executor):
             ) from None
         self._ids[job.name] = submitted.job_id
         # squeue may not list it yet.
-        self._seen[job.name] = time.monotonic() + _SECONDS_TO_APPEAR - _SECONDS_TO_SEE
+        self._seen[job.name] = time.monotonic() + _APPEAR_TIMEOUT_S - _VISIBLE_TIMEOUT_S
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
-        """Returns the jobs in the queue, and those that left it too recently to trust their files."""
+        """Returns jobs in the queue, or that left it so recently that files may be outdated."""
         self._read_queue()
         found: dict[str, JobState] = {}
         now = time.monotonic()
@@ -109,7 +109,7 @@ class SlurmExecutor(Executor):
                 self._ids[job.name], state = self._queue[self._queue_name(job)]
                 self._seen[job.name] = now
                 found[job.name] = "running" if state in _RUNNING else "queued"
-            elif now - self._seen.get(job.name, float("-inf")) < _SECONDS_TO_SEE:
+            elif now - self._seen.get(job.name, float("-inf")) < _VISIBLE_TIMEOUT_S:
                 attempt = read_attempt(job.folder)
                 own = attempt is not None and attempt.id == self._ids.get(job.name)
                 if not job.result.exists() and not (own and attempt and attempt.ended):
@@ -137,7 +137,7 @@ class SlurmExecutor(Executor):
 
     def _build_executor(self, folder: Path) -> submitit.AutoExecutor:
         executor = submitit.AutoExecutor(
-            folder, cluster="slurm", slurm_max_num_timeout=_MOST_TIMEOUTS
+            folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS
         )
         given = {k if k in _SHARED_OPTIONS else f"slurm_{k}": v for k, v in self.options.items()}
         executor.update_parameters(**given)

@@ -15,7 +15,7 @@ from vit_jax.sweep.job_folder import (
     write_sweep_json,
 )
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.selection import choose
+from vit_jax.sweep.selection import select_best
 
 # In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
 # to finish first; "blocked": a job that it needs has failed.
@@ -145,13 +145,13 @@ class SweepStatus:
         """Marks a job as waiting or blocked if the jobs that it needs are not finished."""
         job, needs = status.job, [self.jobs[name] for name in status.job.needs]
         unmet = [other for other in needs if other.state != "finished"]
-        if job.job.selection is not None and job.is_repeat:
+        if job.job.selection is not None and job.is_final_run:
             selection = self.plan.selections[job.job.selection]
             skip = selection.on_failed == "skip"
             unmet = [
                 other for other in unmet
                 if other.job.name not in selection.candidate_jobs
-                or (job.undecided and not (skip and _is_lost(other)))
+                or (job.awaits_selection and not (skip and _is_lost(other)))
             ]  # fmt: skip
         lost = [repr(other.job.name) for other in unmet if _is_lost(other)]
         if lost:
@@ -159,7 +159,7 @@ class SweepStatus:
         elif unmet:
             names = first_few([other.job.name for other in unmet], 1)
             status.state, status.note = "waiting", f"needs {names}"
-        elif job.undecided:
+        elif job.awaits_selection:
             status.state, status.note = "waiting", "needs the selection"
 
     def _decide(self, name: str) -> bool:
@@ -169,17 +169,17 @@ class SweepStatus:
         skip = selection.on_failed == "skip"
         finals = [self.plan.jobs[final] for final in selection.final_names]
         if (
-            not any(job.undecided and job.name not in self._failures for job in finals)
+            not any(job.awaits_selection and job.name not in self._failures for job in finals)
             or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates)
         ):  # fmt: skip
             return False
         try:
-            choice = choose(selection, [(c.job.name, c.result) for c in candidates])
+            choice = select_best(selection, [(c.job.name, c.result) for c in candidates])
         except SweepError as error:
             self._failures |= dict.fromkeys(selection.final_names, str(error))
             self.say(str(error))
             return True
-        self.plan.decide(name, choice)
+        self.plan.apply_choice(name, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
         self.say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
         for final in selection.final_names:
@@ -211,7 +211,7 @@ def _check_same_sweep(plan: Plan) -> None:
 
 
 def _check_unchanged(job: PlannedJob) -> None:
-    changes = None if job.undecided else changed_settings(job)
+    changes = None if job.awaits_selection else changed_settings(job)
     if changes is not None:
         state = "is finished" if job.result.exists() else "was started"
         raise SweepError(
