@@ -61,7 +61,7 @@ def test_arrays_config_step_and_revision_are_printed_without_the_arrays(workdir,
 
 
 @pytest.mark.parametrize(("below", "step"), [("", 20), ("checkpoints", 20), ("checkpoints/10", 10)])
-def test_a_path_is_a_run_its_checkpoints_or_one_step(workdir, below, step, capsys):
+def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step, capsys):
     assert main(["checkpoint", "inspect", str(workdir / below), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == step
@@ -100,7 +100,7 @@ def test_no_device_is_opened(workdir, tmp_path):
         ("cut", "{here}/cut/7/about/metadata is damaged: Expecting value"),
     ],
 )
-def test_a_path_without_a_checkpoint_is_one_line(workdir, path, got, capsys):
+def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, capsys):
     here = workdir.parent
     (here / "other" / "7").mkdir(parents=True, exist_ok=True)
     (here / "cut" / "7" / "about").mkdir(parents=True, exist_ok=True)
@@ -115,6 +115,6 @@ def test_a_path_without_a_checkpoint_is_one_line(workdir, path, got, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["show", "x"], ["inspect", "x", "--bad"]])
-def test_wrong_arguments_are_one_line(arguments, capsys):
+def test_wrong_arguments_are_one_line_errors(arguments, capsys):
     assert main(["checkpoint", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1

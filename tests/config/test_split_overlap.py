@@ -21,7 +21,7 @@ def places(split):
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(SPLITS, 2)))
-def test_overlap_agrees_with_the_indices_of_the_examples(one, other):
+def test_overlap_equals_that_of_the_example_indices(one, other):
     found = shares(one, other)
     assert found == shares(other, one)
     if found is None:  # Percent against examples.
@@ -42,5 +42,5 @@ def test_overlap_agrees_with_the_indices_of_the_examples(one, other):
         ("vtab_test", "test[50%:]", None),
     ],
 )
-def test_presets_of_vtab(one, other, said):
+def test_presets_of_vtab_overlap_as_expected(one, other, said):
     assert shares(one, other) is said

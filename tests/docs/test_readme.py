@@ -36,7 +36,7 @@ def run(command, folder, **kwargs):
     )
 
 
-def test_the_first_two_blocks_are_one_line_each():
+def test_install_and_train_and_test_take_one_line_each():
     install_and_train, install_and_test = blocks("bash")[:2]
     assert len(install_and_train.strip().splitlines()) == 1
     assert "-r requirements.txt" in install_and_train

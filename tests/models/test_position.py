@@ -19,7 +19,7 @@ def test_sincos_by_hand():
     np.testing.assert_allclose(table[0, 0], [0, 0, 1, 1, 0, 0, 1, 1])
 
 
-def test_learned_2d_joins_its_column_and_its_row():
+def test_learned_2d_concatenates_column_and_row():
     module = build_table(Table("learned_2d", (2, 3), 4, False, 0), rngs=nnx.Rngs(0))
     table = module(6)
     assert table.shape == (1, 6, 4)
@@ -36,14 +36,14 @@ def test_registers_and_padding_have_no_position_and_a_class_token_has_one_in_one
     np.testing.assert_array_equal(got[0, [1, 2, 5]], np.zeros((3, 4)))
 
 
-def test_without_a_class_token_a_table_has_patches_alone():
+def test_without_a_class_token_a_table_has_only_patches():
     module = build_table(Table("learned_1d", (1, 2), 4, False, 1), rngs=nnx.Rngs(0))
     assert module.table.shape == (1, 2, 4)
     np.testing.assert_array_equal(module(3)[0, 1:], module.table[0])
     np.testing.assert_array_equal(module(3)[0, 0], np.zeros(4))
 
 
-def test_a_class_token_has_no_place_in_a_grid():
+def test_a_class_token_has_no_position_in_a_grid():
     module = build_table(Table("learned_2d", (2, 1), 4, True, 1), rngs=nnx.Rngs(0))
     assert (module.by_row.shape, module.by_column.shape) == ((2, 2), (1, 2))
     np.testing.assert_array_equal(module(4)[0, :2], np.zeros((2, 4)))
@@ -54,7 +54,7 @@ def test_a_class_token_has_no_place_in_a_grid():
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))
 
 
-def test_every_block_has_a_table_of_its_own_and_a_shared_one_is_one():
+def test_every_block_has_its_own_table_unless_it_is_shared():
     shapes = {}
     for placement in ("stem", "every_layer", "shared"):
         model = random_model("ViT-Ti/8", depth=3, position_placement=placement)
@@ -115,7 +115,7 @@ def test_rope_angles_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_rotate_keeps_the_type(dtype):
+def test_rotate_keeps_the_dtype(dtype):
     tables = tuple(jnp.asarray(a) for a in rope_2d((2, 2), 4, num_prefix=0))
     x = jax.random.normal(jax.random.key(0), (1, 4, 1, 4), dtype)
     assert rotate(x, tables).dtype == dtype

@@ -52,5 +52,5 @@ def test_kernels_cast_before_the_loop_give_the_same_gradients_at_half_the_size(m
         ("gpu", "none", True, "none"),
     ],
 )
-def test_a_scanned_stack_on_a_tpu_never_keeps_everything(platform, remat, scan, expected):
+def test_a_scanned_stack_on_a_tpu_does_not_keep_all_intermediates(platform, remat, scan, expected):
     assert stacking.remat_on(platform, remat, scan=scan) == expected

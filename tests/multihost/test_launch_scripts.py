@@ -52,7 +52,7 @@ def test_a_dry_run_prints_the_one_command(script, arguments, told):
         assert text in printed
 
 
-def test_a_server_shares_its_gpus_out(tmp_path):
+def test_processes_on_a_gpu_server_get_equal_shares_of_its_gpus(tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i:; done\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
@@ -62,7 +62,7 @@ def test_a_server_shares_its_gpus_out(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_the_scripts_are_clean():
+def test_shellcheck_accepts_the_scripts():
     done = subprocess.run(["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -74,7 +74,7 @@ def cluster():
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_requeues_goes_on_and_ends(cluster, tmp_path, digits_dir):
+def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_dir):
     """Two nodes, a process each, train the quickstart's model; a requeue comes in the middle."""
     workdir = tmp_path / "run"
     short = [

@@ -29,7 +29,7 @@ def detect(*arguments, environ, **keywords):
         return launch.detect(*arguments, **keywords)
 
 
-def test_without_a_cluster_a_process_is_alone():
+def test_without_a_cluster_there_is_a_single_process():
     assert detect(environ={}) is None
     assert detect(num_processes=1, environ={}) is None
     assert detect("none", environ=SLURM) is None

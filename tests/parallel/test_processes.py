@@ -23,7 +23,7 @@ def facts(**code):
     return {"host": "a", "config": {"seed": 0, "optimizer.learning_rate": 0.1}, "code": code}
 
 
-def test_processes_with_equal_facts_start():
+def test_processes_with_equal_config_and_code_start():
     processes._check_facts([facts(), facts()])
 
 

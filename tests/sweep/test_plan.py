@@ -62,7 +62,7 @@ def test_a_job_as_a_command_line():
     ]  # fmt: skip
 
 
-def test_other_commands_take_the_folder_of_a_run_as_an_argument():
+def test_other_commands_take_the_folder_of_another_job_as_an_argument():
     jobs = plan(
         Job(TINY, name="a"),
         Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
@@ -83,7 +83,7 @@ def test_jobs_come_after_the_jobs_that_they_need():
     jobs = plan(*entries).jobs
     assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
     assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
-    assert jobs["final/x/seed0"].undecided
+    assert jobs["final/x/seed0"].awaits_selection
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
@@ -142,7 +142,7 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "names no split"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
+def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, told):
     jobs = [Job(*entry) if isinstance(entry, tuple) else entry for entry in entries]
     with pytest.raises((SweepError, ConfigError)) as caught:
         plan(*jobs)
@@ -170,7 +170,7 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Job(TINY, name="../a"), "is named '../a'"),
     ],
 )
-def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
+def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, told):
     with pytest.raises(SweepError) as caught:
         make()
     assert told in str(caught.value)
@@ -200,7 +200,7 @@ def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
         ),
     ],
 )
-def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
+def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, told):
     path = tmp_path / "s.py"
     path.write_text(text)
     assert main(["sweep", f"--sweep={path}", f"--workdir={tmp_path / 'w'}"]) == 2
@@ -313,7 +313,7 @@ OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
         ({"seed": 5}, "none", None),
     ],
 )
-def test_settings_that_change_the_result_may_not_change(tmp_path, changes, keys, told):
+def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys, told):
     settings = {"data.name": "digits", "seed": 0}
     begun = plan(Job(TINY, settings, name="a"), folder=tmp_path).jobs["a"]
     changed = plan(Job(TINY, {**settings, **changes}, name="a"), folder=tmp_path).jobs["a"]
@@ -328,7 +328,7 @@ def test_settings_that_change_the_result_may_not_change(tmp_path, changes, keys,
     assert changed_settings(changed) == told
 
 
-def test_an_edited_config_file_is_a_changed_setting(tmp_path):
+def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
         "import runpy\n\n\ndef get_config():\n"
@@ -355,7 +355,9 @@ def test_an_edited_config_file_is_a_changed_setting(tmp_path):
         (["--config.seed=1"], "unknown argument '--config.seed=1'"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_one_line(tmp_path, capsys, monkeypatch, sweep_file, extra, told):
+def test_wrong_arguments_are_one_line_errors(
+    tmp_path, capsys, monkeypatch, sweep_file, extra, told
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
