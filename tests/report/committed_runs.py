@@ -29,7 +29,8 @@ def rebuild(name, folder):
         rows = list(csv.DictReader(file))
     for row in rows:
         _write_run(row, folder, _candidates(row, rows))
-    sweep = runpy.run_path(str(EXPERIMENTS / name / "sweep.py"))
+    file = next(f for f in ("sweep.py", "run.py") if (EXPERIMENTS / name / f).exists())
+    sweep = runpy.run_path(str(EXPERIMENTS / name / file))
     report = sweep["get_report"]("") if "get_report" in sweep else sweep["REPORT"]
     (folder / "sweep.json").write_text(json.dumps({"report": report, "jobs": []}))
     return folder

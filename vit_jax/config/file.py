@@ -49,16 +49,28 @@ def load_config(
             raise ConfigError(
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
-        value = parse_override(Config, key, text, mapping)
-        if key == "model.name":
-            mapping["model"] = _options_for(value, mapping.get("model"))
-        set_key(mapping, key, value)
+        set_overrides(mapping, {key: parse_override(Config, key, text, mapping)})
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config
     found = auto_model(config)
     mapping["model"] = {**found, **mapping["model"], "name": found["name"]}
     return Config.from_mapping(mapping)
+
+
+def set_overrides(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Sets keys of a config file's content.
+
+    `model.name` is set first. It drops the options of the file that the new model's family lacks.
+
+    Args:
+        mapping: content of the file, changed in place.
+        overrides: dotted key -> value.
+    """
+    for key in sorted(overrides, key=lambda key: key != "model.name"):
+        if key == "model.name":
+            mapping["model"] = _options_for(overrides[key], mapping.get("model"))
+        set_key(mapping, key, overrides[key])
 
 
 def _options_for(name: str, section: Any) -> dict[str, Any]:
