@@ -17,7 +17,7 @@ from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 
 # command: what `--help` says of it.
 COMMANDS = {
-    "train": "train a model, or go on training in a run folder",
+    "train": "train a model, or resume a run",
     "sweep": "run many jobs, here or on a cluster, and choose among them",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",

@@ -4,8 +4,8 @@
     python -m vit_jax fewshot B_16.npz --dataset=cifar100 --data_dir=DATA --l2=1024
     python -m vit_jax fewshot runs/b16 --dataset=PHOTOS --shots=1,5 --method=least_squares,knn
 
-CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its averaged weights if
-it has them), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file, and may be
+CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its moving average if
+it has one), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file, and may be
 repeated. All other settings are keys of the config's fewshot section: --config=FILE reads them from
 a recipe, --config.fewshot.KEY=VALUE sets one.
 

@@ -26,7 +26,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--normalization",
         choices=tuple(NORMALIZATIONS),
-        help="normalisation of images that the weights expect, if no config.json says it",
+        help="image normalisation that the weights expect, if no config.json has it",
     )
     add(
         "--position_resize",

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Silences log lines of models, such as the attention kernel, between the rows."""
+    """Silences log lines, such as the choice of the attention kernel, while the table is made."""
     logger = logging.getLogger("vit_jax")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -149,7 +149,7 @@ def _choose(
         except ConfigError as error:
             if args.names:
                 raise error.under("model") from None
-            left_out.append(name)  # Of a family without one of the options.
+            left_out.append(name)  # The model's family lacks one of the options.
             continue
         wanted = args.image_size or default_image_size(name)
         chosen.append((options, fitting_image_size(options, wanted)))

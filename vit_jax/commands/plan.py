@@ -200,7 +200,7 @@ def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
 
 @contextlib.contextmanager
 def _quiet() -> "Iterator[None]":
-    """Disables log messages of models, and the compilation cache, which would hide compile time."""
+    """Disables model log messages, and the compilation cache, which would hide the compile time."""
     import jax
 
     logger = logging.getLogger("vit_jax")

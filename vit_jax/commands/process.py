@@ -8,7 +8,7 @@ from typing import Any
 from vit_jax.commands.arguments import positive_seconds
 from vit_jax.schema import Section
 
-# Keys that may differ between hosts: where the data is, and how fast it is read.
+# Keys that may differ between hosts: the path of the data, and how it is read.
 _HOST_KEYS = (
     "data.data_dir",
     "data.num_threads",
@@ -24,9 +24,11 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several processes")
     group.add_argument(
         "--cluster", choices=_CLUSTERS, default="auto",
-        help="what started the processes; none: this process is alone",
+        help="cluster that started the processes; none: a single process",
     )  # fmt: skip
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address on which process 0 listens"
+    )
     group.add_argument(
         "--num_processes", type=int, metavar="N", help="number of processes of the run"
     )

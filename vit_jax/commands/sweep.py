@@ -8,7 +8,7 @@
 FILE.py defines get_sweep(), which returns or yields (config, overrides) pairs, Job and Selection;
 see `vit_jax.sweep`. Every job has a run folder below FOLDER/jobs. Run the same command again to
 resume; finished jobs are not run again. Ctrl-C stops the jobs, which save first, and exits with
-code 75. If the launcher is killed, its jobs go on, and the next launcher finds them.
+code 75. If the launcher is killed, its jobs keep running, and the next launcher finds them.
 
 --slurm.KEY=VALUE sets an option of submitit, such as --slurm.gpus_per_node=8 or
 --slurm.timeout_min=240. Jobs that reach the time limit or are preempted resume from a checkpoint.
@@ -33,7 +33,7 @@ from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
 
-# Prefix of options that go to the cluster.
+# Prefix of the options of the cluster.
 OVERRIDES = "--slurm."
 _PRINT = "commands"
 _ENDS = {
@@ -55,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at_once", type=positive_int, metavar="N",
         help="most jobs at the same time; local jobs (1) share the machine's devices",
     )  # fmt: skip
-    parser.add_argument(
-        "--retry_failed", action="store_true", help="run jobs that failed before again"
-    )
+    parser.add_argument("--retry_failed", action="store_true", help="run failed jobs again")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
