@@ -35,9 +35,9 @@ _SHARPNESS = 100.0
 class OffsetAttention(nnx.Module):
     """Attention whose logits are one learned number per head and offset.
 
-    `RelativeBias` of vit_jax multiplies the query by a vector for each offset. It can represent such
-    numbers by the bias of the query. Here they are parameters, so the learned kernel can be
-    plotted, also on a torus.
+    `RelativeBias` of vit_jax multiplies the query by a vector for each offset. The query's bias lets
+    it represent such numbers. Here they are parameters, so the learned kernel can be plotted, also
+    on a torus.
 
     Args:
         grid: rows and columns of tokens on a torus.
