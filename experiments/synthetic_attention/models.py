@@ -35,7 +35,7 @@ _SHARPNESS = 100.0
 class OffsetAttention(nnx.Module):
     """Attention whose logits are one learned number per head and offset.
 
-    `RelativeBias` of vit_jax multiplies the query by a vector for each offset. The query's bias lets
+    In `RelativeBias` of vit_jax, the query is multiplied by a vector for each offset; its bias lets
     it represent such numbers. Here they are parameters, so the learned kernel can be plotted, also
     on a torus.
 

@@ -18,7 +18,7 @@ DATA = {"step": 20, "seed": 3, "examples_seen": 640, "dataset": "digits"}
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run folder with checkpoints of two steps, of which only what is JSON is left."""
+    """A run folder with checkpoints of two steps that have only JSON files, no arrays."""
     folder = tmp_path_factory.mktemp("runs") / "one"
     params = {
         "head": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)},
@@ -76,7 +76,7 @@ def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step,
 
 
 def test_no_device_is_opened(workdir, tmp_path):
-    """JAX's backend, even that of the CPU, is not started: another process may hold the devices."""
+    """No JAX backend is started, not even the CPU's: another process may hold the devices."""
     program = tmp_path / "inspect_only.py"
     program.write_text(
         "import os, sys; from vit_jax.__main__ import main\n"

@@ -38,9 +38,9 @@ def test_a_bad_file_is_listed_with_its_reason(tmp_path, content, reason):
     photos = write_folder(tmp_path / "p")
     (photos / "bee" / "bad.png").write_bytes(content)
     report = check_folder(photos)
-    ((name, told),) = report.bad
+    ((name, message),) = report.bad
     assert name == "bee/bad.png"
-    assert told.startswith(reason)
+    assert message.startswith(reason)
     assert report.per_class.tolist() == [10, 6, 4]
     assert len(report.sizes) == len(report.num_bytes) == 20
 

@@ -85,8 +85,8 @@ def test_reading_keeps_the_order_and_equals_reading_one_by_one():
     indices = [14, 0, 9, 0, 4, 5]
     assert source.read(indices) == [source[i] for i in indices]
     # Of b's ten positions, 5 to 14, the last is its example 9 % 3.
-    told = ["b 0", "a 0", "b 1", "a 0", "a 4", "b 0"]
-    assert [e.image.decode() for e in source.read(indices)] == told
+    message = ["b 0", "a 0", "b 1", "a 0", "a 4", "b 0"]
+    assert [e.image.decode() for e in source.read(indices)] == message
     assert source[14].id == "b: 0"
 
 

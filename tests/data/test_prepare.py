@@ -68,10 +68,10 @@ def test_the_metadata_has_the_checksums_of_the_shards_and_they_enter_the_fingerp
 ):
     packed = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
     lines = (packed.path / "checksums.sha256").read_text().splitlines()
-    told = dict(reversed(line.split("  ")) for line in lines)
+    message = dict(reversed(line.split("  ")) for line in lines)
     shards = {p.name: p for p in packed.path.glob("*.array_record-*")}
-    assert told == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in shards.items()}
-    # As many images of the same classes: only the checksums tell.
+    assert message == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in shards.items()}
+    # The same number of images per class: only the checksums differ.
     before = TfdsSource("photos", "train", str(tmp_path / "data")).fingerprint
     (photos / "ant" / "000.png").write_bytes(encoded(200))
     prepare(photos, tmp_path / "other", shard_mb=TINY_SHARDS)
@@ -307,8 +307,8 @@ def opened(image: bytes) -> Image.Image:
     ("kind", "kept_as"), [("JPEG", "JPEG"), ("PNG", "PNG"), ("BMP", "PNG"), ("WEBP", "JPEG")]
 )
 def test_a_larger_image_is_shrunk_to_the_short_side(size, result, kind, kept_as):
-    image, told = fit_image(encoded(90, size, kind), 10)
-    assert told == opened(image).format == kept_as
+    image, message = fit_image(encoded(90, size, kind), 10)
+    assert message == opened(image).format == kept_as
     assert opened(image).size == result
     assert abs(number_of(image) - 90) <= 3
 

@@ -151,8 +151,8 @@ def test_the_manifest_lists_the_examples(digits_dir):
     assert (
         hashlib.sha256(np.array(taken, "<u8").tobytes()).hexdigest() == (manifest["indices_sha256"])
     )
-    told = np.bincount([e.label for e in subset.read(range(len(subset)))])
-    assert told.tolist() == manifest["examples_per_class"]
+    message = np.bincount([e.label for e in subset.read(range(len(subset)))])
+    assert message.tolist() == manifest["examples_per_class"]
     assert {k: manifest[k] for k in ("dataset", "rule", "seed", "examples", "of")} == {
         "dataset": "digits/1.0.0 train", "rule": {"fraction": 0.1}, "seed": 0, "examples": 144,
         "of": 1437,

@@ -47,7 +47,7 @@ def test_install_and_train_and_test_take_one_line_each():
 
 
 def put_stand_ins(folder):
-    """Writes the files that the README's examples open; the weights are those of a small ViT."""
+    """Writes the files that the README's examples open. The weights belong to a small ViT."""
     described = json.loads((ROOT / "tests/golden/vit_ti16_224.json").read_text())
     np.savez(folder / "B_16.npz", **golden.weights(described["shapes"]))
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)

@@ -62,7 +62,7 @@ def test_a_diverging_run_stops_names_the_step_and_keeps_the_last_good_checkpoint
 
 
 class _Digits(tfds.core.GeneratorBasedBuilder):
-    """40 images, of which the third is truncated."""
+    """40 images; the third is truncated."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = "cut_off"

@@ -33,7 +33,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """27 dark images of one class, 9 bright ones of the other, and half as many for testing."""
+    """27 dark images of one class and 9 bright ones of another; half that number for testing."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for split, times in (("train", 3), ("test", 1)):

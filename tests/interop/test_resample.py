@@ -261,7 +261,7 @@ def test_a_resampled_kernel_on_larger_patches_gives_the_same_embedding(old, new)
 
 
 def test_a_smaller_kernel_is_the_least_squares_optimum():
-    """Its errors on all patches are orthogonal to what any change of it could do."""
+    """Its errors on all patches are orthogonal to every change of the kernel."""
     kernel = random(8, 8, 3, 2)
     found = resample_kernel(kernel, 4).reshape(16, -1).astype(np.float64)
     basis = np.eye(64, dtype=np.float32).reshape(64, 8, 8, 1).repeat(3, axis=3)

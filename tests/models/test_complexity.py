@@ -40,7 +40,7 @@ def test_costs_equal_the_formulas(grid, prefix, d):
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("grid", "prefix"), [((3, 4), 1), ((5, 2), 0)])
 def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
-    """From powers of the dependency matrix; a recurrence's is that of one cell after another."""
+    """Paths are computed from powers of the dependency matrix, for a recurrence cell by cell."""
     layer = kind(4, 2, grid, prefix)
     graphdef, state = nnx.split(layer.build(nnx.Rngs(0)))
     params = nnx.to_pure_dict(state)

@@ -231,7 +231,7 @@ def test_models_have_the_published_parameter_counts(name):
 
 @pytest.mark.parametrize(("name", "millions"), [("B/16", 86), ("L/32", 307), ("H/14", 632)])
 def test_counts_without_the_head_round_to_the_papers_millions(name, millions):
-    """Table 1 says 307M for L: that is L/32; L/16 has 304.4M, its patch embedding being smaller."""
+    """307M for L in Table 1 is L/32. L/16 has 304.4M, because its patch embedding is smaller."""
     width = {"B/16": 768, "L/32": 1024, "H/14": 1280}[name]
     counted = count(f"ViT-{name}", representation_size=width) - 1000 * (width + 1)
     assert round(counted / 1e6) == millions

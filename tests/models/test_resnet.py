@@ -150,7 +150,7 @@ def test_group_norm_of_bfloat16_is_computed_in_float32():
 
 
 def test_a_new_version_1_unit_returns_its_input():
-    """Its last scale starts at zero; one of version 2 does something from the start."""
+    """Its last scale starts at zero; a unit of version 2 changes its input from the start."""
     x = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (1, 4, 4, 32)), jnp.float32)
 
     def call(unit, style, x):

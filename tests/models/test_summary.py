@@ -140,7 +140,7 @@ def residuals(config, image_size, batch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("remat", "tolerance"), [("none", 0.1), ("dots", 0.1), ("full", 0)])
 def test_a_compiled_step_needs_the_computed_memory_per_block(remat, tolerance):
-    """What twice the depth adds a further image, so that what is needed for a moment cancels."""
+    """The memory per image that doubling the depth adds, so that temporary arrays cancel."""
     measured, temporary = {}, {}
     for depth in (4, 8):
         config = model_options(**{**TINY, "depth": depth, "remat": remat})

@@ -127,7 +127,7 @@ def find_parameters(mesh: Any) -> dict[str, Any]:
 
 
 def find_initial_values(one: Any, eight: Any) -> dict[str, Any]:
-    """Returns how a kernel of a new state is cut, and how the states of two meshes differ."""
+    """Returns how a kernel of a new state is sharded, and how the states of two meshes differ."""
     import jax
     import numpy as np
 

@@ -35,7 +35,7 @@ def test_every_script_is_in_the_readme():
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "told"),
+    ("script", "arguments", "message"),
     [
         ("slurm_per_node.sh", [], ["#SBATCH --ntasks-per-node=1", "srun --kill-on-bad-exit=0"]),
         ("slurm_per_gpu.sh", [], ["#SBATCH --ntasks-per-node=8", "srun --kill-on-bad-exit=0"]),
@@ -44,11 +44,11 @@ def test_every_script_is_in_the_readme():
         ("xpk.sh", ["train"], ["xpk workload create --workload=", "--num-slices=2"]),
     ],
 )
-def test_a_dry_run_prints_the_one_command(script, arguments, told):
+def test_a_dry_run_prints_the_one_command(script, arguments, message):
     settings = {"CONFIG": "c.py:x", "WORKDIR": "/w", "ARGUMENTS": "--config.seed=1", "NAME": "NAME"}
     printed = dry(script, *arguments, **settings)
     assert "-m vit_jax train --config=c.py:x --workdir=/w --config.seed=1" in printed
-    for text in told:
+    for text in message:
         assert text in printed
 
 
@@ -98,8 +98,8 @@ def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_
     def wait_for(condition):
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
-            told = log.read_text() if log.exists() else ""
-            assert time.monotonic() < deadline, (cluster.job(job), told)
+            message = log.read_text() if log.exists() else ""
+            assert time.monotonic() < deadline, (cluster.job(job), message)
             time.sleep(0.2)
 
     def steps():
@@ -108,13 +108,13 @@ def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_
     wait_for(lambda: steps() and steps()[-1] >= 5)
     cluster.call("scontrol", "requeue", str(job))
     wait_for(lambda: cluster.job(job)["JobState"] in ("COMPLETED", "FAILED"))
-    told = log.read_text()
-    assert cluster.job(job)["JobState"] == "COMPLETED", told
+    message = log.read_text()
+    assert cluster.job(job)["JobState"] == "COMPLETED", message
     assert cluster.job(job)["Restarts"] == "1"
-    saved = int(re.findall(r"stopped and saved at step (\d+)", told)[0])
+    saved = int(re.findall(r"stopped and saved at step (\d+)", message)[0])
     assert 5 <= saved < 150
-    assert f"resuming from step {saved}" in told
-    assert told.count("2 processes, 2 devices (started by slurm)") == 2
+    assert f"resuming from step {saved}" in message
+    assert message.count("2 processes, 2 devices (started by slurm)") == 2
     trained = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")
                if "train/loss" in row]  # fmt: skip
     assert trained == list(range(1, 151))

@@ -133,5 +133,5 @@ def test_a_killed_process_is_named(run, victim, code, line, seconds):
     assert time.monotonic() - killed < seconds
     assert codes[victim] == -signal.SIGKILL
     assert codes[1 - victim] == code
-    (told,) = [row for row in lines[1 - victim] if row.startswith("error: ")]
-    assert told.startswith(line.format(host=os.uname().nodename))
+    (message,) = [row for row in lines[1 - victim] if row.startswith("error: ")]
+    assert message.startswith(line.format(host=os.uname().nodename))

@@ -54,7 +54,7 @@ def values_per_device(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> int
 
 
 def cut(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, str]:
-    """Name -> axes of the parameters that are cut, "." for a dimension that is not."""
+    """Name -> mesh axes of each sharded parameter; "." marks a dimension that is not sharded."""
     specs = {name: s.spec for name, (_, s) in parameters.items()}
     return {
         name: " ".join(axis or "." for axis in spec) for name, spec in specs.items() if any(spec)
@@ -91,7 +91,7 @@ def test_parameters_of_a_family_have_their_golden_shardings(found, golden, name)
 
 
 def test_only_kernels_are_sharded_over_fsdp_and_all_that_divide_are(found):
-    """Of models that are not for 32-pixel images that is every one."""
+    """Only models for 32-pixel images have kernels that fsdp does not divide."""
     for name, presets in found.items():
         sizes = {n: math.prod(shape) for n, (shape, _) in presets["replicated"].items()}
         assert values_per_device(presets["replicated"]) == sum(sizes.values())

@@ -51,7 +51,7 @@ def test_a_picture_with_three_panels_is_drawn(tmp_path):
 
 
 def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
-    """As in Figure 9 of the paper: a pretraining on data of which no part is held out."""
+    """As in Figure 9 of the paper: pretraining without held-out data."""
     for i, name in enumerate(("a", "b")):
         shots = [
             {"step": s, "time": s, "fewshot/pets/5_shot/accuracy_top1": 0.1 * (s + i),

@@ -217,7 +217,7 @@ WRONG = {
     ("--plot", "y=eval/test/loss"): "no 'x'",
     ("--table", "metric=eval/test/loss,where.model=ViT"): "did you mean 'ViT-Mini/4'?",
     ("--into", "no_such_page.md"): "is not a file",
-    ("--config.seed=1", "--title=x"): "no config",
+    ("--config.seed=1", "--title=x"): "no --config arguments",
 }
 
 

@@ -116,7 +116,7 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ([(TINY, {"optimizer.lerning_rate": 1.0})], "unknown config key 'optimizer.lerning_rate'"),
         ([(TINY, {"seed": "one"})], "job 'tiny': 'seed' is 'one'"),
@@ -142,11 +142,11 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "names no split"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, told):
+def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, message):
     jobs = [Job(*entry) if isinstance(entry, tuple) else entry for entry in entries]
     with pytest.raises((SweepError, ConfigError)) as caught:
         plan(*jobs)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_choose_on_test_allows_a_test_metric():
@@ -155,7 +155,7 @@ def test_choose_on_test_allows_a_test_metric():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Selection("x", [], "eval/dev/loss"), "selection 'x' has no candidates"),
         (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "the seeds [1, 1]"),
@@ -170,14 +170,14 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Job(TINY, name="../a"), "is named '../a'"),
     ],
 )
-def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, told):
+def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
     with pytest.raises(SweepError) as caught:
         make()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x = 1", "has no get_sweep"),
         ("def get_sweep():\n    return []", "returned no jobs"),
@@ -200,14 +200,14 @@ def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, told):
         ),
     ],
 )
-def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, told):
+def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, message):
     path = tmp_path / "s.py"
     path.write_text(text)
     assert main(["sweep", f"--sweep={path}", f"--workdir={tmp_path / 'w'}"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert told in line
+    assert message in line
     assert not (tmp_path / "w").exists()
 
 
@@ -303,7 +303,7 @@ OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
 
 
 @pytest.mark.parametrize(
-    ("changes", "keys", "told"),
+    ("changes", "keys", "message"),
     [
         ({}, "all", None),
         ({"seed": 5}, "all", "seed: 0 before, 5 now"),
@@ -313,7 +313,7 @@ OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
         ({"seed": 5}, "none", None),
     ],
 )
-def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys, told):
+def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys, message):
     settings = {"data.name": "digits", "seed": 0}
     begun = plan(Job(TINY, settings, name="a"), folder=tmp_path).jobs["a"]
     changed = plan(Job(TINY, {**settings, **changes}, name="a"), folder=tmp_path).jobs["a"]
@@ -325,7 +325,7 @@ def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys
         (begun.folder / "job.json").write_text(json.dumps(record))
     assert changed_settings(changed) is None  # It has not begun.
     (begun.folder / "metrics.jsonl").touch()
-    assert changed_settings(changed) == told
+    assert changed_settings(changed) == message
 
 
 def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
@@ -344,7 +344,7 @@ def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "message"),
     [
         (["--executor=slrm"], "unknown executor 'slrm'; expected one of local, slurm, commands; "
                               "did you mean 'slurm'?"),
@@ -356,9 +356,9 @@ def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_one_line_errors(
-    tmp_path, capsys, monkeypatch, sweep_file, extra, told
+    tmp_path, capsys, monkeypatch, sweep_file, extra, message
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
-    assert told in err[0]
+    assert message in err[0]
