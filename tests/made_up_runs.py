@@ -5,6 +5,8 @@ import math
 import sys
 from pathlib import Path
 
+import jax
+
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import read_sweep
@@ -40,7 +42,9 @@ def figures(config):
         exaflops = 1.0
     else:
         side = config.data.image_size
-        macs = forward_macs(config.model, num_classes=10, image_size=(side, side))
+        # jax.nn.dot_product_attention promotes bfloat16 to float32, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            macs = forward_macs(config.model, num_classes=10, image_size=(side, side))
         exaflops = training_flops(macs) * (config.train_examples or 2e9) / 1e18
     score = 0.5 + 0.03 * math.log10(1 + 1e8 * exaflops) + 0.01 * config.seed
     made = {"step": 10, "wall_time_s": 5.0, "train_exaflops": exaflops, "examples_seen": 640,

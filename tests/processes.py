@@ -1,4 +1,4 @@
-"""Commands as processes of their own, as a user starts them, but without the time of the imports.
+"""Runs commands in separate processes, as a user does, but without the time of the imports.
 
     process = start_command("-m", "vit_jax", "train", ...)      # has pid, poll, wait, send_signal
     done = run_command("-m", "vit_jax", "train", ...)           # has returncode, stdout, stderr

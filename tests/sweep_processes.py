@@ -32,11 +32,11 @@ def finish(process):
     return process.returncode, out
 
 
-def wait_for(condition, told=lambda: ""):
+def wait_for(condition, message=lambda: ""):
     """Polls until the condition holds."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, message()
         time.sleep(0.05)
 
 

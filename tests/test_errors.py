@@ -6,13 +6,13 @@ from vit_jax import errors
 from vit_jax.errors import ConfigError, DataError, UserError, nearest
 
 
-def test_message_is_got_expected_mend():
+def test_a_message_has_got_expected_and_fix():
     error = UserError("a tap", "a tub", "turn the handle")
     assert str(error) == "a tap; expected a tub; turn the handle"
     assert (error.got, error.expected, error.fix) == ("a tap", "a tub", "turn the handle")
 
 
-def test_message_is_one_line_whatever_the_parts_hold():
+def test_a_message_is_one_line_even_if_its_parts_have_newlines():
     error = ConfigError("two\nlines", "one\t\tline", "join\r\n  them")
     assert str(error) == "two lines; expected one line; join them"
 
@@ -45,5 +45,5 @@ def test_pickle_keeps_the_kind_and_the_parts():
         ("x", [], ""),
     ],
 )
-def test_nearest_ignores_case_and_always_answers(name, names, expected):
+def test_nearest_ignores_case_and_always_returns_a_name(name, names, expected):
     assert nearest(name, names) == expected

@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_the_old_content(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_json_that_is_written_can_be_read(tmp_path):
+def test_written_json_can_be_read(tmp_path):
     write_json(tmp_path / "a.json", {"a": [1, None]})
     assert (tmp_path / "a.json").read_text() == '{\n  "a": [\n    1,\n    null\n  ]\n}\n'
     assert read_json(tmp_path / "a.json") == {"a": [1, None]}
@@ -63,7 +63,7 @@ def test_json_that_is_written_can_be_read(tmp_path):
         (b"[]", "{} holds a list; expected a JSON object; check the path"),
     ],
 )
-def test_a_json_file_that_cannot_be_used_is_one_line(content, got, tmp_path):
+def test_an_unusable_json_file_is_a_one_line_error(content, got, tmp_path):
     path = tmp_path / "a.json"
     if content is not None:
         path.write_bytes(content)
@@ -74,7 +74,7 @@ def test_a_json_file_that_cannot_be_used_is_one_line(content, got, tmp_path):
         read_json(path, error=CheckpointError, fix="use another step")
 
 
-def test_a_folder_in_place_of_a_json_file_is_one_line(tmp_path):
+def test_a_folder_in_place_of_a_json_file_is_a_one_line_error(tmp_path):
     with pytest.raises(FileError, match=r"cannot read .*: Is a directory"):
         read_json(tmp_path)
 

@@ -23,7 +23,7 @@ def run(code: str) -> str:
     ).stdout
 
 
-def test_importing_the_package_imports_nothing_heavy():
+def test_importing_the_package_imports_no_heavy_modules():
     loaded = json.loads(run("import json, sys, vit_jax; print(json.dumps(list(sys.modules)))"))
     assert "vit_jax" in loaded
     assert [name for name in _HEAVY if name in loaded] == []
@@ -47,7 +47,7 @@ def test_the_models_need_neither_tensorflow_nor_torch_nor_matplotlib():
     )
 
 
-def test_every_public_name_is_there_and_listed():
+def test_every_public_name_exists_and_is_listed():
     for name in vit_jax.__all__:
         assert getattr(vit_jax, name) is not None
     assert dir(vit_jax) == sorted(vit_jax.__all__)

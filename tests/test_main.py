@@ -53,7 +53,7 @@ def fail(capsys, arguments) -> str:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--debug"]])
-def test_help_lists_every_command_and_is_no_error(capsys, arguments):
+def test_help_lists_every_command_and_exits_with_0(capsys, arguments):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     for name, text in COMMANDS.items():
@@ -107,23 +107,23 @@ def test_a_missing_argument_is_named(capsys):
         ("--config.init_from=/nowhere/at/all", "/nowhere/at/all does not exist"),
     ],
 )
-def test_a_wrong_config_is_one_line(capsys, train, extra, part):
+def test_a_wrong_config_is_a_one_line_error(capsys, train, extra, part):
     assert part in fail(capsys, [*train, extra])
 
 
-def test_a_missing_config_file_is_one_line(capsys, tmp_path):
+def test_a_missing_config_file_is_a_one_line_error(capsys, tmp_path):
     line = fail(capsys, ["train", "--config=gone.py", f"--workdir={tmp_path}"])
     expected = "a Python file with get_config()"
     assert line == f"no config file at gone.py; expected {expected}; check --config"
 
 
-def test_a_run_folder_that_cannot_be_is_one_line(capsys, train, tmp_path):
+def test_an_impossible_run_folder_is_a_one_line_error(capsys, train, tmp_path):
     (tmp_path / "file").write_text("")
     line = fail(capsys, [*train[:2], f"--workdir={tmp_path / 'file' / 'run'}"])
     assert line.startswith(f"cannot write to run folder {tmp_path / 'file' / 'run'}: ")
 
 
-def test_evaluating_a_folder_without_a_run_is_one_line(capsys, tmp_path):
+def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):
     assert fail(capsys, ["eval", f"--workdir={tmp_path}"]).startswith(f"no run in {tmp_path}; ")
 
 
@@ -142,14 +142,14 @@ def raising(error):
     return run
 
 
-def test_any_user_error_of_a_command_is_one_line(capsys, monkeypatch, train):
+def test_any_user_error_of_a_command_is_printed_in_one_line(capsys, monkeypatch, train):
     error = DivergenceError("train/loss is nan at step 7", "a finite number", "lower it")
     monkeypatch.setattr(train_command, "run", raising(error))
     assert fail(capsys, train) == str(error)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
-def test_a_full_or_unwritable_disk_is_one_line_wherever_it_is_met(
+def test_a_full_or_unwritable_disk_is_a_one_line_error_everywhere(
     capsys, monkeypatch, train, number
 ):
     monkeypatch.setattr(train_command, "run", raising(OSError(number, os.strerror(number), "/x")))
@@ -157,7 +157,7 @@ def test_a_full_or_unwritable_disk_is_one_line_wherever_it_is_met(
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), ValueError("y"), OSError(errno.EIO, "io")])
-def test_a_bug_is_not_dressed_up_as_a_user_error(monkeypatch, train, error):
+def test_a_bug_is_not_reported_as_a_user_error(monkeypatch, train, error):
     monkeypatch.setattr(train_command, "run", raising(error))
     with pytest.raises(type(error)):
         main(train)

@@ -36,7 +36,7 @@ def program(tmp_path):
     return path
 
 
-def test_a_forked_command_is_what_python_would_have_started(program, tmp_path):
+def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path):
     env = {
         "FORK_TEST": "a b", "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3",
@@ -56,7 +56,7 @@ def test_a_forked_command_is_what_python_would_have_started(program, tmp_path):
     assert json.loads(run_command(program).stdout)["devices"] == 1
 
 
-def test_signals_go_to_the_child_and_its_end_is_told(program):
+def test_signals_reach_the_child_and_its_exit_is_reported(program):
     waiting = start_command(program, "wait")
     while not waiting.printed()[1]:
         assert waiting.poll() is None

@@ -88,7 +88,7 @@ def load(name, arg):
     return load_config(f"{CONFIGS / name}{':' if arg else ''}{arg}", WEIGHTS.get(name, []))
 
 
-def test_every_recipe_is_listed_here():
+def test_every_recipe_is_tested():
     assert {p.name for p in CONFIGS.glob("*.py")} == set(RECIPES)
 
 
@@ -157,13 +157,13 @@ def test_recipes_follow_table_3(arg, name, representation_size, learning_rate, e
 @pytest.mark.parametrize(
     ("name", "arg"), [("pretrain.py", "imagenet2012,L/16"), ("cifar10.py", "gpu")]
 )
-def test_train_steps_makes_any_recipe_short(name, arg):
+def test_train_steps_shortens_any_recipe(name, arg):
     config = load_config(f"{CONFIGS / name}:{arg}", ["train_steps=20"])
     assert (config.train_steps, config.train_epochs) == (20, None)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_docstring_gives_command_source_score_hardware_and_data(name):
+def test_every_docstring_has_command_source_score_hardware_and_data(name):
     text = ast.get_docstring(ast.parse((CONFIGS / name).read_text()))
     for word in ("Command:", "Follows:", "Expected:", "Hardware:", "Data:"):
         assert f"\n{word}" in text, word

@@ -13,7 +13,7 @@ def _bits(key: jax.Array) -> tuple[int, ...]:
     return tuple(jax.random.key_data(key).tolist())
 
 
-def test_name_id_is_the_crc32_of_the_name():
+def test_a_stream_name_is_hashed_by_crc32():
     # The check value that the definition of CRC-32 gives for these nine digits.
     assert name_id("123456789") == 0xCBF43926
 
@@ -28,18 +28,18 @@ def test_host_streams_differ_by_seed_name_and_step(one, other):
     assert generator(*one).integers(2**62) != generator(*other).integers(2**62)
 
 
-def test_a_stream_is_the_same_each_time_it_is_asked_for():
+def test_a_stream_is_reproducible():
     assert _bits(stream(3, "init")) == _bits(stream(3, "init", 0))
     first, second = (generator(3, "augment", 7).random(4) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_traced_step_gives_the_stream_of_the_same_number():
+def test_a_traced_step_gives_the_same_stream_as_an_integer():
     traced = jax.jit(lambda step: jax.random.key_data(stream(5, "dropout", step)))(11)
     assert tuple(traced.tolist()) == _bits(stream(5, "dropout", 11))
 
 
-def test_seeds_and_steps_at_their_ends_are_streams_of_their_own():
+def test_extreme_seeds_and_steps_give_different_streams():
     ends = [generator(2**32 - 1, "augment", 2**62), generator(2**32 - 1, "augment", 0)]
     ends += [generator(0, "augment", 2**62), generator(2**32 - 1, "flip", 0)]
     assert len({g.integers(2**62) for g in ends}) == 4
@@ -47,12 +47,12 @@ def test_seeds_and_steps_at_their_ends_are_streams_of_their_own():
 
 
 # Golden: a change here changes every run that is resumed or repeated.
-def test_golden_device_streams():
+def test_device_streams_equal_the_golden_ones():
     assert _bits(stream(0, "init")) == (517294207, 118925294)
     assert _bits(stream(42, "dropout", 1000)) == (2900164665, 466112962)
 
 
-def test_golden_host_stream():
+def test_the_host_stream_equals_the_golden_one():
     assert generator(0, "augment", 0).integers(1000, size=4).tolist() == [752, 271, 303, 421]
     assert generator(42, "augment", 1000).integers(1000, size=4).tolist() == [46, 546, 998, 733]
 

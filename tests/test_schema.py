@@ -68,7 +68,7 @@ def test_a_section_is_frozen():
         ({"spare": {"raduis": 1.0}}, "spare.raduis", "spare.radius"),
     ],
 )
-def test_unknown_key_is_named_in_full_with_the_nearest(mapping, key, hint):
+def test_the_error_for_an_unknown_key_names_the_whole_key_and_the_nearest(mapping, key, hint):
     with pytest.raises(ConfigError) as caught:
         make(**mapping)
     assert caught.value.got == f"unknown config key '{key}'"
@@ -81,7 +81,7 @@ def test_unknown_key_lists_the_valid_ones():
     assert caught.value.expected == "one of colour, radius, spokes"
 
 
-def test_missing_key_says_its_type_and_how_to_set_it():
+def test_the_error_for_a_missing_key_gives_its_type_and_how_to_set_it():
     with pytest.raises(ConfigError) as caught:
         Bicycle.from_mapping({})
     assert caught.value.got == "no 'name' in the config"
@@ -135,7 +135,7 @@ def test_nan_and_infinity_are_no_numbers(value):
     ("key", "allowed", "refused"),
     [("radius", [1e-9, 1, 1.0], [0, -1.0, 1.001]), ("spokes", [3, 99], [2, 100, 10**400])],
 )
-def test_range_ends_are_allowed_or_refused_as_declared(key, allowed, refused):
+def test_the_ends_of_a_range_are_included_or_excluded_as_declared(key, allowed, refused):
     for value in allowed:
         assert getattr(make(wheel={key: value}).wheel, key) == value
     for value in refused:
@@ -144,7 +144,7 @@ def test_range_ends_are_allowed_or_refused_as_declared(key, allowed, refused):
         assert caught.value.got.startswith(f"'wheel.{key}' is {value!r}")
 
 
-def test_range_message_says_both_ends():
+def test_the_range_error_gives_both_ends():
     with pytest.raises(ConfigError) as caught:
         make(wheel={"spokes": 100})
     assert caught.value.expected == "a value at least 3 and below 100"
@@ -155,7 +155,7 @@ def test_an_integer_too_large_for_a_float_is_refused():
         make(wheel={"radius": 10**400})
 
 
-def test_the_range_of_a_value_made_by_hand_is_checked_as_well():
+def test_the_range_is_checked_for_sections_made_in_python_too():
     with pytest.raises(ConfigError, match=r"'radius' is 2;"):
         Wheel(radius=2)
 
@@ -168,13 +168,13 @@ def test_whole_numbers_become_floats_and_lists_tuples():
     assert type(made.weights["a"]) is float
 
 
-def test_none_is_a_value_where_the_type_says_so():
+def test_none_is_accepted_if_the_type_allows_it():
     assert make(gears=None).gears is None
     assert make(spare=None).spare is None
     assert make(spare={"spokes": 4}).spare == Wheel(spokes=4)
 
 
-def test_to_mapping_and_back_gives_the_same_section():
+def test_a_section_survives_the_round_trip_through_a_mapping():
     made = make(
         wheel={"radius": 0.5}, spare={}, gears=3, sizes=[7], rules=[["x", True], ["y", False]],
         extras={"b2": 0.9, "list": [1, 2]}, weights={"a": 2}, place="garden",
@@ -205,7 +205,7 @@ def test_differences_between_a_section_and_none_is_one_row():
     assert differences(make(spare=None), make(spare={})) == [("spare", None, Wheel())]
 
 
-def test_differences_pass_over_fields_that_do_not_change_the_result():
+def test_differences_skip_fields_that_do_not_change_the_result():
     one, other = make(), make(place="garden", insurance={"spokes": 5})
     assert differences(one, other) == []
     assert differences(one, other, all_fields=True) == [
@@ -288,13 +288,13 @@ def test_override_that_does_not_fit_names_the_whole_key(key, text, got, fix):
         ("1e3", "1e3"),
     ],
 )
-def test_an_override_that_may_be_bool_int_or_text_becomes_what_it_looks_like(text, value):
+def test_an_override_of_a_union_type_is_read_by_its_form(text, value):
     got = parse_override(Config, "compiler_options.xla_flag", text)
     assert got == value
     assert type(got) is type(value)
 
 
-def test_a_dict_may_hold_sections():
+def test_a_dict_may_contain_sections():
     made = make(others={"a": {"radius": 0.5}, "b": {}})
     assert made.others == {"a": Wheel(radius=0.5), "b": Wheel()}
     assert Bicycle.from_mapping(made.to_mapping()) == made
@@ -322,7 +322,7 @@ def test_sections_of_a_dict_are_compared_field_by_field():
     assert key == "others"
 
 
-def test_an_override_may_name_a_field_of_a_section_of_a_dict():
+def test_an_override_may_set_a_field_of_a_section_in_a_dict():
     assert parse_override(Bicycle, "others.a.spokes", "40") == 40
     assert parse_override(Bicycle, "others.a", "{'spokes': 5}") == Wheel(spokes=5)
     with pytest.raises(ConfigError) as caught:

@@ -1,11 +1,10 @@
-"""The exaFLOPs of pretraining for every row of Table 6: as planned here and as in the paper.
+"""Compares the pretraining exaFLOPs of every row of Table 6: computed here, and in the paper.
 
     python -m experiments.compute.plan             # prints the table
     python -m experiments.compute.plan --write     # also writes plan.csv and plan.md beside it
 
-Run it in the repository's root. The plan comes from the configs of
-experiments/compute/sweep.py:paper: operations for one image, head included, times the images of
-JFT-303M times epochs.
+Run it in the root of the repository. Figures are computed from the configs of
+experiments/compute/sweep.py:paper: FLOPs per image (head included) x images of JFT-303M x epochs.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
     scale = parse_arg(arg, scale=("small", "paper"))["scale"]
     asked = {
         "title": "Score against pre-training compute",
-        "question": "Which family of models makes the most of the compute it is pretrained with?",
+        "question": "Which model family scores best for the same pretraining compute?",
     }
     if scale == "paper":
         final = {"stage": "final"}

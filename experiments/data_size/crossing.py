@@ -3,8 +3,8 @@
     python -m experiments.data_size.crossing runs/data_size [--into=experiments/data_size/README.md]
 
 For each score, prints how many points the ViT and the hybrid are ahead of the ResNet at every size,
-and the sizes at which they overtake it or fall behind. Between neighbouring sizes the score is
-taken to be linear in the logarithm of the size, for each seed on its own.
+and the sizes at which they overtake it or fall behind. Between neighbouring sizes the score of each
+seed is interpolated linearly in the logarithm of the size.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def crossings(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[tu
 
     Args:
         ours: size -> score.
-        theirs: likewise. Sizes that only one of the two has, or at which they are equal, are left
-            out.
+        theirs: the same for the other model. Sizes that only one of them has, or at which they are
+            equal, are left out.
 
     Returns:
         (size, whether ours is ahead from there on), in the order of the sizes.
@@ -60,7 +60,7 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
     """Returns how many points one model is ahead at each size, and where it overtakes, as text.
 
     Args:
-        ours: curves of the model, one a seed.
+        ours: curves of the model, one per seed.
         theirs: curves of the model it is compared with; curves of the same seed are paired.
     """
     ahead: dict[int, list[float]] = defaultdict(list)

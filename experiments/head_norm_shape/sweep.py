@@ -98,7 +98,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
         series, reported = "head+norm+learning_rate", {}
     return {
         "title": "Head, normalisation, shape",
-        "question": "What of a ViT's design matters, once each has a learning rate of its own?",
+        "question": "Which design choices of a ViT matter, once each has its own learning rate?",
         "tables": [
             {"metric": metric, "title": "Head and norm", "where": heads, **head},
             {
@@ -146,7 +146,7 @@ def _small() -> Iterator[Job | Selection]:
                 {**shared, **_settings(shape, 32), "seed": seed},
                 name=f"shape/{_shape_name(scaled, shape)}/seed{seed}",
                 labels=_shape_labels(scaled, shape) | {"dataset": "cifar10"},
-                # Like the final runs of the table of heads.
+                # The same as in the final runs of the heads.
                 stage="final",
             )
 

@@ -21,7 +21,7 @@ from vit_jax.sweep import Job, Selection
 _FOLDER = "experiments/masked_patches"
 REPORT = {
     "title": "Masked patch prediction",
-    "question": "What does predicting colours of masked patches give a ViT before fine-tuning?",
+    "question": "Does pretraining by predicting the colours of masked patches help fine-tuning?",
     "tables": [
         {
             "metric": "eval/test/accuracy_top1",

@@ -26,24 +26,24 @@ M = TypeVar("M", bound=nnx.Module)
 _xavier_uniform = nnx.initializers.xavier_uniform()
 _linear = partial(nnx.Linear, kernel_init=_xavier_uniform)
 _linear_general = partial(nnx.LinearGeneral, kernel_init=_xavier_uniform)
-# A logit this far above the others leaves them no weight in float32: e^-120 is 0 there.
+# If a logit exceeds the others by this much, their weight is 0 in float32 (e^-120 underflows).
 _SURE = 120.0
 # Scales differences before the MLP, so that a difference of 0.05 counts as much as a large one.
 _SHARPNESS = 100.0
 
 
 class OffsetAttention(nnx.Module):
-    """Attention whose weights depend only on a learned number for each head and offset.
+    """Attention whose logits are one learned number per head and offset.
 
-    `RelativeBias` of the package is the query times a vector for each offset. It can represent such
-    numbers with the query's bias. Here they are parameters, so that the learned shape itself can be
-    seen, on a torus as well.
+    In `RelativeBias` of vit_jax, the query is multiplied by a vector for each offset; its bias lets
+    it represent such numbers. Here they are parameters, so the learned kernel can be plotted, also
+    on a torus.
 
     Args:
         grid: rows and columns of tokens on a torus.
         features: of a token, in and out.
         heads: H.
-        head_dim: features of a head; with as many as a token's, a head can hold any tap's matrix.
+        head_dim: features of a head; with `features`, a head can represent any tap's matrix.
         rngs: for the initial values.
     """
 
@@ -87,7 +87,7 @@ class Convolving(nnx.Module):
     def __call__(self, x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
         tokens, most = x.shape[1], max(self.offsets)
         padded = jnp.pad(x, ((0, 0), (most, most), (0, 0)))
-        # One product over shifted copies: on a CPU faster than XLA's convolution.
+        # One matmul over shifted copies is faster on a CPU than XLA's convolution.
         seen = [padded[:, most + o : most + o + tokens] for o in self.offsets]
         return self.out(gelu(self.convolution(jnp.concatenate(seen, axis=-1))))
 
@@ -147,7 +147,7 @@ def count_parameters(model: nnx.Module) -> int:
 
 
 def solve_convolution(task: Convolution, heads: int) -> OffsetAttention:
-    """Returns attention with one head per tap, which looks only at the tap's offset."""
+    """Returns attention with one head per tap, which attends only to the tap's offset."""
     taps, features, rank = task.inner.shape
     model = _zeros(lambda: OffsetAttention(task.grid, features, heads, rank, rngs=nnx.Rngs(0)))
     head = np.arange(taps)
@@ -175,7 +175,7 @@ def solve_association(task: Association) -> SequenceModel:
     model = _zeros(lambda: SequenceModel("attention", task.inputs, 2, shape, rngs=nnx.Rngs(0)))
     qkv, bias, out = _attention_arrays(width)
     bias[0, 0, 0] = _SURE * np.sqrt(width)
-    qkv[flag, 1, 0, 0] = 1  # Every token looks at the first.
+    qkv[flag, 1, 0, 0] = 1  # Every token attends to the first.
     qkv[content, 2, 0, content] = np.eye(size)
     out[0, content, content] = -np.asarray(task.matrix).T
     expand = np.zeros((width, 2 * size))
@@ -191,9 +191,9 @@ def solve_association(task: Association) -> SequenceModel:
 
 
 def solve_double_if(task: DoubleIf) -> SequenceModel:
-    """Returns one block whose first token looks at itself and at the tokens to count.
+    """Returns one block whose first token attends to itself and to the tokens to count.
 
-    The query asks for b if the token is a, and for d if it is c. With n such tokens, 1 / (1 + n) of
+    Its query matches b if the token is a, and d if it is c. With n such tokens, 1 / (1 + n) of
     the attention stays with the first token, at any length. The head compares this share s with the
     share t of each count: 2 s t - t^2 is largest for the t nearest to s.
     """

@@ -142,7 +142,7 @@ def _convolution_runs(small: bool, seeds: range) -> Iterator[Run]:
     """Yields runs on rings with five scattered taps and on a torus with a 3 x 3 kernel."""
     length, span, side = (32, 12, 8) if small else (128, 48, 16)
     all_heads = (1, 3, 5, 7) if small else (1, 2, 3, 4, 5, 6, 8, 10)
-    # Logits have a long way to go, and each step of Adam has about this size.
+    # Logits must become large, and each step of Adam changes them by about this much.
     training = Training(steps=1000 if small else 10_000, learning_rate=0.03)
     for seed in seeds:
         for heads in all_heads:
@@ -326,7 +326,7 @@ def draw_attention(task: tasks.Convolution, weights: np.ndarray, folder: Path, t
 
     folder.mkdir(parents=True, exist_ok=True)
     grid = np.array(task.grid)
-    # Offsets go at most half way round the torus.
+    # Offsets reach at most halfway around the torus.
     half = (grid - 1) // 2
     offsets = (np.indices(task.grid).reshape(2, -1).T + half) % grid - half
     order = np.lexsort((offsets[:, 1], offsets[:, 0]))

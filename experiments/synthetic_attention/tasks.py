@@ -1,7 +1,7 @@
 """Three synthetic tasks. Examples are drawn on the device from a random key.
 
-In association and double if, the first token decides what is asked of tokens far away. A feature
-that is 1 at the first token and 0 elsewhere marks it, so that no model has to learn where it is.
+In association and double if, labels depend on the first token and on tokens far from it. A feature
+marks the first token (1 there, 0 elsewhere), so that no model has to learn its position.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Batch:
     Attributes:
         inputs: tokens.
         labels: class of each token.
-        asked: where the label counts.
+        asked: True where the label counts in loss and accuracy.
     """
 
     inputs: Float[Array, "B N F"]
@@ -72,7 +72,7 @@ class Association:
         return Batch(flag_first(tokens), labels.astype(jnp.int32), asked)
 
     def draw_at(self, key: Array, count: int, distance: int | Array) -> Batch:
-        """Draws examples that ask only about the token at a distance from the first."""
+        """Draws examples whose only label is that of the token at a distance from the first."""
         batch = self.draw(key, count)
         asked = jnp.arange(self.length)[None] == distance
         return dataclasses.replace(batch, asked=jnp.broadcast_to(asked, batch.asked.shape))

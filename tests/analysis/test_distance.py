@@ -35,7 +35,7 @@ def shift(grid, right, *, wrap):
     return matrix
 
 
-def test_attention_to_oneself_has_distance_zero():
+def test_self_only_attention_has_distance_zero():
     assert distance_of(np.eye(12), (3, 4), (16, 16)) == (0, 0)
 
 
@@ -64,7 +64,7 @@ def test_rectangular_patches_use_their_height_and_width():
 
 
 @pytest.mark.parametrize("patches", [1, 2, 3])
-def test_a_shift_has_its_length_except_at_the_border(patches):
+def test_shifted_attention_has_the_distance_of_the_shift_except_at_the_border(patches):
     columns, side = 7, 16
     # Clamped: all but the last `patches` columns look that far, these look 0 .. patches - 1 far.
     clamped = patches * (columns - patches) + sum(range(patches))
@@ -131,7 +131,7 @@ def test_the_distances_of_a_model_equal_the_formula(name, size, options):
         assert not found.prefix_share.any()
 
 
-def test_kernel_loop_and_padding_do_not_change_the_distances():
+def test_attention_kernel_scan_and_padding_do_not_change_the_distances():
     options = {**TINY, "num_registers": 2, "image_size": 8}
     plain = random_model("ViT-Ti/4", **options, attention_implementation="einsum")
     want = attention_distance(plain, images(3, 8, 8))

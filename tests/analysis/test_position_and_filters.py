@@ -78,13 +78,13 @@ def test_fixed_tables_are_reported_as_not_learned():
         ("rope_2d", "rope_2d, which rotates queries and keys"),
     ],
 )
-def test_the_error_names_the_other_kind_of_position_information(kind, message):
+def test_the_error_names_the_position_embedding_that_cannot_be_analysed(kind, message):
     model = random_model("ViT-Ti/4", image_size=16, position_embedding=kind, **TINY)
     with pytest.raises(ModelError, match=message):
         position_similarity(model)
 
 
-def test_components_equal_the_svd_of_numpy():
+def test_principal_components_equal_the_svd_of_numpy():
     kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 40)).astype(np.float32)
     kernel[0] *= 5
     found, share = principal_components(kernel, 28)
@@ -97,7 +97,7 @@ def test_components_equal_the_svd_of_numpy():
     assert (flat[np.arange(28), np.abs(flat).argmax(1)] > 0).all()
 
 
-def test_filters_of_two_patterns_have_these_components():
+def test_filters_made_of_two_patterns_have_these_components():
     """Filters a * x + b * y of two orthogonal patterns, x with twice the spread."""
     patterns = np.zeros((2, 2, 2, 3), np.float32)
     patterns[0, :, :, 0], patterns[1, 0, 0, 2] = 0.5, 1
@@ -111,7 +111,7 @@ def test_filters_of_two_patterns_have_these_components():
     np.testing.assert_allclose(pictures[1, 1, 1], [0.5, 0.5, 0.5], atol=1e-4)
 
 
-def test_filters_are_taken_from_the_layer_that_sees_the_image():
+def test_filters_are_those_of_the_layer_that_reads_the_image():
     vit = random_model("ViT-Ti/4", **TINY)
     found = embedding_filters(vit)
     # 16 filters about their mean span 15 dimensions of 48; the 16th component is noise.

@@ -38,7 +38,7 @@ class Stack(nnx.Module):
         return found
 
 
-def test_a_stack_of_ones_has_the_field_of_its_polynomial():
+def test_a_stack_of_all_ones_convolutions_has_the_computed_field():
     """Two 3x3 convolutions of ones: paths to each pixel 1 2 3 2 1, down times across."""
     mass = gradient_maps(lambda m, x: m.maps(x), Stack((1, 1)), images(3), batch_size=2)
     assert mass.shape == (2, 16, 16)
@@ -80,7 +80,9 @@ def test_the_effective_field_lies_within_the_theoretical(strides):
     ("version", "length", "small", "units"),
     [(1, 16, True, (2, 1)), (1, 30, False, (1, 1)), (2, 32, False, (1, 1)), (2, 15, True, (1, 1))],
 )
-def test_the_field_of_a_trunk_is_where_its_gradient_is(monkeypatch, version, length, small, units):
+def test_the_theoretical_field_of_a_resnet_equals_the_support_of_its_gradient(
+    monkeypatch, version, length, small, units
+):
     """Without group normalisation, which uses all positions, the gradient ends with the field."""
     monkeypatch.setattr(GroupNorm, "__call__", lambda self, x: x)
     shape = ResNetShape(units, 4, small=small, groups=2)
@@ -98,7 +100,7 @@ def test_the_field_of_a_trunk_is_where_its_gradient_is(monkeypatch, version, len
             assert (touched[0], touched[-1]) == (max(first, 0), last)
 
 
-def test_the_embedding_of_a_vit_depends_on_its_patch_and_a_block_on_all():
+def test_a_vit_embedding_depends_on_its_patch_and_a_block_on_all_patches():
     model = random_model("ViT-Ti/4", image_size=(16, 24), num_registers=1, **TINY)
     found = receptive_field(model, images(3, 16, 24), batch_size=2)
     assert found.layers == ("embedding", "block 1", "block 2")
@@ -139,7 +141,7 @@ def test_the_maps_of_a_hybrid_sum_to_one():
 
 
 @pytest.mark.slow
-def test_most_of_the_mass_of_a_resnet_lies_within_its_convolutions():
+def test_most_of_a_resnets_effective_field_lies_within_its_theoretical_field():
     found = receptive_field(random_model("BiT-R-Mini", image_size=32), images(2, 32, 32))
     # Outside it is what the statistics of group normalisation contribute.
     assert (found.beyond < 0.02).all()

@@ -33,7 +33,7 @@ def test_two_tokens_by_hand():
     np.testing.assert_allclose(found[0], [[0.75, 0.25], [0.5, 0.5]])
 
 
-def test_attention_to_oneself_gives_the_identity():
+def test_self_only_attention_gives_the_identity():
     weights = np.broadcast_to(np.eye(5, dtype=np.float32), (4, 2, 5, 5))
     np.testing.assert_array_equal(rollout(weights), weights[0])
 
@@ -70,7 +70,7 @@ def probe_weights(tokens, p):
     return np.mean(each, 0)
 
 
-def test_without_other_tokens_a_map_sums_to_one():
+def test_without_prefix_tokens_a_map_sums_to_one():
     model = random_model("ViT-Ti/4", image_size=8, pooling="gap", scan=False, **TINY)
     found = attention_rollout(model, images(2, 8, 8))
     np.testing.assert_allclose(found.maps.sum((1, 2)), 1, rtol=1e-5)

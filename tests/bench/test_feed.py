@@ -23,7 +23,7 @@ def data(folder, **changes):
     return DataConfig.from_mapping(mapping | changes)
 
 
-def test_the_command_shows_and_writes_its_figures(digits_dir, tmp_path, capsys):
+def test_the_command_prints_and_writes_its_figures(digits_dir, tmp_path, capsys):
     output = tmp_path / "feed.json"
     where = f"--config.data.data_dir={digits_dir}"
     assert main(["bench", "feed", where, "--stages", f"--output={output}", *SHORT]) == 0
@@ -89,7 +89,7 @@ def test_stages_of_a_large_source_take_no_memory_for_its_order():
     assert max(source.seen) > 10**14
 
 
-def test_a_path_and_a_data_dir_are_not_both_the_source(tmp_path, capsys):
+def test_a_path_and_a_data_dir_cannot_both_be_given(tmp_path, capsys):
     arguments = ["bench", "feed", f"--source={tmp_path}", "--data_dir=DATA"]
     assert main(arguments) == 2
     assert "leave --data_dir out" in capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_the_comparison_leaves_out_augmentation(digits_dir):
     assert (plain.image_size, plain.global_batch_size) == (8, 16)
 
 
-def test_missing_tensorflow_is_one_line(monkeypatch, digits_dir):
+def test_missing_tensorflow_is_a_one_line_error(monkeypatch, digits_dir):
     monkeypatch.setattr(feed.sys, "executable", "/bin/false")
     with pytest.raises(feed.TensorFlowMissingError, match=r"tf.data: .*pip install"):
         feed.TensorFlowFeed([b"one"], image_size=8, batch_size=1, min_area=0.08)
@@ -124,7 +124,7 @@ def test_missing_tensorflow_is_one_line(monkeypatch, digits_dir):
         (300.0, "the feed is 3.0 times as fast as the device"),
     ],
 )
-def test_the_verdict(monkeypatch, feed_rate, ending):
+def test_the_verdict_compares_feed_and_device(monkeypatch, feed_rate, ending):
     class Step:
         images_per_second = 100.0
 
@@ -146,12 +146,12 @@ def test_the_verdict(monkeypatch, feed_rate, ending):
 @pytest.mark.parametrize(
     "argument", ["--seconds=0", "--rounds=none", "--processes=-1", "--output=/nowhere/a.json"]
 )
-def test_wrong_arguments_are_one_line(argument, capsys):
+def test_wrong_arguments_are_one_line_errors(argument, capsys):
     assert main(["bench", "feed", argument]) == 2
     assert f"argument {argument.partition('=')[0]}" in capsys.readouterr().err
 
 
-def test_the_subset_that_is_trained_on_is_measured(digits_dir, monkeypatch, capsys):
+def test_the_configured_subset_is_measured(digits_dir, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(
         feed, "measure_feed",

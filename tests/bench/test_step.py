@@ -36,7 +36,7 @@ class Fake:
         self._turns.append(f"{self.measurement.name} closed")
 
 
-def test_implementations_alternate_and_the_median_counts():
+def test_implementations_alternate_and_medians_are_reported():
     turns = []
     steps = [Fake("a", [0.1, 5.0, 0.2], turns), Fake("b", [0.4, 0.4, 0.4], turns)]
     a, b = measure_interleaved(steps, rounds=3, steps_per_round=1)
@@ -103,7 +103,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
         (["--config.compiler_options.xla_nonsense=3"], "compiler_options"),
     ],
 )
-def test_an_error_is_one_line(options, words, capsys):
+def test_errors_are_one_line(options, words, capsys):
     default = [] if any("compare" in o for o in options) else ["--compare=none"]
     assert main(["bench", "step", *SMALL, *default, *options]) == 2
     assert words in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_the_same_arrays_make_the_same_files(tmp_path):
     assert len(written[0]) == 5
 
 
-def test_by_default_all_analyses_that_apply_to_the_model_are_made(tmp_path, capsys, caplog):
+def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, caplog):
     random_weights(tmp_path / "resnet", "BiT-R-Nano")
     assert main(["analyze", str(tmp_path / "resnet"), "--what=distance"]) == 2
     assert "distance of a ResNet, which has no attention" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_by_default_all_analyses_that_apply_to_the_model_are_made(tmp_path, caps
         (["--num_images=0"], "'0' is not a positive whole number"),
     ],
 )
-def test_wrong_input_is_an_error_of_one_line(
+def test_wrong_input_is_a_one_line_error(
     weights, tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ DATA = {"step": 20, "seed": 3, "examples_seen": 640, "dataset": "digits"}
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run folder with checkpoints of two steps, of which only what is JSON is left."""
+    """A run folder with checkpoints of two steps that have only JSON files, no arrays."""
     folder = tmp_path_factory.mktemp("runs") / "one"
     params = {
         "head": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)},
@@ -61,7 +61,7 @@ def test_arrays_config_step_and_revision_are_printed_without_the_arrays(workdir,
 
 
 @pytest.mark.parametrize(("below", "step"), [("", 20), ("checkpoints", 20), ("checkpoints/10", 10)])
-def test_a_path_is_a_run_its_checkpoints_or_one_step(workdir, below, step, capsys):
+def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step, capsys):
     assert main(["checkpoint", "inspect", str(workdir / below), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == step
@@ -76,7 +76,7 @@ def test_a_path_is_a_run_its_checkpoints_or_one_step(workdir, below, step, capsy
 
 
 def test_no_device_is_opened(workdir, tmp_path):
-    """JAX's backend, even that of the CPU, is not started: another process may hold the devices."""
+    """No JAX backend is started, not even the CPU's: another process may hold the devices."""
     program = tmp_path / "inspect_only.py"
     program.write_text(
         "import os, sys; from vit_jax.__main__ import main\n"
@@ -100,7 +100,7 @@ def test_no_device_is_opened(workdir, tmp_path):
         ("cut", "{here}/cut/7/about/metadata is damaged: Expecting value"),
     ],
 )
-def test_a_path_without_a_checkpoint_is_one_line(workdir, path, got, capsys):
+def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, capsys):
     here = workdir.parent
     (here / "other" / "7").mkdir(parents=True, exist_ok=True)
     (here / "cut" / "7" / "about").mkdir(parents=True, exist_ok=True)
@@ -115,6 +115,6 @@ def test_a_path_without_a_checkpoint_is_one_line(workdir, path, got, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["show", "x"], ["inspect", "x", "--bad"]])
-def test_wrong_arguments_are_one_line(arguments, capsys):
+def test_wrong_arguments_are_one_line_errors(arguments, capsys):
     assert main(["checkpoint", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -32,34 +32,34 @@ def test_list_shows_prepared_and_bundled_datasets(capsys, digits_dir, tmp_path):
     assert "train 1,437, test 360" in line
     assert line.split()[-1] == "array_record"
     assert "prepared on first use" in run(capsys, "list", f"--data_dir={tmp_path}")
-    told = json.loads(run(capsys, "list", f"--data_dir={digits_dir}", "--json"))
-    assert told["digits:1.0.0"]["splits"] == {"train": 1437, "test": 360}
+    message = json.loads(run(capsys, "list", f"--data_dir={digits_dir}", "--json"))
+    assert message["digits:1.0.0"]["splits"] == {"train": 1437, "test": 360}
     assert "check --data_dir" in fail(capsys, "list", f"--data_dir={tmp_path / 'gone'}")[1]
 
 
-def test_info_of_a_prepared_dataset(capsys, digits_dir):
-    told = json.loads(run(capsys, "info", "digits", f"--data_dir={digits_dir}", "--json"))
-    assert told["name"] == "digits/1.0.0"
-    assert told["features"] == {"id": "Text", "image": "Image", "label": "ClassLabel"}
-    assert told["format"] == "array_record"
-    assert told["class_names"] == list("0123456789")
+def test_info_describes_a_prepared_dataset(capsys, digits_dir):
+    message = json.loads(run(capsys, "info", "digits", f"--data_dir={digits_dir}", "--json"))
+    assert message["name"] == "digits/1.0.0"
+    assert message["features"] == {"id": "Text", "image": "Image", "label": "ClassLabel"}
+    assert message["format"] == "array_record"
+    assert message["class_names"] == list("0123456789")
     train = {"examples": 1437, "fingerprint": "e57bc5db0234c1dc"}
-    assert told["splits"]["train"] == train
+    assert message["splits"]["train"] == train
     out = run(capsys, "info", "digits", f"--data_dir={digits_dir}")
     assert "1,437 examples, fingerprint e57bc5db0234c1dc" in out
     assert "0, 1, 2, 3, 4, 5, 6, 7, ..." in out
 
 
-def test_info_of_a_folder_and_of_a_csv_file(capsys, photos, tmp_path):
+def test_info_describes_a_folder_and_a_csv_file(capsys, photos, tmp_path):
     (photos / "ant" / "notes.txt").write_text("")
-    told = json.loads(run(capsys, "info", photos, "--json"))
-    assert (told["source"], told["classes"], told["files_skipped"]) == ("folder", 3, 1)
-    assert told["splits"]["train"]["examples"] == 20
+    message = json.loads(run(capsys, "info", photos, "--json"))
+    assert (message["source"], message["classes"], message["files_skipped"]) == ("folder", 3, 1)
+    assert message["splits"]["train"]["examples"] == 20
     (tmp_path / "list.csv").write_text("path,label\nMy Photos/ant/000.png,x\n")
     assert json.loads(run(capsys, "info", tmp_path / "list.csv", "--json"))["source"] == "csv"
 
 
-def test_check_of_a_good_folder_counts_every_class(capsys, photos):
+def test_check_counts_every_class_of_a_good_folder(capsys, photos):
     out = run(capsys, "check", photos)
     for name, count in (("ant", "10"), ("bee", "6"), ("cat", "4")):
         assert [name, count] in [line.split() for line in out.splitlines()]
@@ -75,12 +75,12 @@ def test_check_lists_bad_files_with_reasons_and_exits_with_2(capsys, photos):
     assert "cat/018.png: unreadable image of 45 bytes" in out
     assert line.startswith(f"2 of 20 examples are bad in {photos}; expected ")
     out, _ = fail(capsys, "check", photos, "--json")
-    told = json.loads(out)["splits"]["train"]
-    assert set(told["bad"]) == {"ant/003.png", "cat/018.png"}
-    assert (told["examples"], told["per_class"]) == (18, [9, 6, 3])
+    message = json.loads(out)["splits"]["train"]
+    assert set(message["bad"]) == {"ant/003.png", "cat/018.png"}
+    assert (message["examples"], message["per_class"]) == (18, [9, 6, 3])
 
 
-def test_prepare_then_check_then_info(capsys, photos, tmp_path):
+def test_a_prepared_dataset_can_be_checked_and_described(capsys, photos, tmp_path):
     data = f"--data_dir={tmp_path / 'data'}"
     out = run(capsys, "prepare", photos, data, "--val_fraction=0.5")
     assert "is written: train 10, validation 10 examples of 3 classes" in out
@@ -131,7 +131,7 @@ def test_an_interrupted_prepare_exits_with_75_and_resumes(capsys, photos, tmp_pa
     assert "is written: train 20" in capsys.readouterr().out
 
 
-def test_convert_of_an_array_record_dataset_and_without_google_crc32c(
+def test_convert_skips_array_record_and_needs_google_crc32c(
     capsys, digits_dir, tmp_path, monkeypatch
 ):
     data = f"--data_dir={digits_dir}"
@@ -164,6 +164,6 @@ def test_convert_of_an_array_record_dataset_and_without_google_crc32c(
         (["check", "{here}/gone", "--source=folder"], "no folder {here}/gone"),
     ],
 )
-def test_a_mistake_is_one_line(capsys, tmp_path, arguments, part):
+def test_user_errors_are_one_line(capsys, tmp_path, arguments, part):
     arguments = [argument.format(here=tmp_path) for argument in arguments]
     assert part.format(here=tmp_path) in fail(capsys, *arguments)[1]

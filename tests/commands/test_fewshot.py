@@ -49,7 +49,7 @@ def error_of(arguments, capsys):
     return line
 
 
-def test_results_of_all_methods_the_run_folder_and_the_cache(base, tmp_path, capsys, caplog):
+def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsys, caplog):
     folder = tmp_path / "run"
     methods = "--method=least_squares,knn,linear_probe"
     small = ["--config.fewshot.probe_c=(0.01,1.0)", "--config.fewshot.knn_neighbours=(1,10)"]
@@ -125,7 +125,7 @@ def test_batch_size_and_dtype_hardly_change_the_results(base, capsys):
         assert other[name] == pytest.approx(value, abs=2 / 360), name
 
 
-def test_a_fixed_l2_and_one_chosen_on_another_split(base, capsys):
+def test_l2_may_be_fixed_or_chosen_on_another_split(base, capsys):
     fixed = run_json([*base, "--l2=1024", "--shots=5"], capsys)
     assert fixed["fewshot/digits/5_shot/l2"] == 1024
     split = ["--train_split=train[:80%]", "--held_out_split=train[80%:]", "--shots=5"]
@@ -133,7 +133,7 @@ def test_a_fixed_l2_and_one_chosen_on_another_split(base, capsys):
     assert np.log2(chosen["fewshot/digits/5_shot/l2"]) in range(-10, 21)
 
 
-def test_the_table(base, capsys):
+def test_the_printed_table_has_the_results(base, capsys):
     assert main([*base, "--l2=4"]) == 0
     shown = capsys.readouterr().out
     assert "test accuracy (top-1)" in shown
@@ -151,7 +151,7 @@ def write_folder(root, counts):
                 (root / split / name / f"{i}.png").write_bytes(encode(noise))
 
 
-def test_a_folder_of_images_with_too_few_examples_of_a_class(weights, tmp_path, capsys):
+def test_a_class_with_too_few_examples_is_named(weights, tmp_path, capsys):
     write_folder(tmp_path / "pets", {"cat": 4, "dog": 3})
     base = ["fewshot", str(weights), f"--dataset={tmp_path / 'pets'}", "--no_cache"]
     line = error_of([*base, "--shots=1,5"], capsys)
@@ -192,14 +192,14 @@ def test_a_folder_of_images_with_too_few_examples_of_a_class(weights, tmp_path, 
         (["--dataset=digits"], "two datasets are named 'digits'"),
     ],
 )
-def test_wrong_arguments_are_one_line(base, arguments, words, capsys):
+def test_wrong_arguments_are_one_line_errors(base, arguments, words, capsys):
     own = base
     if arguments[0].startswith("--dataset=digit") and arguments != ["--dataset=digits"]:
         own = [a for a in base if not a.startswith("--dataset")]
     assert words in error_of([*own, *arguments], capsys)
 
 
-def test_checkpoints_that_cannot_be_read_are_one_line(base, tmp_path, capsys):
+def test_unreadable_checkpoints_are_one_line_errors(base, tmp_path, capsys):
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     rest = base[2:]
     assert "none does not exist" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)

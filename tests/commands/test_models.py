@@ -56,7 +56,7 @@ def few(monkeypatch, *names):
     monkeypatch.setattr(registry, "list_models", lambda: list(names))
 
 
-def test_a_table_of_models(show, monkeypatch):
+def test_the_table_of_models_has_their_figures(show, monkeypatch):
     few(monkeypatch, "ViT-B/16", "ViT-Mini/4", "BiT-R26x1", "Mixer-S/32")
     lines = show()
     assert lines[0] == "4 models, 1,000 classes, float32"
@@ -84,7 +84,7 @@ def test_every_registered_model_is_shown(show):
         assert len(row(lines, name)) == 7
 
 
-def test_named_models_with_options(show):
+def test_named_models_are_listed_with_options(show):
     lines = show(
         "ViT-Ti/15", "R+ViT-Mini/4", "--image_size=50", "--num_classes=10", "--dtype=bfloat16",
         "--model.num_registers=2",
@@ -94,7 +94,7 @@ def test_named_models_with_options(show):
     assert row(lines, "R+ViT-Mini/4")[1:3] == ["52", str(13**2 + 3)]
 
 
-def test_one_vit(show):
+def test_one_vit_is_shown_in_detail(show):
     lines = show("ViT-B/16")
     assert lines[0] == "ViT-B/16 at 224 x 224 px, 1,000 classes, float32"
     assert row(lines, "heads") == ["heads", "12", "of 64 features"]
@@ -108,7 +108,7 @@ def test_one_vit(show):
     assert row(lines, "attention weights") == ["attention weights", "22.4 MB", "14.4% of them"]
 
 
-def test_one_hybrid_and_one_resnet(show):
+def test_a_hybrid_and_a_resnet_are_shown_in_detail(show):
     lines = show("R+ViT-Mini/4", "--model.pooling=gap", "--model.num_registers=1")
     assert row(lines, "stem units") == ["stem units", "2", "1 + 1"]
     assert row(lines, "patch size") == ["patch size", "2", "on the stem's map"]
@@ -129,7 +129,7 @@ def test_models_without_an_option_are_left_out_of_the_list(show, monkeypatch):
     assert lines[-1] == "Left out: 2 models without these options."
 
 
-def test_complexity(show):
+def test_complexity_prints_a_table_of_layers(show):
     lines = show("--complexity")
     assert lines[0] == (
         "One layer of ViT-B/16 at 224 px: N = 197 tokens, G = 196 of them patches, D = 768, K = 3"
@@ -188,5 +188,5 @@ def evaluate(formula, sizes):
         (["--config.seed=1"], "unknown argument '--config.seed=1'"),
     ],
 )
-def test_a_wrong_argument_is_one_line(fail, arguments, part):
+def test_a_wrong_argument_is_a_one_line_error(fail, arguments, part):
     assert part in fail(*arguments)

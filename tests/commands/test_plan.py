@@ -82,7 +82,7 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
         (["--topology=cpu:1", "--mfu=2"], "'2' is not a fraction between 0 and 1"),
     ],
 )
-def test_an_error_is_one_line(arguments, line, capsys):
+def test_errors_are_one_line(arguments, line, capsys):
     assert main(["plan", CONFIG, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -100,7 +100,7 @@ def test_a_tpu_plan_without_libtpu_says_what_to_install(monkeypatch, capsys):
     assert "pip install 'vit_jax[tpu]'" in err
 
 
-def test_a_table_with_other_columns_is_not_changed(tmp_path):
+def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
     from vit_jax.commands.plan import _write
     from vit_jax.errors import ConfigError
 

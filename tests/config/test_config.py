@@ -116,7 +116,7 @@ def test_min_area_above_max_area_is_refused():
 
 
 @pytest.mark.parametrize("units", [(), ("steps", "epochs"), ("epochs", "examples")])
-def test_exactly_one_unit_of_the_training_length_is_given(units):
+def test_the_training_length_must_have_exactly_one_unit(units):
     broken = mapping()
     del broken["train_steps"]
     broken |= {f"train_{unit}": 10 for unit in units}
@@ -134,7 +134,7 @@ def test_exactly_one_unit_of_the_training_length_is_given(units):
         (CheckpointConfig, "interval"),
     ],
 )
-def test_at_most_one_unit_of_the_other_durations_is_given(make, prefix):
+def test_other_durations_have_at_most_one_unit(make, prefix):
     assert getattr(make(), f"{prefix}_steps") is None
     with pytest.raises(ConfigError) as caught:
         make(**{f"{prefix}_steps": 10, f"{prefix}_epochs": 1.0})
@@ -197,7 +197,7 @@ def test_config_survives_json():
     assert Config.from_mapping(json.loads(text)) == config
 
 
-def test_only_what_changes_the_result_is_a_difference():
+def test_only_keys_that_change_the_result_count_as_differences():
     config = Config.from_mapping(mapping())
     harmless = mapping(
         data__data_dir="/elsewhere", data__num_threads=3, data__prefetch_batches=1,
@@ -237,7 +237,7 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     assert config.data.num_classes is None
 
 
-def test_the_value_of_an_override_may_hold_an_equals_sign(config_file):
+def test_the_value_of_an_override_may_contain_an_equals_sign(config_file):
     config = load_config(str(config_file), ["data.data_dir=/a=b"])
     assert config.data.data_dir == "/a=b"
 
@@ -303,7 +303,7 @@ def test_a_file_without_a_usable_get_config_is_refused(tmp_path, text, part):
         load_config(str(path))
 
 
-def test_a_plain_dict_is_as_good_as_a_configdict(tmp_path):
+def test_get_config_may_return_a_plain_dict(tmp_path):
     path = tmp_path / "plain.py"
     path.write_text(f"def get_config(): return {mapping()!r}")
     assert load_config(str(path)) == Config.from_mapping(mapping())
@@ -320,7 +320,7 @@ def test_a_missing_file_is_named(tmp_path, spec):
     ("parameter", "spec", "got"),
     [("", ":B/16", "takes no argument"), ("arg", "", "needs an argument")],
 )
-def test_an_argument_too_many_or_too_few_is_named(tmp_path, parameter, spec, got):
+def test_a_superfluous_or_missing_argument_is_named(tmp_path, parameter, spec, got):
     path = tmp_path / "plain.py"
     path.write_text(f"def get_config({parameter}): return {mapping()!r}")
     with pytest.raises(ConfigError) as caught:
@@ -335,7 +335,7 @@ def test_an_empty_argument_is_passed_on(tmp_path):
     assert load_config(f"{path}:a:b").seed == 3
 
 
-def test_a_value_that_json_cannot_hold_is_refused(tmp_path):
+def test_a_value_that_json_cannot_represent_is_refused(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text("def get_config(): return {'seed': {1, 2}}")
     with pytest.raises(ConfigError, match=r"bad\.py"):
@@ -351,7 +351,7 @@ def test_the_config_json_of_a_run_is_read_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_a_config_json_that_is_none_is_refused(tmp_path, content):
+def test_a_json_file_that_is_not_a_config_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)
@@ -366,14 +366,14 @@ def test_parse_arg_takes_words_in_any_order_and_first_values_as_defaults():
     assert parse_arg("light1,B/16,", **choices)["augment"] == "light1"
 
 
-def test_parse_arg_names_the_word_that_is_nobodys_value():
+def test_parse_arg_names_an_unknown_word():
     with pytest.raises(ConfigError) as caught:
         parse_arg("B/61", model=("B/16", "L/16"), size=(224,))
     assert caught.value.got == "config argument 'B/61'"
     assert caught.value.expected == "words from model: B/16, L/16; size: 224"
 
 
-def test_a_run_may_continue_with_another_mesh_and_layout_of_its_model():
+def test_a_run_may_resume_with_another_mesh_scan_and_remat():
     base = {
         "model": {"name": "ViT-Ti/16"}, "data": {"name": "digits", "global_batch_size": 8},
         "optimizer": {"learning_rate": 1e-3}, "train_steps": 1,

@@ -18,7 +18,7 @@ TABLE_4 = {
 
 
 @pytest.mark.parametrize("name", TABLE_4)
-def test_rows_of_table_4(name):
+def test_protocols_follow_table_4(name):
     task, (steps, rates, dev) = TASKS[name], TABLE_4[name]
     assert (task.steps, task.learning_rates) == (steps, rates)
     train, scored, split = task.splits["dev"]
@@ -60,7 +60,7 @@ def test_vtab_has_the_published_numbers_of_classes():
     [(1_000, 500, 100, 0.0), (19_999, 500, 100, 0.0), (20_000, 10_000, 500, 0.1),
      (499_999, 10_000, 500, 0.1), (500_000, 20_000, 500, 0.1)],
 )  # fmt: skip
-def test_bit_hyper_rule(examples, steps, warmup, mixup):
+def test_bit_hyper_rule_depends_on_the_number_of_examples(examples, steps, warmup, mixup):
     assert protocols.bit_rule(examples) == (Schedule(steps, warmup), mixup)
 
 
@@ -77,7 +77,7 @@ def test_bit_hyper_rule(examples, steps, warmup, mixup):
         ("clothing_small", "paper", 4, (0.001, 500, 100)),
     ],
 )
-def test_the_grid_of_a_recipe(name, recipe, count, first):
+def test_a_recipes_grid_is_the_published_one(name, recipe, count, first):
     space = protocols.search_space(name, recipe)
     assert len(space) == count
     assert len({tuple(s.items()) for s in space}) == count

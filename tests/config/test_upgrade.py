@@ -38,7 +38,7 @@ def read(tmp_path, model, mesh=OLD_MESH):
 
 
 @pytest.mark.parametrize("name", ["ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"])
-def test_an_old_config_is_read_as_one_of_this_version(tmp_path, name):
+def test_an_old_config_is_upgraded_when_read(tmp_path, name):
     options = {"name": name, "remat": "full", "representation_size": 4}
     assert read(tmp_path, options).model == model_options(**options)
 
@@ -48,7 +48,7 @@ def test_a_config_of_this_version_is_not_changed(tmp_path):
     assert upgrade_config(config.to_mapping()) == config.to_mapping()
 
 
-def test_options_with_another_value_are_kept_and_then_refused(tmp_path):
+def test_removed_options_with_another_value_are_refused(tmp_path):
     """Earlier versions refused these too: a ResNet has no pooling to choose."""
     model = {**OLD_MODEL, "name": "BiT-R-Nano", "pooling": "gap"}
     assert set(upgrade_model(model)) - set(model_options("BiT-R-Nano").to_mapping()) == {"pooling"}

@@ -16,7 +16,7 @@ from vit_jax.errors import DataError
 LABELS = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 7, 3]))
 
 
-def test_balanced_weights_are_scikit_learns():
+def test_balanced_weights_equal_those_of_scikit_learn():
     counts = np.bincount(LABELS)
     found = class_weights("balanced", counts)
     wanted = compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=LABELS)
@@ -24,7 +24,7 @@ def test_balanced_weights_are_scikit_learns():
 
 
 @pytest.mark.parametrize("kind", ["balanced", "sqrt"])
-def test_weights_are_one_in_the_mean_over_examples(kind):
+def test_weights_average_to_one_over_examples(kind):
     weights = class_weights(kind, np.bincount(LABELS))
     assert weights[LABELS].mean() == pytest.approx(1, abs=1e-6)
 
@@ -34,7 +34,7 @@ def test_sqrt_weights():
     np.testing.assert_allclose(found[0] / found[1], 2, rtol=1e-6)
 
 
-def test_every_stretch_holds_every_class_once_and_every_example_comes_in_turn():
+def test_every_round_has_each_class_once_and_cycles_through_its_examples():
     order = BalancedOrder(LABELS, seed=1)
     indices = order(range(3 * 100))
     classes = LABELS[indices].reshape(100, 3)
@@ -48,7 +48,7 @@ def test_every_stretch_holds_every_class_once_and_every_example_comes_in_turn():
         assert set(mine) <= {100 // count, -(-100 // count)}
 
 
-def test_the_order_is_a_function_of_seed_and_position_alone():
+def test_the_order_depends_only_on_seed_and_position():
     whole = BalancedOrder(LABELS, seed=1)(range(300))
     piecewise = BalancedOrder(LABELS, seed=1)
     backwards = [piecewise([p])[0] for p in reversed(range(300))][::-1]
@@ -60,7 +60,7 @@ def test_the_order_is_a_function_of_seed_and_position_alone():
     assert sorted(twos[:7]) == sorted(twos[7:14])
 
 
-def test_examples_without_a_class_never_come():
+def test_examples_without_a_class_are_never_drawn():
     labels = np.where(np.arange(60) == 5, -1, LABELS)
     assert 5 not in BalancedOrder(labels, seed=0)(range(600))
 
@@ -87,7 +87,7 @@ def test_the_config_chooses_weights_and_order(digits_dir):
     assert (np.bincount(labels) == 20).all()
 
 
-def test_a_mixture_does_not_tell_its_classes(digits_dir):
+def test_a_mixture_cannot_be_balanced(digits_dir):
     source = TfdsSource("digits", "train[:100]", str(digits_dir))
     mixture = MixtureSource({"a": source}, {"a": 100})
     with pytest.raises(DataError, match=r"'loss.class_weights' for mixture of"):

@@ -42,7 +42,7 @@ class Counting:
         return [self.examples[i] for i in indices]
 
 
-def test_pixels_labels_and_names_are_the_same_and_each_is_read_once():
+def test_cached_examples_are_equal_and_read_once():
     source = Counting(5)
     kept = DecodedSource(source)
     for indices in ([3, 1], [1, 4, 3], [0]):
@@ -54,7 +54,7 @@ def test_pixels_labels_and_names_are_the_same_and_each_is_read_once():
     assert (kept.name, kept.class_names, kept.fingerprint) == ("counting", ("a", "b"), "0")
 
 
-def test_an_unreadable_image_is_left_to_the_transform():
+def test_an_unreadable_image_is_reported_by_the_transform():
     kept = DecodedSource(Counting(3, bad=[1]))
     assert kept[1].image == b"no image"
     with pytest.raises(DataError):
@@ -62,7 +62,7 @@ def test_an_unreadable_image_is_left_to_the_transform():
 
 
 @pytest.mark.parametrize(("count", "cap_mb", "kept"), [(1666, 1, True), (1667, 1, False)])
-def test_all_images_have_to_fit_under_the_cap(count, cap_mb, kept):
+def test_a_dataset_is_cached_only_if_all_images_fit(count, cap_mb, kept):
     """20 x 10 pixels are 600 bytes: 1,666 of them make 999,600."""
     source = Counting(3)
     source.examples *= count // 3 + 1
@@ -81,7 +81,7 @@ def test_images_beyond_the_cap_are_decoded_but_not_kept():
     np.testing.assert_array_equal(source.reads, [1, 1, 2, 2])
 
 
-def test_a_cap_of_0_keeps_nothing():
+def test_a_cap_of_0_disables_the_cache():
     source = Counting(3)
     assert cached(source, 0) is source
 

@@ -38,9 +38,9 @@ def test_a_bad_file_is_listed_with_its_reason(tmp_path, content, reason):
     photos = write_folder(tmp_path / "p")
     (photos / "bee" / "bad.png").write_bytes(content)
     report = check_folder(photos)
-    ((name, told),) = report.bad
+    ((name, message),) = report.bad
     assert name == "bee/bad.png"
-    assert told.startswith(reason)
+    assert message.startswith(reason)
     assert report.per_class.tolist() == [10, 6, 4]
     assert len(report.sizes) == len(report.num_bytes) == 20
 
@@ -95,11 +95,11 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
     ]
 
 
-def test_without_checksums_nothing_is_wrong(digits_dir):
+def test_without_checksums_no_file_counts_as_damaged(digits_dir):
     assert wrong_checksums(digits_dir / "digits" / "1.0.0") == []
 
 
-def test_datasets_in_a_folder_are_listed_off_their_metadata(digits_dir, tmp_path):
+def test_datasets_in_a_folder_are_listed_from_their_metadata(digits_dir, tmp_path):
     assert list_datasets(tmp_path / "gone") == []
     assert bundled_missing([]) == ["digits"]
     (entry,) = [e for e in list_datasets(digits_dir) if e.name == "digits:1.0.0"]
@@ -113,7 +113,7 @@ def test_datasets_in_a_folder_are_listed_off_their_metadata(digits_dir, tmp_path
     assert list_datasets(tmp_path) == []
 
 
-def test_the_digits_are_all_readable(digits_dir):
+def test_all_digits_are_readable(digits_dir):
     source = TfdsSource("digits", "test", str(digits_dir))
     report = check_split(source, "test")
     assert not report.bad

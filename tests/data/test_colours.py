@@ -25,7 +25,7 @@ def test_the_colours_of_four_patches_by_hand():
     assert classes(image[None], 2).tolist() == [[448, 56, 263, 10]]
 
 
-def test_one_level_less_is_another_class_exactly_at_the_border():
+def test_the_class_changes_exactly_at_the_border_between_bins():
     """Means of 96 and of 96 - 1/256 over patches of 16 x 16."""
     image = np.full((1, 16, 16, 3), 96, np.uint8)
     assert classes(image, 16).tolist() == [[3 * 73]]
@@ -33,18 +33,18 @@ def test_one_level_less_is_another_class_exactly_at_the_border():
     assert classes(image, 16).tolist() == [[2 * 73]]
 
 
-def test_fewer_bits_are_fewer_colours():
+def test_fewer_bits_give_fewer_colours():
     assert classes(np.full((1, 2, 2, 3), 255), 2, bits=1).tolist() == [[7]]
     assert colours_of_classes(np.array([5]), 1).tolist() == [[191.5, 63.5, 191.5]]
 
 
-def test_every_class_is_that_of_its_own_colour():
+def test_every_class_maps_to_its_own_colour():
     numbers = np.arange(512)
     pixels = colours_of_classes(numbers, 3)[:, None, None].astype(np.uint8)
     np.testing.assert_array_equal(classes(pixels, 1)[:, 0], numbers)
 
 
-def test_the_key_of_an_image_is_that_of_its_pixels():
+def test_the_random_key_of_an_image_depends_only_on_its_pixels():
     images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3)).astype(np.uint8)
     images[3] = images[0]
     images[4] = images[0]

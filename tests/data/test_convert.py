@@ -104,7 +104,7 @@ def test_converting_beside_the_old_files_makes_it_readable_and_leaves_them(
     assert convert(builder(old_format), None).was_complete
 
 
-def test_converting_to_another_place_makes_a_copy_that_stands_alone(old_format, tmp_path):
+def test_converting_to_another_folder_makes_an_independent_copy(old_format, tmp_path):
     before = {p.name: p.read_bytes() for p in old_format.iterdir()}
     done = convert(builder(old_format), tmp_path / "copy")
     assert done.path == tmp_path / "copy" / "pixels" / "1.0.0"
@@ -114,7 +114,7 @@ def test_converting_to_another_place_makes_a_copy_that_stands_alone(old_format, 
     assert (len(source), source.class_names) == (110, tuple("abcdefghij"))
 
 
-def test_every_record_is_the_same_shard_for_shard(old_format):
+def test_every_shard_has_the_same_records(old_format):
     convert(builder(old_format), None)
     for number in range(3):
         old = old_format / f"pixels-test.tfrecord-{number:05d}-of-00003"
@@ -142,7 +142,7 @@ def test_a_stopped_conversion_resumes_with_the_next_shard(old_format, monkeypatc
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "length", "record", "missing"])
-def test_a_damaged_file_is_named_and_nothing_is_converted_for_it(old_format, damage):
+def test_a_damaged_file_is_named_and_not_converted(old_format, damage):
     path = old_format / "pixels-test.tfrecord-00001-of-00003"
     content = bytearray(path.read_bytes())
     if damage == "cut":
@@ -169,7 +169,7 @@ def test_a_file_with_fewer_records_than_its_metadata_is_refused(old_format):
     assert not list(old_format.glob("*.array_record-00000-of-00003"))
 
 
-def test_without_the_checksum_package_the_line_says_how_to_get_it(old_format, monkeypatch):
+def test_without_the_checksum_package_the_error_says_how_to_install_it(old_format, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(DataError, match="pip install google-crc32c"):
         convert(builder(old_format), None)
@@ -181,7 +181,7 @@ def test_an_array_record_dataset_needs_no_conversion(digits_dir, monkeypatch):
 
 
 @pytest.mark.interop
-def test_the_real_package_computes_the_same(monkeypatch):
+def test_checksums_equal_those_of_the_google_crc32c_package(monkeypatch):
     monkeypatch.undo()
     package = pytest.importorskip("google_crc32c")
     for data in (b"", b"a", bytes(range(256)) * 3):

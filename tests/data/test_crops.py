@@ -60,7 +60,7 @@ def test_the_paper_draws_heights_and_ratios_uniformly():
     np.testing.assert_allclose(side, [0.512, 0.577, 0.642], atol=0.006)
 
 
-def test_the_papers_crops_of_a_photo_are_smaller_on_average():
+def test_the_papers_flavour_draws_smaller_crops_on_average():
     def mean_area(draw):
         boxes = draw_many(draw, (500, 375), 0.05, 1.0, 4000)
         return np.mean((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])) / (500 * 375)
@@ -70,7 +70,7 @@ def test_the_papers_crops_of_a_photo_are_smaller_on_average():
 
 
 @BOTH
-def test_boxes_reach_every_place(draw):
+def test_boxes_cover_every_position(draw):
     boxes = draw_many(draw, (20, 20), 0.25, 0.25, 500)
     assert boxes[:, 0].min() == boxes[:, 1].min() == 0
     assert boxes[:, 2].max() == boxes[:, 3].max() == 20
@@ -86,13 +86,13 @@ def test_boxes_reach_every_place(draw):
         ((1, 1), (0, 0, 1, 1)),
     ],
 )
-def test_where_no_box_fits_torchvision_takes_the_largest_central_one(size, expected):
+def test_if_no_box_fits_torchvision_takes_the_largest_central_one(size, expected):
     for seed in range(5):
         assert torchvision_box(size, 0.04, 0.2, np.random.default_rng(seed)) == expected
 
 
 @pytest.mark.parametrize("size", [(1000, 10), (10, 1000), (1, 1)])
-def test_where_no_box_fits_the_paper_takes_the_whole_image(size):
+def test_if_no_box_fits_the_paper_takes_the_whole_image(size):
     for seed in range(5):
         assert paper_box(size, 0.5, 0.9, np.random.default_rng(seed)) == (0, 0, *size)
 
@@ -118,7 +118,7 @@ def test_the_central_box_is_a_square_in_the_middle(size, fraction, expected):
     assert central_box(size, fraction) == expected
 
 
-def test_a_random_box_has_a_fixed_share_of_both_sides_and_comes_everywhere():
+def test_a_random_box_has_a_fixed_share_of_both_sides_and_any_position():
     rng = np.random.default_rng(0)
     boxes = np.array([random_box((50, 100), 0.8, rng) for _ in range(2000)])
     assert (boxes[:, 2] - boxes[:, 0] == 40).all()

@@ -23,7 +23,7 @@ from vit_jax.errors import DataError
         ({"name": "both", "mixture": {"a": {"name": "cifar10"}}}, (None, None)),
     ],
 )
-def test_sizes(data, size):
+def test_sizes_of_known_datasets(data, size):
     assert known_size(DataConfig.from_mapping({"global_batch_size": 1, **data})) == size
 
 

@@ -74,7 +74,7 @@ def test_every_pixel_format_becomes_rgb(encoded, expected):
     np.testing.assert_array_equal(np.asarray(image)[0], expected)
 
 
-def test_16_bit_rgb_is_read_by_its_high_bytes():
+def test_16_bit_rgb_keeps_its_high_bytes():
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(
             ">I", zlib.crc32(name + data)
@@ -95,7 +95,7 @@ def test_other_file_formats_are_read(kind, largest_error):
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_taken(kind):
+def test_the_first_frame_of_an_animation_is_decoded(kind):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     options = {"lossless": True} if kind == "WEBP" else {}
     encoded = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
@@ -116,7 +116,7 @@ def test_both_decoders_give_the_same_pixels_of_a_jpeg(monkeypatch, mode, progres
     assert one.shape == (200, 301, 3)
 
 
-def test_cmyk_and_ycck_jpegs_are_taken_as_inverted(decoder):
+def test_cmyk_and_ycck_jpegs_are_read_as_inverted(decoder):
     # As Adobe writes them, and Pillow too.
     encoded = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
     assert np.abs(pixels_of(encoded) - [255, 0, 0]).max() <= 4
@@ -156,7 +156,7 @@ def test_the_exif_orientation_is_applied(decoder, kind, orientation):
 
 @pytest.mark.parametrize("shrink", [1, 2, 4])
 @pytest.mark.parametrize("orientation", UPRIGHT)
-def test_a_part_is_one_of_the_upright_image(decoder, orientation, shrink):
+def test_a_part_is_cropped_from_the_upright_image(decoder, orientation, shrink):
     # Both sides are divisible by 8, so that turning moves no pixel of the shrunk image.
     encoded = encode(photo()[:160, :240], "JPEG", quality=95, exif=exif(orientation))
     image = EncodedImage(encoded)
@@ -235,7 +235,7 @@ def test_damage_within_a_jpeg_is_a_data_error_with_libjpegs_message():
         decode(encoded[:at] + b"\xff\xd3" + encoded[at + 2 :])
 
 
-def test_a_bomb_is_a_data_error_before_anything_is_decoded():
+def test_a_decompression_bomb_is_a_data_error_before_decoding():
     encoded = encode(smooth(8, 8), "JPEG")
     at = encoded.index(b"\xff\xc0") + 5
     bomb = encoded[:at] + b"\xff\xff\xff\xff" + encoded[at + 4 :]
@@ -247,12 +247,12 @@ def test_a_bomb_is_a_data_error_before_anything_is_decoded():
         EncodedImage(huge)
 
 
-def test_the_limit_is_pillows():
+def test_the_size_limit_is_that_of_pillow():
     assert decode_module._MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
 @needs_library
-def test_a_jpeg_that_libjpeg_turbo_refuses_is_left_to_pillow():
+def test_a_jpeg_that_libjpeg_turbo_refuses_is_decoded_by_pillow():
     # 1 x 3 blocks a unit: no subsampling that TurboJPEG has a name for.
     encoded = encode(photo()[:48, :48], "JPEG", subsampling=0)
     at = encoded.index(b"\xff\xc0") + 11
@@ -263,6 +263,6 @@ def test_a_jpeg_that_libjpeg_turbo_refuses_is_left_to_pillow():
 
 
 @needs_library
-def test_only_the_header_is_read_until_pixels_are_asked_for(monkeypatch):
+def test_only_the_header_is_read_until_pixels_are_needed(monkeypatch):
     monkeypatch.setattr(decode_module, "decode_part", functools.partial(pytest.fail, "decoded"))
     assert EncodedImage(encode(smooth(20, 30), "JPEG")).size == (30, 20)

@@ -31,7 +31,7 @@ def share(value: float) -> jax.Array:
     return jnp.array(value, jnp.float32)
 
 
-def test_unit_range_ends_exactly_at_minus_one_and_one():
+def test_unit_range_maps_0_and_255_to_exactly_minus_one_and_one():
     images = jnp.array([0, 51, 102, 153, 204, 255], jnp.uint8)[None, :, None, None]
     found = to_unit_range(jnp.broadcast_to(images, (1, 6, 1, 3)))
     assert found.dtype == jnp.float32
@@ -50,7 +50,7 @@ def test_flip_mirrors_half_of_the_images_left_to_right_and_leaves_the_rest():
     assert 430 < mirrored.sum() < 570
 
 
-def test_flip_is_the_same_for_a_key_and_differs_by_key():
+def test_flip_depends_only_on_the_key():
     images = ramp_images(100)
     one, same, other = (flip(images, jax.random.key(k)) for k in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
@@ -75,7 +75,7 @@ def test_a_quarter_of_the_images_is_erased_in_all_channels(erased):
     assert 425 < erased.any(axis=(1, 2, 3)).sum() < 575
 
 
-def test_what_is_erased_is_a_rectangle_of_2_to_33_percent_with_sides_of_0_3_to_3_3(erased):
+def test_the_erased_rectangle_has_the_documented_area_and_aspect_ratio(erased):
     masks = erased[erased.any(axis=(1, 2, 3)), :, :, 0]
     heights, widths = masks.any(axis=2).sum(axis=1), masks.any(axis=1).sum(axis=1)
     np.testing.assert_array_equal(masks.sum(axis=(1, 2)), heights * widths)
@@ -104,7 +104,7 @@ def test_noise_is_uniform_and_differs_by_pixel_channel_and_image():
         assert abs(np.corrcoef(one[both], other[both])[0, 1]) < 0.05
 
 
-def test_erasing_is_the_same_for_a_key_and_what_is_not_erased_is_untouched():
+def test_erasing_depends_only_on_the_key_and_changes_no_other_pixels():
     images = ramp_images(50, 16, 16)
     one, same, other = (
         erase_compiled(images, jax.random.key(k), probability=0.5, fill="noise") for k in (1, 1, 2)
@@ -134,7 +134,7 @@ def test_mixup_blends_each_example_with_the_one_before_it():
 
 
 @pytest.mark.parametrize("function", [mixup, cutmix])
-def test_a_share_of_one_changes_nothing(function):
+def test_a_mixup_share_of_one_changes_nothing(function):
     key = () if function is mixup else (jax.random.key(0),)
     images = ramp_images(3)
     found, labels = function(images, jnp.eye(3), share(1), *key)
@@ -142,7 +142,7 @@ def test_a_share_of_one_changes_nothing(function):
     np.testing.assert_array_equal(labels, np.eye(3))
 
 
-def test_cutmix_pastes_one_box_of_the_example_before_and_its_labels_are_the_pixel_shares():
+def test_cutmix_pastes_one_box_of_the_previous_example_and_mixes_labels_by_area():
     originals = constant_images([0.0, 1.0, 2.0], side=16)
     keys = jax.random.split(jax.random.key(0), 20)
     run = jax.jit(jax.vmap(lambda key: cutmix(originals, jnp.eye(3), share(0.6), key)))
@@ -195,7 +195,7 @@ def mix_often(images, times: int = 8, *, mixup_alpha=0.0, cutmix_alpha=0.0):
     return zip(*map(np.asarray, run(jax.random.split(jax.random.key(0), times))), strict=True)
 
 
-def test_without_mixing_images_and_whole_number_labels_come_back_untouched():
+def test_without_mixing_images_and_labels_are_unchanged():
     images, labels = ramp_images(4), jnp.arange(4, dtype=jnp.int32)
     key = jax.random.key(0)
     found = mix(images, labels, num_classes=5, mixup_alpha=0.0, cutmix_alpha=0.0, key=key)
@@ -210,7 +210,7 @@ def mixed_by_both():
     return list(mix_often(images, times=400, mixup_alpha=0.8, cutmix_alpha=1.0))
 
 
-def test_mixed_labels_are_distributions_over_two_classes_that_fit_the_images(mixed_by_both):
+def test_mixed_labels_are_distributions_over_the_two_mixed_classes(mixed_by_both):
     for images, labels in mixed_by_both[:20]:
         assert images.shape == (4, 8, 8, 3)
         assert labels.shape == (4, 5)
@@ -228,13 +228,13 @@ def test_the_share_is_drawn_anew_for_each_key(mixed_by_both):
     assert len({labels[0, 0] for _, labels in mixed_by_both[:20]}) > 15
 
 
-def test_with_both_on_each_batch_is_mixed_by_one_of_the_two_by_a_fair_coin(mixed_by_both):
+def test_with_both_on_each_batch_uses_one_with_equal_probability(mixed_by_both):
     pasted = sum(np.isin(images, [0, 1, 2, 3]).all() for images, _ in mixed_by_both)
     # 200 expected, standard deviation 10.
     assert 155 < pasted < 245
 
 
-def test_cutmix_alone_only_pastes():
+def test_with_only_cutmix_pixels_are_pasted_and_not_blended():
     images = constant_images([0.0, 1.0], 8)
     for found, labels in mix_often(images, cutmix_alpha=1.0):
         assert np.isin(found, [0, 1]).all()

@@ -45,7 +45,7 @@ def test_class_names_are_in_the_order_of_their_bytes(tmp_path):
     assert open_folder(tmp_path / "p").class_names == ("10", "9", "B", "b", "ä")
 
 
-def test_every_slice_holds_its_share_of_every_class(photos):
+def test_every_slice_has_its_share_of_every_class(photos):
     for start in range(0, 100, 10):
         part = open_folder(photos, f"train[{start}%:{start + 10}%]")
         # 10, 6 and 4 examples in ten slices of 2.
@@ -57,7 +57,7 @@ def test_every_slice_holds_its_share_of_every_class(photos):
     assert sorted(numbers(halves[0]) + numbers(halves[1])) == list(range(20))
 
 
-def test_the_order_is_golden(photos):
+def test_the_order_equals_the_golden_one(photos):
     # A change here changes the data of every run.
     source = open_folder(photos)
     assert numbers(source)[:10] == [9, 15, 18, 6, 1, 11, 7, 16, 10, 2]

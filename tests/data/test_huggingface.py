@@ -10,7 +10,7 @@ from vit_jax.data.sources.huggingface import HuggingFaceSource, open_splits
 from vit_jax.errors import DataError
 
 
-def test_without_the_package_the_line_says_how_to_get_it(monkeypatch):
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     data = DataConfig(source="huggingface", name="owner/name", global_batch_size=1)
     with pytest.raises(DataError, match="pip install datasets"):
@@ -74,7 +74,7 @@ class TestReal:
         }  # fmt: skip
         assert len(prints) == 3
 
-    def test_of_several_classes_one_is_named(self, saved):
+    def test_one_of_several_class_features_must_be_named(self, saved):
         folder = saved(label="fine", extra=["coarse"])
         with pytest.raises(DataError) as caught:
             HuggingFaceSource("tiny", "train", folder)
@@ -83,11 +83,11 @@ class TestReal:
         source = HuggingFaceSource("tiny", "train", folder, label_key="coarse")
         np.testing.assert_array_equal(source.labels(), np.arange(30) % 3)
 
-    def test_all_splits(self, saved):
+    def test_all_splits_can_be_opened(self, saved):
         found = open_splits("tiny", saved(), image_key=None, label_key=None)
         assert {name: len(source) for name, source in found.items()} == {"train": 30, "test": 9}
 
-    def test_a_folder_that_is_none_and_a_split_that_is_not_there(self, saved, tmp_path):
+    def test_a_folder_without_a_dataset_and_a_missing_split_are_errors(self, saved, tmp_path):
         with pytest.raises(DataError, match="no dataset in"):
             HuggingFaceSource("tiny", "train", str(tmp_path / "gone"))
         with pytest.raises(DataError, match="Unknown split 'val'"):
@@ -106,7 +106,7 @@ class TestReal:
         assert [(e.image == b"", e.label) for e in source.read([0, 1])] == [(False, -1), (True, 1)]
         assert source.labels().tolist() == [-1, 1]
 
-    def test_a_dataset_without_an_example_is_told_in_one_line(self, tmp_path):
+    def test_an_empty_dataset_is_a_one_line_error(self, tmp_path):
         datasets = pytest.importorskip("datasets")
         features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
         empty = {"image": [], "label": []}

@@ -51,7 +51,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_operations_equal_pillows(pair):
+def test_operations_equal_those_of_pillow(pair):
     ours, pillows = PAIRS[pair]
     for name, pixels in IMAGES.items():
         given = Image.fromarray(pixels)

@@ -27,13 +27,13 @@ def insert(encoded: bytes, marker: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
-def test_the_header_says_size_and_that_all_is_there(options):
+def test_the_header_gives_size_and_completeness(options):
     header = read_header(encode(smooth(33, 70), "JPEG", **options))
     assert header == (70, 33, 1, True, True)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_header_says_the_orientation(orientation):
+def test_the_header_gives_the_orientation(orientation):
     header = read_header(encode(smooth(8, 8), "JPEG", exif=exif(orientation)))
     assert header.orientation == orientation
 
@@ -85,7 +85,7 @@ def test_arithmetic_coding_and_twelve_bits_are_not_common():
 
 
 @pytest.mark.parametrize("cut", [1, 2, 100])
-def test_without_its_end_a_jpeg_is_not_complete(cut):
+def test_a_jpeg_without_its_end_marker_is_incomplete(cut):
     encoded = encode(photo()[:64, :64], "JPEG")
     assert read_header(encoded).complete
     assert not read_header(encoded[:-cut]).complete
@@ -101,14 +101,14 @@ def test_bytes_after_the_end_do_not_matter():
      encode(smooth(8, 8), "JPEG")[:100], b"\xff\xd8\xff\xda\0\x02\0\0"],
     ids=["empty", "start", "ff", "cut-frame", "no-marker", "png", "cut-header", "no-frame"],
 )  # fmt: skip
-def test_a_broken_header_is_none(encoded):
+def test_a_broken_header_gives_none(encoded):
     assert read_header(encoded) is None
 
 
 @needs_library
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_a_part_is_exactly_the_part_of_the_whole(subsampling, progressive):
+def test_a_decoded_part_equals_the_part_of_the_whole_image(subsampling, progressive):
     encoded = encode(
         photo()[:131, :203], "JPEG", subsampling=SUBSAMPLINGS[subsampling], progressive=progressive
     )
@@ -130,7 +130,7 @@ def test_a_part_is_exactly_the_part_of_the_whole(subsampling, progressive):
 @needs_library
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_a_part_of_a_shrunk_image_is_exactly_the_part_of_the_whole(subsampling, shrink):
+def test_a_part_of_a_shrunk_image_equals_the_part_of_the_whole_image(subsampling, shrink):
     encoded = encode(photo()[:131, :203], "JPEG", subsampling=SUBSAMPLINGS[subsampling])
     expected = whole(encoded, shrink)
     height, width = -(-131 // shrink), -(-203 // shrink)
@@ -159,7 +159,7 @@ def test_gray_becomes_rgb():
 
 
 @needs_library
-def test_damaged_image_data_are_an_error_where_they_are_needed_and_only_there():
+def test_damaged_image_data_are_an_error_only_if_they_are_needed():
     pixels = photo()[:320, :320]
     encoded = encode(pixels, "JPEG")
     at = len(encoded) * 3 // 4
@@ -181,7 +181,7 @@ def test_missing_image_data_are_an_error():
 
 
 @needs_library
-def test_bytes_between_image_data_and_the_end_do_no_harm():
+def test_bytes_between_image_data_and_the_end_are_ignored():
     encoded = encode(photo()[:64, :64], "JPEG")
     padded = encoded[:-2] + b"\0" * 7 + encoded[-2:]
     np.testing.assert_array_equal(whole(padded), whole(encoded))
@@ -195,7 +195,7 @@ def test_a_jpeg_that_libjpeg_turbo_refuses_is_unsupported(encoded):
 
 
 @needs_library
-def test_threads_do_not_get_into_each_others_way():
+def test_threads_can_decode_at_the_same_time():
     images = [encode(photo()[i * 40 : i * 40 + 160, :160], "JPEG") for i in range(4)]
     expected = [whole(encoded) for encoded in images]
     wrong = []
@@ -214,7 +214,7 @@ def test_threads_do_not_get_into_each_others_way():
 
 
 @pytest.mark.parametrize("found", [[], ["/nowhere/libturbojpeg.so"]])
-def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
+def test_a_missing_library_is_logged_in_one_line(monkeypatch, caplog, found):
     jpeg.library.cache_clear()
     monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(found))
     monkeypatch.delattr(jpeg._local, "decoder", raising=False)
@@ -229,7 +229,7 @@ def test_without_a_library_one_line_says_so(monkeypatch, caplog, found):
         jpeg.library.cache_clear()
 
 
-def test_a_library_older_than_3_is_not_taken(monkeypatch):
+def test_a_library_older_than_3_is_not_used(monkeypatch):
     jpeg.library.cache_clear()
     # Any library without these functions.
     monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(["libc.so.6"]))

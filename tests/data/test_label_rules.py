@@ -42,12 +42,12 @@ def test_the_distance_to_the_nearest_vehicle(objects, label):
 @pytest.mark.parametrize(
     ("nearest", "label"), [(7.9, 0), (8.0, 0), (8.2, 1), (9.4, 3), (9.7, 4), (12.0, 5)]
 )
-def test_the_distance_to_the_nearest_of_clevrs_objects(nearest, label):
+def test_the_distance_to_the_nearest_object_in_clevr(nearest, label):
     coordinates = np.array([[3, 4, 20.0], [1, 2, nearest]], np.float32)
     assert RULES["clevr_distance"].label({"objects": {"pixel_coords": coordinates}}) == label
 
 
-def test_the_number_of_clevrs_objects():
+def test_the_number_of_objects_in_clevr():
     for count in range(3, 11):
         assert RULES["clevr_count"].label({"objects": {"size": np.zeros(count)}}) == count - 3
 
@@ -109,7 +109,7 @@ def scenes(tmp_path_factory):
         ("dsprites_location", lambda i: 2 * i),
     ],
 )
-def test_labels_of_a_dataset(scenes, rule, wanted):
+def test_a_label_rule_sets_the_labels_of_a_dataset(scenes, rule, wanted):
     source = TfdsSource("scenes", "train", scenes, label_rule=rule)
     stored = TfdsSource("scenes", "train", scenes, label_key="label_x_position")
     # By their images' order in the files, which is not that of writing.
@@ -128,7 +128,7 @@ def test_dsprites_pixels_become_black_and_white(scenes):
     np.testing.assert_array_equal(np.asarray(decode(seen.image))[..., 0], 255 * np.eye(4))
 
 
-def test_a_rule_for_another_dataset_is_one_line(digits_dir):
+def test_a_rule_for_another_dataset_is_a_one_line_error(digits_dir):
     with pytest.raises(DataError, match=r"objects, which data\.label_rule=clevr_count"):
         TfdsSource("digits", "train", str(digits_dir), label_rule="clevr_count")
 

@@ -127,7 +127,7 @@ def test_labels_belong_to_their_images(batches):
         np.testing.assert_array_equal(batch["label"], batch["image"][:, 0, 0] % 10)
 
 
-def test_the_index_identifies_the_example(batches):
+def test_index_is_the_position_of_the_example_in_the_source(batches):
     for batch in batches:
         assert batch["index"].dtype == np.int64
         np.testing.assert_array_equal(batch["index"], batch["image"][:, 0, 0])
@@ -185,12 +185,12 @@ def test_batches_are_the_same_from_any_start(source, batches, start, threads):
     assert_equal(train(source, spec(8, threads=threads), start=start), batches[start:])
 
 
-def test_no_step_is_left_at_the_end(source):
+def test_the_feed_ends_after_the_last_step(source):
     assert train(source, spec(8), start=10) == []
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_rows_of_several_hosts_make_up_the_batch_of_one(source, batches, hosts):
+def test_rows_of_several_hosts_form_the_global_batch(source, batches, hosts):
     size = 8 // hosts
     parts = [train(source, spec(8, rows=range(h * size, (h + 1) * size))) for h in range(hosts)]
     together = [
@@ -239,14 +239,14 @@ def test_augmentation_differs_by_position_and_by_seed(source):
     assert (drawn(0) != drawn(1)).any(axis=1).all()
 
 
-def test_order_of_the_first_batch_is_golden(source):
+def test_the_order_of_the_first_batch_equals_the_golden_one(source):
     # A change here changes the data of every run.
     assert numbers(train(source, spec(8), end=1)).tolist() == [24, 29, 14, 25, 19, 20, 13, 16]
 
 
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 8, 23, 50, 64])
-def test_evaluation_holds_every_example_once_in_order(source, batch_size, threads):
+def test_evaluation_has_every_example_once_in_order(source, batch_size, threads):
     found = list(eval_batches(source, PLAIN, spec(batch_size, threads=threads)))
     assert len(found) == -(-50 // batch_size)
     assert all(len(b["mask"]) == len(b["image"]) == len(b["label"]) == batch_size for b in found)
@@ -331,7 +331,7 @@ def test_the_real_transform_is_reproducible_over_threads(digits_dir):
     assert one[0]["image"].shape == (64, 8, 8, 3)
 
 
-def test_positions_may_exceed_32_bits(source):
+def test_positions_beyond_32_bits_work(source):
     # Position 5 * 10**10 is the first of an epoch.
     order = numbers(train(source, spec(10), start=5 * 10**9, end=5 * 10**9 + 5))
     assert sorted(order) == list(range(50))
@@ -400,7 +400,7 @@ def test_a_dataset_of_only_bad_examples_is_an_error():
         train(broken, spec(2, on_bad_example="skip"), end=1)
 
 
-def test_a_source_in_memory_is_read_by_one_process_unless_asked():
+def test_a_source_in_memory_is_read_by_one_process_by_default():
     assert reader_counts(spec(8, threads=None), 16, in_memory=True) == (0, 16)
     assert reader_counts(spec(8, threads=None, num_workers=2), 16, in_memory=True) == (2, 8)
 
@@ -417,7 +417,7 @@ def test_a_source_in_memory_is_read_by_one_process_unless_asked():
         (16, {"threads": 3, "num_workers": 1}, (1, 3)),
     ],
 )
-def test_processes_and_threads_by_cores(cores, asked, got):
+def test_processes_and_threads_follow_the_number_of_cores(cores, asked, got):
     asked = {"threads": None, **asked}
     assert reader_counts(spec(8, **asked), cores) == got
 

@@ -49,16 +49,14 @@ def mix(weights, **members):
         ((3, 7), (0.1, 0.2), (4, 7)),  # 3.5 of 10.5, rounded up.
     ],
 )
-def test_an_epoch_is_the_shortest_with_the_proportions_that_holds_every_example(
-    sizes, weights, slots
-):
+def test_an_epoch_is_the_shortest_that_has_every_example_and_the_proportions(sizes, weights, slots):
     found = slots_by_weight(
         dict(zip("ab", sizes, strict=True)), dict(zip("ab", weights, strict=True))
     )
     assert found == dict(zip("ab", slots, strict=True))
 
 
-def test_an_epoch_holds_every_example_in_the_exact_proportions():
+def test_an_epoch_has_every_example_and_the_exact_proportions():
     source = mix({"a": 3.0, "b": 1.0}, a=Numbers("a", 30), b=Numbers("b", 7))
     assert len(source) == 30 + 10
     seen = Counter(e.image.decode() for e in source.read(range(len(source))))
@@ -70,7 +68,7 @@ def test_an_epoch_holds_every_example_in_the_exact_proportions():
     }
 
 
-def test_batches_hold_about_the_proportions():
+def test_batches_have_about_the_proportions():
     source = mix({"a": 1.0, "b": 1.0}, a=Numbers("a", 5000), b=Numbers("b", 10))
     spec = BatchSpec(global_batch_size=100, rows=range(100), num_threads=0)
     member = Preprocessing(
@@ -87,8 +85,8 @@ def test_reading_keeps_the_order_and_equals_reading_one_by_one():
     indices = [14, 0, 9, 0, 4, 5]
     assert source.read(indices) == [source[i] for i in indices]
     # Of b's ten positions, 5 to 14, the last is its example 9 % 3.
-    told = ["b 0", "a 0", "b 1", "a 0", "a 4", "b 0"]
-    assert [e.image.decode() for e in source.read(indices)] == told
+    message = ["b 0", "a 0", "b 1", "a 0", "a 4", "b 0"]
+    assert [e.image.decode() for e in source.read(indices)] == message
     assert source[14].id == "b: 0"
 
 
@@ -98,7 +96,7 @@ def test_members_with_the_same_classes_share_labels():
     assert [e.label for e in source.read(range(8))] == [0, 1] * 4
 
 
-def test_other_classes_follow_one_after_the_other():
+def test_other_classes_are_numbered_one_member_after_the_other():
     members = {
         "a": Numbers("a", 2),
         "b": Numbers("b", 3, ("p", "q", "r")),
@@ -109,7 +107,7 @@ def test_other_classes_follow_one_after_the_other():
     assert [e.label for e in source.read(range(7))] == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_a_label_out_of_a_members_range_does_not_become_anothers():
+def test_a_label_out_of_range_does_not_become_a_class_of_another_member():
     class Wrong(Numbers):
         def __getitem__(self, index):
             return Example(b"", [2, -1][index], "wrong")
@@ -165,7 +163,7 @@ def test_a_config_names_datasets_and_weights(config):
     assert training.source[149].image == training.source[109].image == training.source[139].image
 
 
-def test_the_command_line_may_name_members(digits_dir):
+def test_members_may_be_given_on_the_command_line(digits_dir):
     overrides = [
         "data.mixture.a.name=digits", "data.mixture.b.name=digits", "data.mixture.b.weight=2",
         f"data.data_dir={digits_dir}",

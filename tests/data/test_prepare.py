@@ -36,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_prepared_folder_is_the_folder_in_the_same_order(photos, tmp_path):
+def test_a_prepared_folder_has_the_same_examples_in_the_same_order(photos, tmp_path):
     prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
     source = FolderSource(list_images(photos), "train", "photos")
     packed = TfdsSource("photos", "train", str(tmp_path / "data"))
@@ -63,13 +63,15 @@ def test_tfds_opens_the_result(photos, tmp_path):
     assert (packed.path / "label.labels.txt").read_text().split() == ["ant", "bee", "cat"]
 
 
-def test_checksums_are_those_of_the_shards_and_part_of_the_identity(photos, tmp_path):
+def test_the_metadata_has_the_checksums_of_the_shards_and_they_enter_the_fingerprint(
+    photos, tmp_path
+):
     packed = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
     lines = (packed.path / "checksums.sha256").read_text().splitlines()
-    told = dict(reversed(line.split("  ")) for line in lines)
+    message = dict(reversed(line.split("  ")) for line in lines)
     shards = {p.name: p for p in packed.path.glob("*.array_record-*")}
-    assert told == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in shards.items()}
-    # As many images of the same classes: only the checksums tell.
+    assert message == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in shards.items()}
+    # The same number of images per class: only the checksums differ.
     before = TfdsSource("photos", "train", str(tmp_path / "data")).fingerprint
     (photos / "ant" / "000.png").write_bytes(encoded(200))
     prepare(photos, tmp_path / "other", shard_mb=TINY_SHARDS)
@@ -158,7 +160,7 @@ def test_a_journal_line_that_a_kill_cut_off_is_written_again(photos, tmp_path):
     assert content(path) == before
 
 
-def test_a_complete_dataset_is_left_as_it_is(photos, tmp_path):
+def test_a_complete_dataset_is_not_written_again(photos, tmp_path):
     path = prepare(photos, tmp_path / "data").path
     before = {p: p.stat().st_mtime_ns for p in path.iterdir() if p.name != ".prepare.lock"}
     assert prepare(photos, tmp_path / "data").was_complete
@@ -191,7 +193,7 @@ def test_damaged_files_are_written_again(photos, tmp_path, pattern, damage):
 
 
 @pytest.mark.parametrize("change", ["image", "short_side"])
-def test_other_images_or_options_in_the_same_place_are_refused(photos, tmp_path, change):
+def test_other_images_or_options_for_an_existing_dataset_are_refused(photos, tmp_path, change):
     path = prepare(photos, tmp_path / "data").path
     before = content(path)
     if change == "image":
@@ -305,8 +307,8 @@ def opened(image: bytes) -> Image.Image:
     ("kind", "kept_as"), [("JPEG", "JPEG"), ("PNG", "PNG"), ("BMP", "PNG"), ("WEBP", "JPEG")]
 )
 def test_a_larger_image_is_shrunk_to_the_short_side(size, result, kind, kept_as):
-    image, told = fit_image(encoded(90, size, kind), 10)
-    assert told == opened(image).format == kept_as
+    image, message = fit_image(encoded(90, size, kind), 10)
+    assert message == opened(image).format == kept_as
     assert opened(image).size == result
     assert abs(number_of(image) - 90) <= 3
 
@@ -325,7 +327,7 @@ def test_jpeg_quality_is_95():
     assert opened(image).quantization == opened(reference).quantization
 
 
-def test_an_image_that_exif_turns_is_turned_when_it_is_encoded_again():
+def test_an_image_rotated_by_exif_is_rotated_when_it_is_encoded_again():
     pixels = np.zeros((8, 16, 3), np.uint8)
     pixels[:, :8] = 255  # The left half is white.
     held, exif = io.BytesIO(), Image.Exif()
@@ -350,7 +352,7 @@ def test_transparency_is_dropped_when_shrinking():
     assert number_of(image) == 90
 
 
-def test_shards_of_the_same_records_have_the_same_bytes_and_a_line_in_the_journal(tmp_path):
+def test_shards_are_reproducible_and_recorded_in_the_journal(tmp_path):
     records = [bytes([i]) * 1000 for i in range(50)]
     shards = []
     for name in ("one", "other"):

@@ -34,7 +34,7 @@ WRONG_MEAN = {"contrast 0.3", "contrast 0.9"}
 
 
 @pytest.mark.parametrize("case", sorted(set(GOLDEN["names"].tolist()) - WRONG_MEAN))
-def test_operations_are_within_a_level_of_the_authors(case):
+def test_operations_agree_with_the_authors_code_within_one_level(case):
     """The goldens are what the formulas of the authors' code give in TensorFlow 2.21.
 
     A case is an operation, a level, and where there is one a sign. Translations there are 100
@@ -49,7 +49,7 @@ def test_operations_are_within_a_level_of_the_authors(case):
     assert np.abs(found - GOLDEN["image"]).max() > 1  # Something was done.
 
 
-def test_the_goldens_cover_every_operation_but_cutout_whose_place_is_drawn():
+def test_the_goldens_cover_every_operation_except_cutout():
     assert {case.split()[0] for case in GOLDEN["names"].tolist()} | {"cutout"} == set(OPERATIONS)
 
 
@@ -111,7 +111,7 @@ def test_contrast_stretches_around_the_mean():
     assert apply("contrast", [[100, 200]], 0.0).tolist() == [[145, 155]]
 
 
-def test_color_goes_from_gray_to_saturated():
+def test_color_ranges_from_gray_to_saturated():
     red = Image.new("RGB", (1, 1), (200, 0, 0))
     gray = round(200 * 0.299)  # 60
 
@@ -132,7 +132,7 @@ def test_sharpness_moves_away_from_the_smoothed_image():
     np.testing.assert_array_equal(apply("sharpness", pixels, 0.5), pixels)
 
 
-def test_translation_by_one_pixel_each_way_lets_gray_in():
+def test_translation_by_one_pixel_fills_the_border_with_gray():
     one = 224 / 100 / 8  # The level that is one of eight pixels: 100 of 224 at level 1.
     plus, minus = apply("translate_x", RAMP, one, 1), apply("translate_x", RAMP, one, 0)
     np.testing.assert_array_equal(plus[:, :-1], RAMP[:, 1:])
@@ -154,19 +154,19 @@ def test_translation_at_level_one_is_100_of_224_pixels():
     assert found.tolist() == [*range(100, 224), *[GRAY] * 100]
 
 
-def test_rotation_by_90_degrees_is_exact_and_turns_either_way():
+def test_rotation_by_90_degrees_is_exact_in_both_directions():
     square = RAMP[:, :4]
     # 30 degrees at level 1; plus is counterclockwise, as numpy's.
     np.testing.assert_array_equal(apply("rotate", square, 3.0, 1), np.rot90(square))
     np.testing.assert_array_equal(apply("rotate", square, 3.0, 0), np.rot90(square, -1))
 
 
-def test_rotation_lets_gray_in_at_the_corners():
+def test_rotation_fills_the_corners_with_gray():
     assert apply("rotate", np.zeros((9, 9)), 1.0, 1)[0, 0] == GRAY
 
 
 @pytest.mark.parametrize(("sign", "shifts"), [(1, [0, 1, 1, 2]), (0, [0, -1, -1, -2])])
-def test_shear_moves_row_y_by_that_many_times_the_slope(sign, shifts):
+def test_shear_moves_row_y_by_y_times_the_slope(sign, shifts):
     level = 0.6 / 0.3  # 0, 0.6, 1.2 and 1.8 pixels, to the nearest.
     found = apply("shear_x", RAMP, level, sign)
     padded = np.pad(RAMP, ((0, 0), (2, 2)), constant_values=GRAY)
@@ -187,7 +187,7 @@ def test_cutout_grays_a_square_of_80_of_224_pixels_cut_off_at_the_border(centre,
     np.testing.assert_array_equal(found, expected)
 
 
-def test_cutout_at_level_zero_changes_nothing_and_never_the_image_given():
+def test_cutout_at_level_zero_changes_nothing_and_never_its_input():
     image = Image.new("RGB", (56, 56))
     for level in (0.0, 1.0):
         OPERATIONS["cutout"](image, level, np.random.default_rng(0))

@@ -57,14 +57,14 @@ def test_pixel_values_by_hand(name, level, expected):
         assert apply(name, ROW, level).tolist() == [expected]
 
 
-def test_contrast_goes_towards_and_away_from_the_mean():
+def test_contrast_moves_towards_and_away_from_the_mean():
     # The mean is 150: 150 +- 0.1 * 50, 150 +- 1.9 * 50, 150 +- 1.27 * 50.
     assert apply("contrast", [[100, 200]], -1.0).tolist() == [[145, 155]]
     assert apply("contrast", [[100, 200]], 1.0).tolist() == [[55, 245]]
     assert apply("contrast", [[100, 200]], 9 / 30).tolist() == [[86, 213]]
 
 
-def test_color_goes_towards_and_away_from_gray():
+def test_color_moves_towards_and_away_from_gray():
     red = Image.new("RGB", (1, 1), (200, 0, 0))  # Gray: round(200 * 0.299) = 60.
     change = OPERATIONS["color"][0]
     assert change(red, -1.0).getpixel((0, 0)) == (74, 54, 54)
@@ -72,7 +72,7 @@ def test_color_goes_towards_and_away_from_gray():
     assert change(red, 1.0).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_sharpness_goes_towards_and_away_from_the_smoothed_image():
+def test_sharpness_moves_towards_and_away_from_the_smoothed_image():
     pixels = np.zeros((5, 5), int)
     pixels[2, 2] = 130
     # Smoothed by (5 in the centre, 1 around it) / 13: 50 in the middle, 10 beside it.
@@ -81,14 +81,14 @@ def test_sharpness_goes_towards_and_away_from_the_smoothed_image():
     np.testing.assert_array_equal(apply("sharpness", pixels, 0.0), pixels)
 
 
-def test_auto_contrast_and_equalize_have_no_strength():
+def test_auto_contrast_and_equalize_ignore_the_magnitude():
     # (75 - 50) * 255 / (101 - 50) = 125
     assert apply("auto_contrast", [[50, 75, 101]], 0.2).tolist() == [[0, 125, 255]]
     pixels = np.repeat([10, 11, 12, 200], 256).reshape(32, 32)
     assert np.unique(apply("equalize", pixels, 0.2)).tolist() == [0, 85, 171, 255]
 
 
-def test_translation_is_by_whole_pixels_plus_right_and_down_with_black_coming_in():
+def test_translation_is_by_whole_pixels_and_fills_with_black():
     # 150 / 331 of 8 pixels are 3.6, of 4 are 1.8: at a half 1 and 0 pixels, at the end 3 and 1.
     right, left = apply("translate_x", RAMP, 0.5), apply("translate_x", RAMP, -0.5)
     np.testing.assert_array_equal(right[:, 1:], RAMP[:, :-1])
@@ -138,7 +138,7 @@ def nearest(pixels: np.ndarray, matrix, offset) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("magnitude", [3, 9, 17, 30])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["shear_x", "shear_y", "rotate"])
-def test_geometry_is_that_of_torchvisions_matrices(name, sign, magnitude):
+def test_geometry_equals_torchvisions_matrices(name, sign, magnitude):
     pixels = noise(40, 56)
     level = sign * magnitude / 30
     shear = np.degrees(np.arctan(0.3 * level))
@@ -180,7 +180,7 @@ def test_operations_are_drawn_with_replacement_and_applied_in_order_at_m_of_30()
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
-def test_every_operation_is_drawn_and_every_sign(monkeypatch):
+def test_every_operation_is_drawn_with_either_sign(monkeypatch):
     drawn = set()
     for name, (_, signed) in list(OPERATIONS.items()):
         monkeypatch.setitem(

@@ -40,14 +40,14 @@ def test_enlarging_is_bilinear_within_a_level(size):
 
 
 @pytest.mark.parametrize("antialias", [True, False])
-def test_an_image_of_the_right_size_stays_as_it_is(antialias):
+def test_an_image_of_the_right_size_is_unchanged(antialias):
     pixels = noise(16, 16)
     found = resize(pixels, 16, antialias=antialias)
     np.testing.assert_array_equal(found, pixels)
     assert found.flags.c_contiguous
 
 
-def test_a_view_of_other_pixels_is_resized_like_a_copy():
+def test_a_strided_view_is_resized_like_a_copy():
     view = photo()[20:300, 30:390]
     assert not view.flags.c_contiguous
     np.testing.assert_array_equal(resize(view, 224), resize(view.copy(), 224))
@@ -90,13 +90,13 @@ def test_patterns_too_fine_for_the_result_are_averaged_away(size, past_nyquist, 
 
 
 @pytest.mark.parametrize("size", [200, 128, 96, 50])
-def test_coarse_patterns_stay(size):
+def test_coarse_patterns_are_preserved(size):
     pixels = stripes(16 * 256 / size, 256)
     assert contrast(resize(pixels, size)) > 0.98 * contrast(pixels)
 
 
 @pytest.mark.parametrize("shape", [(1000, 40), (40, 1000), (1, 500), (500, 1), (7, 3)])
-def test_sides_are_treated_each_by_its_own_scale(shape):
+def test_each_side_is_resized_by_its_own_scale(shape):
     pixels = noise(*shape)
     found = resize(pixels, 32).astype(int)
     assert np.abs(found - by_pillow(pixels, 32)).mean() < 6

@@ -81,7 +81,7 @@ def test_digits_have_ten_classes_named_0_to_9_and_their_full_name(train):
     assert train.name == "digits/1.0.0 train"
 
 
-def test_every_pixel_and_label_is_scikit_learns(train):
+def test_every_pixel_and_label_equals_scikit_learn(train):
     digits = load_digits()
     for number, example in zip(_ids(train), train.read(range(len(train))), strict=True):
         # 0 to 16 there, 0 to 255 here.
@@ -95,13 +95,13 @@ def test_reading_several_equals_reading_one_by_one(train):
     assert train.read(indices) == [train[i] for i in indices]
 
 
-def test_an_example_is_named_by_index_and_id(train):
+def test_an_example_is_identified_by_index_and_id(train):
     index, _, name = train[12].id.partition(" ")
     assert index == "12"
     assert name.startswith("(digits/")
 
 
-def test_a_part_of_a_split_holds_the_examples_that_it_names(digits_dir, train):
+def test_a_part_of_a_split_has_the_examples_in_its_range(digits_dir, train):
     part = TfdsSource("digits", "train[10:13]", str(digits_dir))
     assert [e.image for e in part.read([0, 1, 2])] == [e.image for e in train.read([10, 11, 12])]
     assert len(TfdsSource("digits", "train[90%:]", str(digits_dir))) == 144
@@ -116,14 +116,14 @@ def test_fingerprint_is_stable_and_differs_by_split(digits_dir, train):
     assert train.fingerprint == "e57bc5db0234c1dc"
 
 
-def test_fingerprint_differs_by_dataset_though_files_are_the_same(other_dataset, train):
+def test_fingerprint_differs_by_dataset_name_even_for_equal_files(other_dataset, train):
     copy = TfdsSource("pixels", "train", str(other_dataset()))
     assert copy.name == "pixels/1.0.0 train"
     assert copy[5].image == train[5].image
     assert copy.fingerprint != train.fingerprint
 
 
-def test_a_version_may_be_named(digits_dir, other_dataset, train):
+def test_a_version_may_be_given(digits_dir, other_dataset, train):
     assert TfdsSource("digits:1.0.0", "train", str(digits_dir)).fingerprint == train.fingerprint
     assert len(TfdsSource("pixels:1.0.0", "test", str(other_dataset()))) == 360
 
@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         ("train[2000:]", "Requested slice"),
     ],
 )
-def test_a_bad_split_is_named_with_the_good_ones(digits_dir, split, reason):
+def test_the_error_for_a_bad_split_names_the_valid_ones(digits_dir, split, reason):
     with pytest.raises(DataError) as caught:
         TfdsSource("digits", split, str(digits_dir))
     assert caught.value.got.startswith(f"split {split!r} of digits/1.0.0: {reason}")
@@ -254,7 +254,7 @@ def test_a_dataset_without_a_class_feature_is_refused(other_dataset):
     )
 
 
-def test_label_key_chooses_among_class_features_and_changes_the_fingerprint(other_dataset):
+def test_label_key_selects_a_class_feature_and_changes_the_fingerprint(other_dataset):
     folder = other_dataset()
     usual = TfdsSource("pixels", "train", str(folder))
     change_features(folder, lambda held: held.update(second=held["label"]))
@@ -374,7 +374,7 @@ def test_a_missing_or_truncated_file_of_a_dataset_is_a_data_error(other_dataset,
         TfdsSource("pixels", "train", str(folder))[0]
 
 
-def test_tensorflow_is_not_imported_even_where_it_is_installed(tmp_path):
+def test_tensorflow_is_not_imported_even_if_it_is_installed(tmp_path):
     trap = tmp_path / "packages" / "tensorflow"
     trap.mkdir(parents=True)
     (trap / "__init__.py").write_text("import os; os._exit(3)")

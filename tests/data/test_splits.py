@@ -36,21 +36,21 @@ def test_percentages_are_rounded_as_tfds_rounds_them(digits_dir):
     ("split", "reason"),
     [("val", "Unknown split 'val'"), ("train[", "Error parsing"), ("train[:101]", "Requested")],
 )
-def test_a_bad_split_string_is_named_with_the_splits_there_are(split, reason):
+def test_the_error_for_a_bad_split_names_the_available_splits(split, reason):
     with pytest.raises(DataError) as caught:
         read_split(split, SHARDS, "photos")
     assert caught.value.got.startswith(f"split {split!r} of photos: {reason}")
     assert caught.value.expected == "one of train, test, or a part such as train[:90%]"
 
 
-def test_an_empty_part_is_refused_unless_another_is_not():
+def test_an_empty_split_is_refused_unless_another_part_has_examples():
     with pytest.raises(DataError, match=r"split 'train\[:0\]' of photos is empty"):
         read_split("train[:0]", SHARDS, "photos")
     assert len(read_split("train[:0]+test", SHARDS, "photos")) == 2
 
 
 @pytest.mark.parametrize("split", ["train[90%:10%]", "train[:50%]+train[5:4]"])
-def test_a_part_whose_end_is_before_its_start_is_refused(split):
+def test_a_part_that_ends_before_it_starts_is_refused(split):
     with pytest.raises(DataError, match="expected parts whose end is after their start"):
         read_split(split, SHARDS, "photos")
 
@@ -88,7 +88,7 @@ def test_vtab_1k_is_the_first_800_of_train_and_the_first_200_of_validation(name,
     [("cifar100", "test"), ("eurosat", "train[80%:]"), ("clevr", "validation"),
      ("dsprites", "train[90%:]"), ("smallnorb", "test[50%:]")],
 )  # fmt: skip
-def test_the_test_part_of_vtab(name, test):
+def test_the_test_split_of_vtab_is_the_published_one(name, test):
     assert expand_presets("vtab_test", {"train": 1000}, name) == test
 
 
@@ -104,7 +104,7 @@ def test_minitrain_and_minival_are_the_parts_of_train(size, percent):
     np.testing.assert_allclose(parts[1].stop - parts[1].start, size * percent / 100, atol=0.5)
 
 
-def test_a_split_of_the_dataset_goes_before_a_preset_of_that_name():
+def test_a_split_of_the_dataset_takes_precedence_over_a_preset():
     assert expand_presets("val200", {"train": 5000, "val200": 200}, "x") == "val200"
 
 

@@ -51,7 +51,7 @@ def counts(source, **rule) -> list[int]:
     return take_subset(source, SubsetConfig(**rule))[1]["examples_per_class"]
 
 
-def test_subsets_lie_inside_each_other_and_have_exactly_the_wanted_size():
+def test_subsets_are_nested_and_have_exactly_the_configured_size():
     fractions = [0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.99, 1.0]
     taken = [positions(SKEWED, fraction=f) for f in fractions]
     assert [len(t) for t in taken] == [9, 30, 90, 300, 900, 1500, 2970, 3000]
@@ -96,7 +96,7 @@ def test_classes_of_equal_size_differ_by_one_at_most():
         assert taken.max() - taken.min() <= 1
 
 
-def test_per_class_takes_as_many_of_each():
+def test_per_class_takes_equally_many_of_each_class():
     sizes = [30, 20, 25]
     source = Labelled(np.random.default_rng(1).permutation(np.repeat(range(3), sizes)), 3)
     assert counts(source, per_class=20) == [20, 20, 20]
@@ -108,7 +108,7 @@ def test_per_class_takes_as_many_of_each():
     assert caught.value.got == "class 'class 1' of labelled has 20 examples"
 
 
-def test_a_seed_takes_other_examples_but_as_many_of_each_class():
+def test_another_seed_takes_other_examples_but_equally_many_of_each_class():
     one, other = (positions(SKEWED, fraction=0.3, seed=s) for s in (0, 1))
     assert counts(SKEWED, fraction=0.3) == counts(SKEWED, fraction=0.3, seed=1)
     # 30 % of 30 % in common.
@@ -144,15 +144,15 @@ def test_seeded_hash_is_splitmix64():
     assert seeded_hash(3, numbers).tolist() == expected
 
 
-def test_the_manifest_says_which_examples_these_are(digits_dir):
+def test_the_manifest_lists_the_examples(digits_dir):
     source = TfdsSource("digits", "train", str(digits_dir))
     subset, manifest = take_subset(source, SubsetConfig(fraction=0.1))
     taken = [int(e.id.split()[0]) for e in subset.read(range(len(subset)))]
     assert (
         hashlib.sha256(np.array(taken, "<u8").tobytes()).hexdigest() == (manifest["indices_sha256"])
     )
-    told = np.bincount([e.label for e in subset.read(range(len(subset)))])
-    assert told.tolist() == manifest["examples_per_class"]
+    message = np.bincount([e.label for e in subset.read(range(len(subset)))])
+    assert message.tolist() == manifest["examples_per_class"]
     assert {k: manifest[k] for k in ("dataset", "rule", "seed", "examples", "of")} == {
         "dataset": "digits/1.0.0 train", "rule": {"fraction": 0.1}, "seed": 0, "examples": 144,
         "of": 1437,
@@ -205,7 +205,7 @@ def test_a_label_out_of_range_is_named():
         take_subset(Labelled([0, 1, 3, 1], 3), SubsetConfig(fraction=0.5))
 
 
-def test_presets_are_the_points_of_the_paper():
+def test_presets_are_the_sizes_of_the_paper():
     assert {SubsetConfig(preset=name).rule for name in SUBSET_PRESETS} == {
         ("fraction", 0.01), ("fraction", 0.03), ("fraction", 0.1), ("fraction", 0.3),
         ("fraction", 1.0), ("examples", 9_000_000), ("examples", 30_000_000),

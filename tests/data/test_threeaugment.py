@@ -27,16 +27,16 @@ def three(choice: int, share: float = 0.5) -> np.ndarray:
     return np.asarray(three_augment(Image.fromarray(PIXELS), Draws(choice, share))).astype(int)
 
 
-def test_the_first_is_gray():
+def test_the_first_operation_is_grayscale():
     weights = PIXELS @ np.array([0.299, 0.587, 0.114])
     assert np.abs(three(0) - weights[..., None]).max() <= 1
 
 
-def test_the_second_inverts_the_bright_half():
+def test_the_second_operation_is_solarize():
     np.testing.assert_array_equal(three(1), np.where(PIXELS < 128, PIXELS, 255 - PIXELS))
 
 
-def test_the_third_blurs_by_a_sigma_of_0_1_to_2():
+def test_the_third_operation_blurs_by_a_sigma_of_0_1_to_2():
     for share, sigma in ((0.0, 0.1), (0.5, 1.05), (1.0, 2.0)):
         np.testing.assert_array_equal(
             three(2, share), np.asarray(blur(Image.fromarray(PIXELS), sigma))
@@ -62,7 +62,7 @@ def test_blur_is_close_to_pillows_which_deit_uses(radius):
     assert np.abs(np.asarray(blur(image, radius)) - expected).mean() < 2
 
 
-def test_each_of_the_three_comes_a_third_of_the_time():
+def test_each_operation_is_drawn_a_third_of_the_time():
     rng = np.random.default_rng(0)
     gray, solarized = three(0), three(1)
     counts = [0, 0, 0]
@@ -90,7 +90,7 @@ def test_jitter_multiplies_brightness_contrast_and_saturation_in_a_drawn_order()
     assert len(orders) == 6
 
 
-def test_jitter_of_nothing_changes_nothing():
+def test_color_jitter_of_0_changes_nothing():
     image = Image.fromarray(noise(8, 8))
     found = color_jitter(image, 0.0, np.random.default_rng(0))
     np.testing.assert_array_equal(np.asarray(found), np.asarray(image))

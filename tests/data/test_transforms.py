@@ -61,7 +61,7 @@ def test_inception_crop_takes_the_drawn_box_of_its_flavour(flavour, draw):
     np.testing.assert_array_equal(found, resize(pixels[top:bottom, left:right], 16))
 
 
-def test_pad_crop_moves_the_image_by_the_drawn_pixels_with_black_coming_in():
+def test_pad_crop_shifts_the_image_by_the_drawn_pixels_and_fills_with_black():
     pixels = noise(8, 8) | 1  # No black in the image itself.
     seen = set()
     for seed in range(60):
@@ -73,13 +73,13 @@ def test_pad_crop_moves_the_image_by_the_drawn_pixels_with_black_coming_in():
     assert {dx for dx, _ in seen} == {dy for _, dy in seen} == {-2, -1, 0, 1, 2}
 
 
-def test_resize_crop_squashes_and_does_nothing_else():
+def test_resize_crop_only_squashes_the_image():
     pixels = noise(30, 60)
     np.testing.assert_array_equal(train(encode(pixels), 24, crop="resize"), resize(pixels, 24))
     np.testing.assert_array_equal(train(encode(noise(8, 8)), 8, crop="resize"), noise(8, 8))
 
 
-def test_central_crop_is_that_of_evaluation():
+def test_central_crop_equals_that_of_evaluation():
     encoded = encode(noise(60, 90))
     for fraction in (0.875, 0.5):
         found = train(encoded, 24, crop="central", central_fraction=fraction)
@@ -129,7 +129,7 @@ def test_by_default_training_and_evaluation_are_antialiased_in_every_crop(kind):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_without_antialiasing_neither_is(kind):
+def test_antialias_false_disables_it_in_training_and_evaluation(kind):
     encoded = encode(STRIPES, kind, **({"quality": 95} if kind == "JPEG" else {}))
     for found in (
         evaluate(encoded, 13, antialias=False),
@@ -146,7 +146,7 @@ def test_evaluation_by_squashing_keeps_an_image_of_the_right_size():
     assert evaluate(encode(noise(9, 30)), 8, "resize").shape == (8, 8, 3)
 
 
-def test_evaluation_draws_nothing_and_needs_no_augmentation_to_be_said():
+def test_evaluation_is_deterministic_and_needs_no_augment_section():
     rng = np.random.default_rng(0)
     encoded = encode(noise(9, 9))
     found = make_eval_transform(8, "central")(encoded, rng)
@@ -157,7 +157,7 @@ def test_evaluation_draws_nothing_and_needs_no_augmentation_to_be_said():
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3)])
 @pytest.mark.parametrize("crop", ["inception", "pad", "resize", "central"])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_the_thinnest_images_are_no_trouble(size, crop, kind):
+def test_the_thinnest_images_work(size, crop, kind):
     encoded = encode(noise(*size), kind)
     assert train(encoded, 16, crop=crop).shape == (16, 16, 3)
     if crop in ("resize", "central"):
@@ -171,7 +171,7 @@ def _unsupported(*args):
 # Where the decoder shrinks the image, to an eighth or a quarter and by half, it does so from fewer
 # DCT coefficients, which is not quite the mean over pixels.
 @pytest.mark.parametrize(("size", "levels"), [(24, 4), (64, 1.5), (160, 0.1)])
-def test_partial_and_full_decoding_give_the_same_within_a_few_levels(monkeypatch, size, levels):
+def test_partial_and_full_decoding_agree_within_a_few_levels(monkeypatch, size, levels):
     encoded = encode(photo(), "JPEG")
     fused = [train(encoded, size, seed).astype(int) for seed in range(12)]
     fused += [evaluate(encoded, size).astype(int)]
@@ -185,7 +185,7 @@ def test_partial_and_full_decoding_give_the_same_within_a_few_levels(monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_crops_are_of_the_upright_image(kind):
+def test_crops_are_taken_from_the_upright_image(kind):
     stored = smooth(90, 60)
     upright = encode(np.rot90(stored, -1).copy(), kind)
     turned = encode(stored, kind, exif=exif(6))
@@ -222,7 +222,7 @@ def test_augmentations_come_after_the_crop_in_the_order_of_the_config(augment, s
         np.testing.assert_array_equal(found, np.asarray(expected))
 
 
-def test_the_central_box_is_of_the_size_of_the_image_not_of_the_model():
+def test_the_central_box_depends_on_the_image_size_and_not_on_the_model():
     assert central_box((100, 80), 0.875) == (15, 5, 85, 75)
 
 

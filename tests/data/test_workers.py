@@ -74,7 +74,7 @@ def test_batches_do_not_depend_on_the_number_of_processes(arguments):
 
 # Starting a reader process takes seconds of CPU time, so these runs have only one.
 @pytest.mark.parametrize("end", ["close", "exit", "fail", "SIGINT", "SIGTERM", "SIGKILL"])
-def test_no_process_and_no_shared_memory_is_left(arguments, end):
+def test_no_process_or_shared_memory_is_left_behind(arguments, end):
     before = shared_memory()
     process = start_command(*arguments, end)
     run, readers = psutil.Process(process.pid), []

@@ -18,14 +18,14 @@ def rows():
     return list(csv.DictReader((FOLDER / "plans.csv").read_text().splitlines()))
 
 
-def test_the_table_on_the_page_shows_plans_csv():
+def test_the_table_on_the_page_equals_plans_csv():
     table = runpy.run_path(str(FOLDER / "table.py"))["table"]()
     shown = re.search(r"<!-- table.py -->\n\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
     assert shown is not None
     assert shown[1] == table
 
 
-def test_every_row_has_a_recipe_and_a_slice_that_exist():
+def test_recipe_and_topology_of_every_row_exist():
     assert len(rows()) >= 5
     for row in rows():
         config = load_config(str(ROOT / row["recipe"]))

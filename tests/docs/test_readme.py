@@ -36,7 +36,7 @@ def run(command, folder, **kwargs):
     )
 
 
-def test_the_first_two_blocks_are_one_line_each():
+def test_install_and_train_and_test_take_one_line_each():
     install_and_train, install_and_test = blocks("bash")[:2]
     assert len(install_and_train.strip().splitlines()) == 1
     assert "-r requirements.txt" in install_and_train
@@ -47,7 +47,7 @@ def test_the_first_two_blocks_are_one_line_each():
 
 
 def put_stand_ins(folder):
-    """Writes the files that the README's examples open; the weights are those of a small ViT."""
+    """Writes the files that the README's examples open. The weights belong to a small ViT."""
     described = json.loads((ROOT / "tests/golden/vit_ti16_224.json").read_text())
     np.savez(folder / "B_16.npz", **golden.weights(described["shapes"]))
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)

@@ -9,7 +9,7 @@ from vit_jax.run.metrics import read_metrics
 
 
 @pytest.mark.slow
-def test_two_runs_are_equal_bit_for_bit(tmp_path, digits_dir):
+def test_two_runs_are_bit_exact(tmp_path, digits_dir):
     options = [
         "--deterministic", "--config.train_steps=20", "--config.model.dtype=bfloat16",
         "--config.optimizer.schedule.warmup_steps=2",

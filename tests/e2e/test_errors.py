@@ -62,7 +62,7 @@ def test_a_diverging_run_stops_names_the_step_and_keeps_the_last_good_checkpoint
 
 
 class _Digits(tfds.core.GeneratorBasedBuilder):
-    """40 images, of which the third is truncated."""
+    """40 images; the third is truncated."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = "cut_off"
@@ -96,7 +96,7 @@ def test_a_truncated_image_is_named_by_its_example(tmp_path, capfd):
     assert "unreadable image of 45 bytes" in line
 
 
-def test_a_batch_that_does_not_divide_over_the_microbatches(tmp_path, digits_dir, capfd):
+def test_a_batch_that_does_not_divide_into_microbatches_is_refused(tmp_path, digits_dir, capfd):
     assert train(tmp_path / "run", digits_dir, "--config.accumulation_steps=5") == 2
     assert "a divisor of data.global_batch_size = 32" in one_line(capfd)
     assert not (tmp_path / "run").exists()
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_other_data_is_refused(run, digits_dir, capfd):
     assert "0123456789abcdef" in one_line(capfd)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, digits_dir, capfd):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, digits_dir, capfd):
     (tmp_path / "file").write_text("")
     assert train(tmp_path / "file" / "run", digits_dir) == 2
     assert "cannot write to run folder" in one_line(capfd)

@@ -33,7 +33,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """27 dark images of one class, 9 bright ones of the other, and half as many for testing."""
+    """27 dark images of one class and 9 bright ones of another; half that number for testing."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for split, times in (("train", 3), ("test", 1)):
@@ -58,7 +58,9 @@ def run(workdir, arg, weights, *overrides):
 
 
 @pytest.mark.slow
-def test_an_imbalanced_folder_is_told_by_class(tmp_path, weights, photos, capfd):
+def test_fine_tuning_on_an_imbalanced_folder_reports_accuracy_by_class(
+    tmp_path, weights, photos, capfd
+):
     folder = [f"--config.data.data_dir={photos}", "--config.data.image_size=48"]
     folder += ["--config.logging.example_ids=all"]
     workdir = tmp_path / "run"
@@ -124,7 +126,7 @@ def test_class_weights_count_in_the_loss(tmp_path, weights, photos):
         ("pets,linear", [], "config argument 'linear'; expected words from dataset: pets,"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_user_errors_of_fine_tuning_are_one_line(
     tmp_path, weights, digits_dir, capfd, arg, overrides, said
 ):
     data = [f"--config.data.data_dir={digits_dir}", "--config.data.image_size=32"]

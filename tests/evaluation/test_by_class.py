@@ -37,7 +37,7 @@ def drawn(num_classes, count=101):
 
 
 @pytest.mark.parametrize("size", [7, 101, 128])
-def test_against_scikit_learn(size):
+def test_figures_equal_those_of_scikit_learn(size):
     logits, labels = drawn(5)
     found = collected(logits, labels, size, "abcde")
     predicted = logits.argmax(axis=1)
@@ -72,7 +72,7 @@ def test_the_area_under_the_roc_curve_of_two_classes(size):
     assert 0.6 < area < 0.95
 
 
-def test_one_class_has_no_area():
+def test_a_single_class_has_no_roc_area():
     logits, labels = drawn(2)
     assert "roc_auc" not in collected(logits, 0 * labels, 101).metrics()
 

@@ -135,7 +135,7 @@ def test_a_batch_of_only_masked_rows_changes_nothing(examples):
     assert run(Linear(kernel), [*held, empty, empty]) == run(Linear(kernel), held)
 
 
-def test_the_loss_is_the_one_in_the_config(examples):
+def test_the_loss_is_the_configured_one(examples):
     images, labels, kernel, logits = examples
     found = run(Linear(kernel), cut(images, labels, 16), LossConfig(name="sigmoid_cross_entropy"))
     target = np.eye(10)[labels]

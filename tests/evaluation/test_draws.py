@@ -26,13 +26,13 @@ def test_shots_are_balanced_nested_and_reproducible():
         assert all((a == b).all() for a, b in zip(orders, again, strict=True))
 
 
-def test_known_draws():
+def test_draws_equal_the_golden_ones():
     # They must never change: figures of other versions are compared.
     found = [draw_shots(class_orders(LABELS, 5, seed), 1).tolist() for seed in (0, 1)]
     assert found == [[40, 7, 45, 52, 73], [122, 116, 5, 180, 81]]
 
 
-def test_seeds_differ_and_every_example_is_drawn_by_one():
+def test_seeds_draw_different_shots_and_every_example_is_drawn_by_some_seed():
     drawn = [set(draw_shots(class_orders(LABELS, 5, seed), 5).tolist()) for seed in range(60)]
     assert drawn[0] != drawn[1]
     assert set().union(*drawn) == set(range(len(LABELS)))

@@ -62,7 +62,7 @@ def test_whitened_features_with_a_bias_by_hand():
 @pytest.mark.parametrize("bias", [None, 100.0])
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("count", [12, 90], ids=["fewer than features", "more than features"])
-def test_weights_equal_scipys_least_squares(count, whiten, bias, dtype):
+def test_weights_equal_those_of_scipys_least_squares(count, whiten, bias, dtype):
     x, labels = examples(count, 30)
     for l2 in (0.5, 1024.0):
         wanted = solve_by_scipy(x, labels, 4, l2, whiten, bias)

@@ -35,7 +35,7 @@ def objective(kernel, intercept, x, labels, strength):
     return losses.mean() + np.square(kernel).sum() / (2 * strength * len(x))
 
 
-def test_minibatch_training_reaches_scikit_learns_weights(data):
+def test_minibatch_training_reaches_the_weights_of_scikit_learn(data):
     x, labels = data
     mean, std = x.mean(0), x.std(0)
     kernels, intercepts = train_by_gradient(x, labels, STRENGTHS, 4, mean, std, epochs=150, seed=0)
@@ -48,7 +48,7 @@ def test_minibatch_training_reaches_scikit_learns_weights(data):
         assert want <= have < want + 1e-3 * (zero - want)
 
 
-def test_accuracies_equal_scikit_learns(data):
+def test_accuracies_equal_those_of_scikit_learn(data):
     x, labels = data
     options = {"num_classes": 5, "by_gradient": False, "epochs": 1, "seed": 0}  # One never seen.
     found = probe_accuracies(x[:1000], labels[:1000], x[1000:], labels[1000:], STRENGTHS, **options)

@@ -56,7 +56,7 @@ def test_one_row_of_table_6_does_not_agree_with_the_table_itself(rows):
     assert ours[7] != pytest.approx(859, rel=0.025)
 
 
-def test_the_committed_table_is_the_planned_one(rows):
+def test_the_committed_table_equals_the_plan(rows):
     with (ROOT / "experiments/compute/plan.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))
     assert [(k["model"], int(k["epochs"])) for k in kept] == [(r.model, r.epochs) for r in rows]
@@ -82,7 +82,7 @@ def test_every_row_is_fine_tuned_on_five_datasets(paper):
     assert sum(len(s.candidates) + len(s.seeds) for s in tuned) == 55 * 4 + 35 * 5 + 90 * 3
 
 
-def test_rows_that_table_3_lacks_borrow_the_settings_of_another(paper):
+def test_rows_missing_in_table_3_use_the_settings_of_another_row(paper):
     config = paper.jobs["pretrain/R200x3-14"].config
     assert (config.model.name, config.train_epochs) == ("BiT-R200x3", 14)
     assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (6e-4, 0.1)

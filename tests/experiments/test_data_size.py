@@ -25,7 +25,7 @@ def plan(plan_of):
     return functools.partial(plan_of, "data_size")
 
 
-def test_figure_4_is_six_models_on_four_parts_of_jft(plan):
+def test_figure_4_has_six_models_on_four_subsets_of_jft(plan):
     """Section 4.3: 9M, 30M, 90M and 303M images, the same hyper-parameters for all."""
     jobs = plan("paper").jobs
     assert len(jobs) == 6 * 4
@@ -50,7 +50,7 @@ def test_figure_4_is_six_models_on_four_parts_of_jft(plan):
         assert config.fewshot.datasets["imagenet"].name == "imagenet2012"
 
 
-def test_figure_3_tunes_regularisation_on_the_small_datasets_alone(plan):
+def test_figure_3_tunes_regularisation_only_on_the_small_datasets(plan):
     jobs = plan("paper,tuned").jobs
     by_dataset = {}
     for name, job in jobs.items():
@@ -73,7 +73,7 @@ def test_figure_3_tunes_regularisation_on_the_small_datasets_alone(plan):
 
 
 @pytest.mark.parametrize("scale", ["small", "imagenet"])
-def test_models_of_equal_cost_see_nested_parts_and_as_many_images(plan, scale):
+def test_models_of_equal_cost_see_nested_subsets_and_equally_many_images(plan, scale):
     jobs = plan(scale).jobs
     pretrained = [job for name, job in jobs.items() if name.startswith("pretrain/")]
     seeds = {"small": 2, "imagenet": 3}[scale]
@@ -104,16 +104,16 @@ def test_each_pretrained_model_is_fine_tuned(plan):
     assert len(jobs) == 2 * 5 * 3 * 2
 
 
-def test_tuned_the_choice_is_on_held_out_examples_and_test_is_reported(plan):
+def test_tuned_regularisation_is_selected_on_held_out_examples(plan):
     jobs = plan("small,tuned").jobs
     search = [name for name in jobs if name.startswith("search/pretrain/1_percent/")]
     assert len(search) == 12 + 12 + 6  # A ResNet has no dropout.
     final = jobs["final/pretrain/1_percent/ViT-Micro-4/seed0"]
-    assert final.undecided
+    assert final.awaits_selection
     assert jobs["transfer/1_percent/ViT-Micro-4/seed0"].needs == (final.name,)
 
 
-def test_an_unknown_scale_is_said_in_one_line(plan):
+def test_an_unknown_scale_is_a_one_line_error(plan):
     with pytest.raises(ConfigError, match="huge"):
         plan("huge")
 
@@ -136,7 +136,7 @@ def test_a_crossing_is_found_on_the_logarithm_of_the_size_for_each_seed():
     assert (round(at, 6), ahead) == (10.0, True)
 
 
-def test_curves_are_read_off_run_folders(tmp_path):
+def test_curves_are_read_from_run_folders(tmp_path):
     crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
     fewshot = "fewshot/sign_language_digits/5_shot/accuracy_top1"
     ahead = {480: -0.1, 48_000: 0.1}
@@ -168,7 +168,7 @@ def test_curves_are_read_off_run_folders(tmp_path):
 
 
 @pytest.mark.parametrize("arg", ["small", "imagenet", "paper", "paper,tuned"])
-def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
+def test_the_report_of_each_scale_finds_its_metrics(plan, tmp_path, arg):
     """Runs are made up: two models on two sizes, and what is fine-tuned from them."""
     laid = plan(arg)
     for name, job in laid.jobs.items():
@@ -190,7 +190,7 @@ def test_the_report_of_each_scale_finds_its_figures(plan, tmp_path, arg):
     assert [table.title for table in tables] == [plot.request.title for plot in plots]
 
 
-def test_a_folder_without_such_runs_is_told_in_one_line(tmp_path, capsys):
+def test_a_folder_without_such_runs_is_a_one_line_error(tmp_path, capsys):
     crossing = run_path(str(ROOT / "experiments" / "data_size" / "crossing.py"))
     with pytest.raises(SystemExit) as ended:
         crossing["main"]([str(tmp_path / "nothing")])

@@ -31,7 +31,7 @@ def shapes(jobs):
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_every_line_changes_its_own_dimension_alone(plan, scale):
+def test_every_line_of_shapes_changes_only_its_own_dimension(plan, scale):
     found = shapes(plan(scale))
     (base,) = found["base"]
     for i, scaled in enumerate(("depth", "width", "MLP", "patch size")):
@@ -43,14 +43,14 @@ def test_every_line_changes_its_own_dimension_alone(plan, scale):
         assert larger in ([True, True, True, False], [False, False, False, True])
 
 
-def test_the_base_at_full_scale_is_that_of_d_2(plan):
+def test_the_base_shape_at_full_scale_is_that_of_appendix_d_2(plan):
     found = shapes(plan("paper"))
     assert found["base"] == [(8, 1024, 2048, 32)]
     assert max(depth for depth, *_ in found["depth"]) == 64
     assert sum(map(len, found.values())) == 19
 
 
-def test_figure_9_is_there_with_its_learning_rates(plan):
+def test_full_scale_has_figure_9_with_its_learning_rates(plan):
     jobs = [j for j in plan("paper").values() if j.job.labels["study"] == "head and norm"]
     rates = {}
     for job in jobs:
@@ -67,7 +67,7 @@ def test_figure_9_is_there_with_its_learning_rates(plan):
     assert norms == {"pre": "pre", "post": "post"}
 
 
-def test_the_small_heads_are_chosen_on_held_out_images(plan):
+def test_learning_rates_of_heads_are_selected_on_held_out_images(plan):
     jobs = plan("small")
     stages = [(job.job.labels["study"], job.job.stage) for job in jobs.values()]
     assert stages.count(("head and norm", "search")) == 5 * 3

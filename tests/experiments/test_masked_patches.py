@@ -10,7 +10,7 @@ def plan(plan_of):
     return functools.partial(plan_of, "masked_patches")
 
 
-def test_at_full_scale_it_is_section_4_6(plan):
+def test_at_full_scale_the_sweep_is_section_4_6(plan):
     """B.1.2: B/16, 1M steps of 4096, 2e-4, 10k warmup; Table 4 has four rates for ImageNet."""
     paper = plan("paper").jobs
     stages = [job.job.stage for job in paper.values()]

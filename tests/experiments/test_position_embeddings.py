@@ -31,7 +31,7 @@ def cell(job):
     return job.job.labels["position"], job.job.labels["placement"]
 
 
-def test_at_full_scale_it_is_table_8(plan):
+def test_at_full_scale_the_sweep_is_table_8(plan):
     jobs = plan("paper").values()
     assert [cell(job) for job in jobs] == list(TABLE_8)
     for job in jobs:

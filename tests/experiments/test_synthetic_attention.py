@@ -128,7 +128,7 @@ def test_figures_of_a_sequence_run():
     assert all(0 <= figures[key] <= 1 for key in [*at, "eval/test/accuracy_top1"])
 
 
-def test_association_marks_the_images_of_the_first_token():
+def test_association_marks_the_mapped_first_token():
     matrix = random_orthogonal(0, 5)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)
     batch = drawn(Association(matrix, 12).draw, 1, 200)
@@ -142,7 +142,7 @@ def test_association_marks_the_images_of_the_first_token():
     assert np.asarray(batch.asked)[:, 1:].all()
 
 
-def test_double_if_counts_what_the_first_token_asks_for():
+def test_double_if_counts_the_tokens_selected_by_the_first_token():
     task = DoubleIf(4, 12)
     batch = drawn(task.draw, 0, 500)
     kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
@@ -156,7 +156,7 @@ def test_double_if_counts_what_the_first_token_asks_for():
     assert np.asarray(batch.asked).sum(1).tolist() == [1] * 500
 
 
-def test_double_if_at_a_distance_has_nothing_to_count_beyond_it():
+def test_double_if_at_a_distance_has_no_counted_tokens_beyond_it():
     batch = drawn(lambda key, count: DoubleIf(4, 12).draw_at(key, count, 5), 0, 300)
     kinds = np.asarray(batch.inputs)[..., :5].argmax(-1)
     wanted = np.where(kinds[:, 0] == 0, 1, 3)
@@ -164,7 +164,7 @@ def test_double_if_at_a_distance_has_nothing_to_count_beyond_it():
     assert not np.isin(kinds[:, 6:], (1, 3)).any()
 
 
-def test_only_the_labels_that_are_asked_for_count():
+def test_only_selected_labels_count():
     logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]]))
     batch = Batch(
         jnp.zeros((1, 3, 1)), jnp.array([[1, 1, 1]]), jnp.array([[False, True, True]])
@@ -179,7 +179,7 @@ def test_distances_end_with_the_last_token():
     assert distances(64)[-3:] == (32, 48, 63)
 
 
-def test_offsets_go_round_the_torus():
+def test_offsets_wrap_around_the_torus():
     table = offset_table((2, 3))
     assert table[0].tolist() == [0, 1, 2, 3, 4, 5]
     # From row 1, column 2: to row 0, column 0 it is one down and one right, each round the end.
@@ -198,7 +198,7 @@ def test_recovery_of_a_known_shape():
     )
 
 
-def test_a_kernel_of_low_rank_has_it_and_outputs_of_variance_one():
+def test_a_low_rank_kernel_has_its_rank_and_outputs_of_variance_one():
     task = random_convolution(rank=2)
     assert np.linalg.matrix_rank(task.kernel).tolist() == [2] * 5
     assert task.offsets[:, 1].tolist() == [-2, -1, 0, 1, 2]
@@ -211,7 +211,7 @@ def test_a_kernel_of_low_rank_has_it_and_outputs_of_variance_one():
 @pytest.mark.parametrize(
     ("grid", "taps", "span", "rank"), [((1, 20), 4, 9, None), ((5, 6), 9, 1, 3)]
 )
-def test_attention_by_offset_is_any_convolution(grid, taps, span, rank):
+def test_offset_attention_can_represent_any_convolution(grid, taps, span, rank):
     task = random_convolution(grid, taps=taps, span=span, rank=rank, seed=3)
     x, y = drawn(task.draw, 0, 4)
     # One head per tap, and two that are not needed.
@@ -221,7 +221,7 @@ def test_attention_by_offset_is_any_convolution(grid, taps, span, rank):
     assert relative_error(model, (x, y)) < 1e-10
 
 
-def test_the_convolution_equals_numpys():
+def test_the_convolution_equals_that_of_numpy():
     task = random_convolution((1, 16), features=3, taps=3, span=4)
     x, y = drawn(task.draw, 1, 1)
     expected = np.zeros((16, 3))
@@ -231,7 +231,7 @@ def test_the_convolution_equals_numpys():
     np.testing.assert_allclose(y[0], expected, atol=1e-5)
 
 
-def test_the_relative_bias_of_the_vits_can_be_a_convolution_too():
+def test_the_relative_bias_of_the_vits_can_represent_a_convolution():
     """With a query that does not depend on the content: its bias times the vector of an offset."""
     width, tokens, offsets = 12, 10, (-2, 0, 1)
     model = SelfAttention(width, 3, tokens=tokens, relative=True, rngs=nnx.Rngs(0))
@@ -262,7 +262,7 @@ def test_one_block_of_attention_solves_association_at_any_length(length):
     assert score(solve_association(task), batch) == 1
 
 
-def test_association_marks_all_and_only_the_tokens_that_are_equal():
+def test_association_marks_exactly_the_equal_tokens():
     """Tokens that the task does not draw: many different ones, of any size, and near misses."""
     task = Association(random_orthogonal(5, 4), 6)
     rng = np.random.default_rng(0)
@@ -275,7 +275,7 @@ def test_association_marks_all_and_only_the_tokens_that_are_equal():
 
 
 @pytest.mark.parametrize(("length", "most"), [(3, 1), (400, 30)])
-def test_one_block_of_attention_counts_at_any_length(length, most):
+def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     task = DoubleIf(most, length)
     batch = drawn(task.draw, 0, 64)
     model = solve_double_if(task)

@@ -29,7 +29,7 @@ def test_three_models_are_pretrained_and_transferred_to_two_datasets(plan):
     assert final.config.seed == 2
 
 
-def test_at_full_scale_it_is_table_5(plan):
+def test_at_full_scale_the_sweep_is_table_5(plan):
     """Four models; Table 4 has four learning rates for each of the five datasets."""
     paper = plan("paper")
     assert counted(paper) == {"search": 4 * 5 * 4, "final": 4 * 5 * 3, None: 4}

@@ -136,7 +136,7 @@ def by_kind(tensors, table="pos_embedding"):
 
 
 def scanned(tensors):
-    """Returns tensors numbered by kind with those of all layers in one, as of big_vision."""
+    """Returns tensors numbered by kind, stacked over the layers, as in big_vision."""
     found, layers = {}, {}
     for name, array in tensors.items():
         where, _, rest = name.partition("/encoderblock_")

@@ -63,7 +63,7 @@ def test_predict_prints_the_names_and_scores_of_the_best_classes(weights, tmp_pa
     assert f"{score:6.1%}  thing {best}" in capsys.readouterr().out
 
 
-def test_predict_shows_the_model_the_view_of_its_evaluation(tmp_path, capsys):
+def test_predict_crops_images_as_in_the_models_evaluation(tmp_path, capsys):
     """A photo that looks different when it is cropped."""
     weights = tmp_path / "ours"
     random_weights(weights)
@@ -118,9 +118,7 @@ def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):
         (["convert", "WEIGHTS", "OUT", "--format=timm", "--image_size=0"], "--image_size"),
     ],
 )
-def test_wrong_input_is_an_error_of_one_line(
-    weights, picture, tmp_path, capsys, arguments, message
-):
+def test_wrong_input_is_a_one_line_error(weights, picture, tmp_path, capsys, arguments, message):
     places = {"WEIGHTS": str(weights), "PICTURE": str(picture), "OUT": str(tmp_path / "out")}
     for word, place in places.items():
         arguments = [a.replace(word, place) for a in arguments]

@@ -38,12 +38,12 @@ RESIZED = {
 }
 
 
-def test_no_golden_is_left_out():
+def test_every_golden_is_tested():
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_logits_are_those_of_the_reference(name, tmp_path):
+def test_logits_equal_those_of_the_reference(name, tmp_path):
     about, _ = golden(name)
     size = about["image_size"]
     path = write_golden(name, tmp_path)

@@ -30,7 +30,7 @@ def counts(report):
     return {status: count for status, count in found.items() if count}
 
 
-def test_every_tensor_is_taken_once(tiny_loaded):
+def test_every_tensor_is_used_once(tiny_loaded):
     report = tiny_loaded.report
     assert counts(report) == {Status.TAKEN: NAMES}
     assert sorted(name for _, name, _ in report.entries) == sorted(params(tiny_loaded.model))
@@ -74,7 +74,7 @@ def test_a_head_that_cannot_be_kept_is_an_error(tiny_path, num_classes):
         load(tiny_path, num_classes=num_classes, keep_head=True)
 
 
-def test_keep_head_without_a_number_keeps_it(tiny_path):
+def test_keep_head_without_num_classes_keeps_the_head(tiny_path):
     assert load(tiny_path, keep_head=True).num_classes == CLASSES
 
 
@@ -92,7 +92,7 @@ def without(name):
     return {n: a for n, a in tiny().items() if n != name}
 
 
-def test_a_pattern_of_the_whole_name_allows_a_missing_parameter(tmp_path):
+def test_a_pattern_that_matches_the_whole_name_allows_a_missing_parameter(tmp_path):
     path = write_npz(tmp_path / "no_norm.npz", without("Transformer/encoder_norm/scale"))
     with pytest.raises(
         WeightsError,
@@ -116,7 +116,7 @@ def test_missing_parameters_are_initialised_from_the_seed(tiny_path):
     assert np.abs(found[0] - found[2]).max() > 0.01
 
 
-def test_a_pattern_of_the_whole_name_allows_an_unused_tensor(tmp_path, tiny_loaded):
+def test_a_pattern_that_matches_the_whole_name_allows_an_unused_tensor(tmp_path, tiny_loaded):
     more = {"extra/kernel": np.zeros((2, 2), np.float32), "step": np.zeros((), np.float32)}
     path = write_npz(tmp_path / "more.npz", tiny() | more)
     with pytest.raises(WeightsError, match="does not use: extra/kernel, step; "):
@@ -176,7 +176,7 @@ def test_the_printed_table(tiny_path, capsys):
     assert re.search(rf"vision_transformer npz, {size_mb:,.1f} MB, loaded in \d+\.\d s", err)
 
 
-def test_brackets_in_a_path_are_printed_as_they_are(capsys):
+def test_brackets_in_a_path_are_printed_unchanged(capsys):
     report = LoadReport("/runs/[/bold]x[1].npz", "npz", "ViT-Ti/4", 12_345_678)
     report.add(Status.UNEXPECTED, *(f"tensor_{i}" for i in range(11)))
     report.print()

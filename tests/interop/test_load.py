@@ -41,7 +41,7 @@ from vit_jax.models.registry import model_options
 SIZES = {"name": "ViT-Ti/4", "width": WIDTH, "depth": DEPTH, "mlp_dim": HIDDEN, "num_heads": HEADS}
 
 
-def test_the_tiny_model_is_what_its_shapes_say(tiny_loaded):
+def test_the_architecture_is_read_from_the_shapes(tiny_loaded):
     assert tiny_loaded.options == model_options(**SIZES)
     assert tiny_loaded.image_size == IMAGE_SIZE
     assert tiny_loaded.num_classes == CLASSES
@@ -114,7 +114,7 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path, tiny_loaded):
 PRE_LOGITS = {"pre_logits/kernel": (WIDTH, 8), "pre_logits/bias": (8,), "head/kernel": (8, CLASSES)}
 
 
-def test_the_tanh_layer_is_taken_with_the_head(tmp_path):
+def test_the_tanh_layer_is_kept_with_the_head(tmp_path):
     tensors = tiny(**PRE_LOGITS)
     loaded = load(write_npz(tmp_path / "pre_logits.npz", tensors))
     assert loaded.options.representation_size == 8
@@ -160,7 +160,7 @@ def test_numbered_convolutions_of_a_resnet(tmp_path):
     np.testing.assert_array_equal(found, tensors[old])
 
 
-def test_siglip_of_timm_is_the_map_head_of_big_vision(tmp_path):
+def test_siglip_of_timm_equals_the_map_head_of_big_vision(tmp_path):
     tensors = weights(golden("bv_ti16_map")[0]["shapes"])
     want = load(write_npz(tmp_path / "big_vision.npz", tensors))
     path = write_safetensors(tmp_path / "timm.safetensors", to_timm(tensors))
@@ -177,7 +177,7 @@ def test_transformers_with_the_same_weights(tmp_path, tiny_loaded):
     assert_same(found, tiny_loaded)
 
 
-def test_vit_model_of_transformers_gives_what_its_pooler_gives(tmp_path, tiny_loaded):
+def test_a_transformers_vit_model_gives_the_pooler_output(tmp_path, tiny_loaded):
     shapes = {"pooler.dense.weight": (8, WIDTH), "pooler.dense.bias": (8,)}
     pooler = weights(shapes)
     classifier = ("classifier.weight", "classifier.bias")
@@ -210,7 +210,7 @@ def test_class_names_of_transformers(tmp_path):
     assert load(path).class_names is None  # Four names do not go with three classes.
 
 
-def test_biases_of_queries_and_values_alone(tmp_path):
+def test_biases_of_queries_and_values_only(tmp_path):
     tensors = to_timm(tiny())
     biases = {n: np.split(a, 3) for n, a in tensors.items() if n.endswith("qkv.bias")}
     for name, (query, _, value) in biases.items():
@@ -286,20 +286,20 @@ def test_load_pretrained_gives_the_model_and_prints_the_table(tiny_path, tiny_lo
         ({"num_heads": 4}, r"of shape \(2, 16, 3, 2, 8\); expected \(2, 16, 3, 4, 4\)"),
     ],
 )
-def test_options_that_do_not_go_with_the_file(tiny_path, options, match):
+def test_options_that_contradict_the_file_are_refused(tiny_path, options, match):
     with pytest.raises(ValueError, match=match) as caught:
         load(tiny_path, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_class_token_cannot_be_made_up(tmp_path):
+def test_a_missing_class_token_is_an_error(tmp_path):
     path = write_npz(tmp_path / "gap.npz", by_kind(tiny(pooling="gap")))
     assert load(path).options.pooling == "gap"
     with pytest.raises(WeightsError, match=r"lacks class_token \(cls in the file\);"):
         load(path, pooling="token")
 
 
-def test_the_mean_can_be_pooled_beside_an_unused_class_token(tiny_path, tiny_loaded):
+def test_mean_pooling_works_with_an_unused_class_token(tiny_path, tiny_loaded):
     loaded = load(tiny_path, pooling="gap", class_token=True)
     x = images(16)
     want = intermediates(tiny_loaded.model, x, "encoded")["encoded"]

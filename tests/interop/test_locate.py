@@ -44,7 +44,7 @@ def files(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
 
 
-def test_a_local_path_is_itself(tmp_path, monkeypatch):
+def test_a_local_path_is_not_changed(tmp_path, monkeypatch):
     assert local_path(tmp_path) == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "w.npz").touch()
@@ -71,7 +71,7 @@ def test_a_file_of_another_size_is_fetched_again(cache, remote, fetched):
     assert len(fetched) == 2
 
 
-def test_of_a_folder_only_weights_and_json_are_fetched(cache, remote, fetched):
+def test_only_weights_and_json_of_a_folder_are_fetched(cache, remote, fetched):
     there = {
         "config.json": b"{}", "model.safetensors": b"1", "parts/two.safetensors": b"22",
         "pytorch_model.bin": b"pickle", "README.md": b"hello", "old.npz": b"333",
@@ -108,7 +108,7 @@ def test_an_interrupted_fetch_leaves_nothing_and_the_next_one_works(
     assert local_path("memory://w.npz").read_bytes() == b"weights"
 
 
-def test_a_user_who_stops_a_fetch_leaves_nothing(cache, remote, monkeypatch):
+def test_ctrl_c_during_a_fetch_leaves_nothing(cache, remote, monkeypatch):
     remote.pipe_file("/w.npz", b"weights")
 
     def stopped(self, name, target, **arguments):
@@ -136,7 +136,7 @@ def test_a_missing_package_is_named(cache, monkeypatch, address, package):
     assert not cache.exists()
 
 
-def test_nothing_there(cache, remote):
+def test_an_address_without_files_is_an_error(cache, remote):
     with pytest.raises(WeightsError, match=r"memory://bucket/w.npz cannot be fetched: .*w\.npz"):
         local_path("memory://bucket/w.npz")
     with pytest.raises(WeightsError, match="cannot be fetched: Protocol not known"):
@@ -152,7 +152,7 @@ def test_a_model_is_loaded_from_an_address(cache, remote, tmp_path, tiny_loaded)
     assert_same(loaded, tiny_loaded)
 
 
-def test_with_a_file_of_weights_come_the_configs_beside_it(cache, remote):
+def test_configs_beside_a_weights_file_are_fetched_too(cache, remote):
     for name in ("config.json", "preprocessor_config.json", "model.safetensors", "other.json"):
         remote.pipe_file(f"/models/vit/{name}", name.encode())
     path = local_path("memory://models/vit/model.safetensors")
@@ -161,7 +161,7 @@ def test_with_a_file_of_weights_come_the_configs_beside_it(cache, remote):
     }  # fmt: skip
 
 
-def test_a_run_of_ours_is_fetched_whole(cache, remote):
+def test_a_whole_run_folder_is_fetched(cache, remote):
     there = ("config.json", "checkpoints/7/params/d/data", "checkpoints/7/_CHECKPOINT_METADATA")
     for name in there:
         remote.pipe_file(f"/runs/mine/{name}", b"x")

@@ -54,7 +54,7 @@ def copied(run, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_is_loaded_from_the_moving_average_of_its_latest_step(run):
+def test_a_run_loads_the_moving_average_of_its_latest_step(run):
     workdir, saved = run
     loaded = load(workdir)
     assert loaded.report.format == "vit_jax"
@@ -72,7 +72,7 @@ def test_a_step_of_a_run_is_loaded(run):
         assert_same_params(params(load(path).model), saved[step, "ema"])
 
 
-def test_the_latest_step_is_the_largest_number(run, copied):
+def test_steps_are_ordered_as_numbers(run, copied):
     (copied / "checkpoints" / "10").rename(copied / "checkpoints" / "9")
     assert_same_params(params(load(copied).model), run[1][20, "ema"])
 
@@ -128,7 +128,7 @@ def test_a_run_without_checkpoints_is_an_error(tmp_path):
         load(tmp_path)
 
 
-def test_a_damaged_checkpoint_is_an_error_of_one_line(copied):
+def test_a_damaged_checkpoint_is_a_one_line_error(copied):
     for path in (copied / "checkpoints" / "20" / "ema").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -52,7 +52,7 @@ def test_a_normalisation_in_the_preprocessor_config_of_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["R+ViT-Nano/4", "BiT-R-Nano"])
-def test_a_first_layer_that_pads_cannot_fold_a_normalisation(tmp_path, name):
+def test_a_normalisation_cannot_be_folded_into_a_padded_first_layer(tmp_path, name):
     random_weights(tmp_path / "ours", name)
     with pytest.raises(WeightsError, match="with a first layer that pads"):
         load(tmp_path / "ours", normalization=(MEAN, STD))

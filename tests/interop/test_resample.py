@@ -106,7 +106,7 @@ def test_bilinear_by_hand():
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("old", "new"), [((4, 4), (8, 6)), ((8, 6), (4, 5)), ((5, 3), (2, 7))])
-def test_by_centres_is_the_matrix_of_its_kernel(method, old, new):
+def test_by_centres_equals_its_interpolation_matrix(method, old, new):
     kernel, support = (triangle, 1) if method == "bilinear" else (keys, 2)
     table = random(1, 1 + old[0] * old[1], 4)
     found = resample_table(table, old, new, method)
@@ -118,7 +118,7 @@ def test_by_centres_is_the_matrix_of_its_kernel(method, old, new):
 @pytest.mark.interop
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("old", "new"), [((14, 14), (24, 20)), ((14, 14), (7, 9))])
-def test_by_centres_is_what_torch_does(method, old, new):
+def test_by_centres_equals_torch(method, old, new):
     torch = pytest.importorskip("torch")
     table = random(1, old[0] * old[1], 4)
     grid = torch.from_numpy(table.reshape(1, *old, 4)).permute(0, 3, 1, 2)
@@ -129,7 +129,7 @@ def test_by_centres_is_what_torch_does(method, old, new):
     np.testing.assert_allclose(found.reshape(1, *new, 4), want.permute(0, 2, 3, 1), atol=1e-5)
 
 
-def test_the_table_of_a_golden(golden_path):
+def test_the_resampled_table_equals_the_golden_one(golden_path):
     """The logits at 384 pixels are in test_goldens.py; this is the table itself."""
     name = "Transformer/posembed_input/pos_embedding"
     table = weights({name: golden("vit_ti16_224")[0]["shapes"][name]})[name]
@@ -148,7 +148,7 @@ def test_a_rectangular_image(tiny_path, tiny_loaded, method):
     assert loaded.model.tokens == 1 + 4 * 8
 
 
-def test_the_grid_of_a_file_is_given_where_its_table_is_no_square(tmp_path):
+def test_the_grid_must_be_given_for_a_file_whose_table_is_not_square(tmp_path):
     tensors = tiny(grid=(2, 6))
     path = write_npz(tmp_path / "wide.npz", tensors)
     table = tensors["Transformer/posembed_input/pos_embedding"]
@@ -160,7 +160,7 @@ def test_the_grid_of_a_file_is_given_where_its_table_is_no_square(tmp_path):
     np.testing.assert_allclose(params(square.model)[TABLE], want, atol=1e-5)
 
 
-def test_a_grid_of_as_many_patches_is_resampled_too(tiny_path, tiny_loaded):
+def test_a_grid_of_another_shape_but_equal_size_is_resampled(tiny_path, tiny_loaded):
     loaded = load(tiny_path, image_size=(8, 32))
     assert loaded.report.names(Status.RESIZED) == [TABLE]
     want = apply([by_corners(4, 2), by_corners(4, 8)], params(tiny_loaded.model)[TABLE], (4, 4))
@@ -180,7 +180,7 @@ def native(folder, image_size, **options):
     return folder, params(model)
 
 
-def test_our_own_grid_is_kept_and_only_the_table_changes(tmp_path):
+def test_our_own_checkpoints_keep_their_grid_and_resizing_changes_only_the_table(tmp_path):
     path, want = native(tmp_path / "model", (32, 64), num_registers=3)
     same = load(path)
     assert (same.image_size, same.model.grid) == ((32, 64), (4, 8))
@@ -253,15 +253,15 @@ def upsampled(patches, size):
 
 
 @pytest.mark.parametrize(("old", "new"), [(4, 8), (4, 6), (14, 16), (16, 32)])
-def test_larger_patches_and_their_kernel_give_the_same_embedding(old, new):
+def test_a_resampled_kernel_on_larger_patches_gives_the_same_embedding(old, new):
     kernel, patches = random(old, old, 3, 5), random(7, old, old, 3, seed=1)
     found = np.einsum("nijc,ijcd->nd", upsampled(patches, new), resample_kernel(kernel, new))
     want = np.einsum("nijc,ijcd->nd", patches, kernel)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
-def test_a_smaller_kernel_is_the_best_of_its_size():
-    """Its errors on all patches are orthogonal to what any change of it could do."""
+def test_a_smaller_kernel_is_the_least_squares_optimum():
+    """Its errors on all patches are orthogonal to every change of the kernel."""
     kernel = random(8, 8, 3, 2)
     found = resample_kernel(kernel, 4).reshape(16, -1).astype(np.float64)
     basis = np.eye(64, dtype=np.float32).reshape(64, 8, 8, 1).repeat(3, axis=3)
@@ -271,7 +271,7 @@ def test_a_smaller_kernel_is_the_best_of_its_size():
     assert np.abs(errors).max() > 0.1
 
 
-def test_a_golden_with_larger_patches_sees_the_same(tmp_path):
+def test_a_golden_model_with_larger_patches_gives_the_same_logits(tmp_path):
     path = write_golden("vit_ti16_224", tmp_path)
     loaded = load(path, patch_size=32, image_size=448)
     assert loaded.options.name == "ViT-Ti/32"
@@ -290,7 +290,7 @@ def test_another_patch_size_at_the_same_image_size_changes_the_grid(tiny_path, t
     np.testing.assert_array_equal(found, resample_kernel(kernel, 8))
 
 
-def test_a_file_without_a_table_at_a_size_of_the_new_patches_alone(tmp_path):
+def test_a_file_without_a_table_accepts_any_multiple_of_the_new_patch_size(tmp_path):
     """12 pixels are three patches of 4 but not two of 8, which is what the file has."""
     tensors = by_kind(tiny(pooling="gap"))
     del tensors["pos_embedding"]
@@ -307,7 +307,7 @@ def test_only_a_vit_has_another_patch_size(tmp_path):
         load(path, patch_size=8)
 
 
-def test_an_image_that_is_no_multiple_of_the_patches(tiny_path):
+def test_an_image_size_must_be_a_multiple_of_the_patch_size(tiny_path):
     with pytest.raises(ModelError, match="image size 18x18 with patch size 4"):
         load(tiny_path, image_size=18)
 

@@ -51,7 +51,7 @@ ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize(("format", "name", "options"), ROUND_TRIPS)
-def test_round_trip_is_bit_equal(tmp_path, format, name, options):
+def test_a_round_trip_is_bit_exact(tmp_path, format, name, options):
     ours = random_loaded(name, **options)
     npz = format in ("vision_transformer", "big_transfer")
     there = tmp_path / ("there.npz" if npz else "there")
@@ -59,19 +59,19 @@ def test_round_trip_is_bit_equal(tmp_path, format, name, options):
     assert_bit_equal(ours, load(there))
 
 
-def test_every_format_has_a_round_trip():
+def test_every_format_has_a_round_trip_test():
     names = {format.name for format in all_formats()} | {"orbax"}
     found = {getattr(case, "values", case)[0] for case in ROUND_TRIPS}
     assert found == names
 
 
-def test_an_unknown_format_is_an_error_that_names_the_nearest(tmp_path):
+def test_the_error_for_an_unknown_format_names_the_nearest(tmp_path):
     with pytest.raises(WeightsError, match=r"'trasformers'; .* did you mean 'transformers'"):
         save(random_loaded(), tmp_path / "there", "trasformers")
 
 
 @pytest.mark.parametrize("kind", ["sincos_2d", "learned_2d"])
-def test_other_tables_become_a_learned_one_that_says_the_same(tmp_path, kind):
+def test_other_position_embeddings_are_written_as_an_equal_learned_table(tmp_path, kind):
     ours = random_loaded(position_embedding=kind)
     save(ours, tmp_path / "there", "transformers")
     back = load(tmp_path / "there")
@@ -83,14 +83,14 @@ def test_other_tables_become_a_learned_one_that_says_the_same(tmp_path, kind):
     assert_same_params({n: found[n] for n in same}, {n: want[n] for n in same})
 
 
-def test_registers_in_timm_have_no_position_and_the_class_token_takes_its_own(tmp_path):
+def test_in_timm_registers_have_no_position_and_the_class_token_includes_its_own(tmp_path):
     ours = random_loaded(num_registers=3)
     save(ours, tmp_path / "there", "timm")
     back, images = load(tmp_path / "there"), jnp.asarray(IMAGES)
     np.testing.assert_allclose(back.model.embed(images), ours.model.embed(images), atol=1e-6)
 
 
-def test_class_names_travel(tmp_path):
+def test_class_names_survive_the_round_trip(tmp_path):
     ours = random_loaded()
     save(ours, tmp_path / "timm", "timm")
     assert load(tmp_path / "timm").class_names == tuple(f"thing {i}" for i in range(5))
@@ -100,7 +100,7 @@ def test_class_names_travel(tmp_path):
     assert load(tmp_path / "orbax").class_names == tuple(f"thing {i}" for i in range(5))
 
 
-def test_a_rectangular_grid_travels(tmp_path):
+def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
     ours = random_loaded(image_size=(16, 48))
     for format in ("timm", "orbax"):
         save(ours, tmp_path / format, format)
@@ -127,7 +127,7 @@ def test_a_rectangular_grid_travels(tmp_path):
         ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
     ],
 )  # fmt: skip
-def test_what_a_format_cannot_hold_is_refused_and_nothing_written(
+def test_a_model_that_a_format_cannot_hold_is_refused_and_nothing_is_written(
     tmp_path, format, name, options, match
 ):
     ours = random_loaded(name, **options)
@@ -145,13 +145,13 @@ def test_an_existing_path_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["vision_transformer", "transformers"])
-def test_a_format_without_a_grid_refuses_a_rectangle(tmp_path, format):
+def test_a_format_that_stores_no_grid_refuses_a_rectangular_one(tmp_path, format):
     ours = random_loaded(image_size=(16, 48))
     with pytest.raises(WeightsError, match="image size 16x48; expected a square image"):
         save(ours, tmp_path / "there.npz", format)
 
 
-def test_a_destination_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_destination_that_cannot_be_written_is_a_one_line_error(tmp_path):
     ours = random_loaded()
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file" / "there", tmp_path / ("long" * 100)):
@@ -160,7 +160,7 @@ def test_a_destination_that_cannot_be_written_is_one_line(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_a_killed_process_left_is_no_obstacle(tmp_path):
+def test_files_left_by_a_killed_process_are_replaced(tmp_path):
     ours = random_loaded()
     (tmp_path / ".there.part").mkdir()
     (tmp_path / ".there.part" / "config.json").write_text("half")
@@ -168,14 +168,14 @@ def test_what_a_killed_process_left_is_no_obstacle(tmp_path):
     assert not (tmp_path / ".there.part").exists()
 
 
-def test_others_may_read_the_weights(tmp_path):
+def test_written_weights_are_readable_by_other_users(tmp_path):
     ours = random_loaded()
     save(ours, tmp_path / "there", "timm")
     weights, config = (tmp_path / "there" / n for n in ("model.safetensors", "config.json"))
     assert weights.stat().st_mode == config.stat().st_mode
 
 
-def test_npz_needs_its_ending(tmp_path):
+def test_an_npz_path_must_end_in_npz(tmp_path):
     ours = random_loaded()
     with pytest.raises(WeightsError, match=r"ends in \.npz"):
         save(ours, tmp_path / "there", "vision_transformer")
@@ -216,7 +216,7 @@ with torch.no_grad():
         ("timm", _TIMM, {"pooling": "map", "gelu_approximate": False}),
     ],
 )
-def test_the_real_library_loads_it_and_agrees(tmp_path, format, script, options):
+def test_the_reference_library_loads_it_and_gives_equal_logits(tmp_path, format, script, options):
     for package in ("torch", format):
         if importlib.util.find_spec(package) is None:  # Not imported: timm here needs a stand-in.
             pytest.skip(f"needs {package}: pip install -e .[interop]")
@@ -241,7 +241,7 @@ def _run(script, *arguments):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_config_json_of_timm_says_every_size(tmp_path):
+def test_config_json_of_timm_has_every_size(tmp_path):
     ours = random_loaded()
     save(ours, tmp_path / "there", "timm")
     arguments = json.loads((tmp_path / "there" / "config.json").read_text())["model_args"]
@@ -258,12 +258,12 @@ def test_config_json_of_timm_says_every_size(tmp_path):
         (EvalView("resize"), "timm"),
     ],
 )
-def test_how_it_was_evaluated_travels(tmp_path, view, format):
+def test_evaluation_settings_survive_the_round_trip(tmp_path, view, format):
     ours = dataclasses.replace(random_loaded(), view=view)
     save(ours, tmp_path / "there", format)
     assert load(tmp_path / "there").view == view
 
 
-def test_transformers_shows_its_models_the_whole_image(tmp_path):
+def test_the_transformers_config_resizes_without_cropping(tmp_path):
     save(random_loaded(), tmp_path / "there", "transformers")
     assert load(tmp_path / "there").view == EvalView("resize")

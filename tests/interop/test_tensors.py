@@ -69,14 +69,14 @@ def test_a_tensor_damaged_inside_a_zip_is_named(tmp_path):
     assert "tensor 'head/kernel', cannot be read: Bad CRC-32" in refusal(path)
 
 
-def test_a_member_of_a_zip_that_is_no_array(tmp_path):
+def test_a_zip_member_that_is_not_an_array_is_named(tmp_path):
     path = write_npz(tmp_path / "w.npz", tiny())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.txt", "hello")
     assert "w.npz cannot be read: " in refusal(path)
 
 
-def test_a_shard_that_is_missing_or_lacks_a_tensor(tmp_path):
+def test_a_missing_shard_or_tensor_is_named(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     write_safetensors(tmp_path / "a.safetensors", {"x": np.zeros(3, np.float32)})
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
@@ -97,7 +97,7 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def test_the_harmful_pickle_would_do_harm(tmp_path):
+def test_unpickling_the_harmful_pickle_would_run_its_code(tmp_path):
     pickle.loads(pickle.dumps(Harmful(tmp_path / "harm")))
     assert (tmp_path / "harm").exists()
 
@@ -124,14 +124,14 @@ def test_a_bare_pickle_is_refused_under_any_name_and_not_run(tmp_path, name):
     assert not harm.exists()
 
 
-def test_a_file_of_torch_is_refused_by_its_content(tmp_path):
+def test_a_torch_file_is_refused_whatever_its_name(tmp_path):
     path = tmp_path / "model.weights"
     with zipfile.ZipFile(path, "w") as archive:  # What torch.save writes is a zip with a pickle.
         archive.writestr("archive/data.pkl", pickle.dumps({}))
     assert "PyTorch or pickle file" in refusal(path)
 
 
-def test_other_files(tmp_path):
+def test_other_files_are_refused(tmp_path):
     (tmp_path / "w.txt").write_text("hello")
     assert "is not a known kind of file; expected .npz or .safetensors" in refusal(
         tmp_path / "w.txt"
@@ -165,12 +165,12 @@ def test_an_unknown_architecture_lists_the_formats(tmp_path, suffix):
     } <= set(known_formats().split(", "))  # fmt: skip
 
 
-def test_another_model_of_transformers(tmp_path):
+def test_another_transformers_model_is_refused(tmp_path):
     path = write_transformers(tmp_path / "m", to_transformers(tiny()), model_type="swin")
     assert "is a model of type 'swin'; expected model_type 'vit'" in refusal(path)
 
 
-def test_a_config_of_transformers_that_cannot_be_used(tmp_path):
+def test_an_unsupported_transformers_config_is_refused(tmp_path):
     path = write_transformers(tmp_path / "m", to_transformers(tiny()), hidden_act="relu")
     assert "has no usable 'relu'" in refusal(path)
     config = json.loads((path / "config.json").read_text())
@@ -181,7 +181,7 @@ def test_a_config_of_transformers_that_cannot_be_used(tmp_path):
     assert "config.json is damaged: " in refusal(path)
 
 
-def test_blocks_of_unknown_parts(tmp_path):
+def test_blocks_with_unknown_parts_are_refused(tmp_path):
     tensors = {n.replace("MlpBlock_3", "Moe_3"): a for n, a in tiny().items()}
     assert "encoder blocks with unknown parts" in refusal(write_npz(tmp_path / "w.npz", tensors))
     tensors = {n.replace("mlp.fc", "mlp.w"): a for n, a in to_timm(tiny()).items()}
@@ -191,7 +191,7 @@ def test_blocks_of_unknown_parts(tmp_path):
     )
 
 
-def test_tensors_with_other_axes(tmp_path):
+def test_tensors_with_another_number_of_axes_are_refused(tmp_path):
     """Videos have patches with one axis more."""
     tensors = to_timm(tiny())
     tensors["patch_embed.proj.weight"] = tensors["patch_embed.proj.weight"][:, :, None]
@@ -199,7 +199,7 @@ def test_tensors_with_other_axes(tmp_path):
     assert "tensors that do not make a complete model" in refusal(path, num_heads=HEADS)
 
 
-def test_a_wrong_shape_names_both_sides(tmp_path):
+def test_the_error_for_a_wrong_shape_names_both_shapes(tmp_path):
     tensors = tiny() | {"Transformer/encoder_norm/scale": np.zeros(WIDTH + 1, np.float32)}
     said = refusal(write_npz(tmp_path / "w.npz", tensors))
     assert "Transformer/encoder_norm/scale in " in said
@@ -211,7 +211,7 @@ def test_a_wrong_shape_names_both_sides(tmp_path):
     assert "do not fit encoder/blocks/attention/qkv/kernel: shape (47, 16) in the file," in said
 
 
-def test_a_table_that_is_no_square_asks_for_the_grid(tmp_path):
+def test_a_table_that_is_not_square_needs_the_grid(tmp_path):
     path = write_npz(tmp_path / "w.npz", tiny(grid=(2, 6)))
     assert "a position table of 13 vectors and grid None" in refusal(path)
     said = refusal(path, grid=(3, 5))
@@ -228,7 +228,7 @@ def test_registers_with_positions_are_refused(tmp_path):
     assert "a position table of 19 vectors" in refusal(path, num_heads=HEADS)
 
 
-def test_no_table_asks_for_the_image_size(tmp_path):
+def test_a_file_without_a_table_needs_the_image_size(tmp_path):
     tensors = by_kind(tiny(pooling="gap"))
     del tensors["pos_embedding"]
     path = write_npz(tmp_path / "w.npz", tensors)
@@ -238,7 +238,7 @@ def test_no_table_asks_for_the_image_size(tmp_path):
     assert load(path, image_size=16).options.position_embedding == "sincos_2d"
 
 
-def test_an_unknown_width_asks_for_the_heads(tmp_path):
+def test_a_file_of_unknown_width_needs_the_number_of_heads(tmp_path):
     path = write_safetensors(tmp_path / "w.safetensors", to_timm(tiny()))
     said = refusal(path)
     assert "a model of width 16, whose file does not contain the number of heads" in said
@@ -268,7 +268,7 @@ def test_arrays_become_jax_arrays_without_a_copy_where_memory_is_aligned(shape):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_other_memory_is_copied_and_let_go_at_once(transposed):
+def test_unaligned_memory_is_copied_and_freed_at_once(transposed):
     memory = np.arange(2**20 + 1, dtype=np.float32)
     start = 1 if memory.ctypes.data % 64 == 0 else 0
     array = memory[start : start + 2**20].reshape(64, -1)

@@ -59,7 +59,7 @@ def as_dinov3(tensors):
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-def test_swiglu_in_one_layer_and_in_two_is_the_same(tmp_path, rotary):
+def test_fused_and_split_swiglu_layers_are_equal(tmp_path, rotary):
     packed, split = packed_and_split()
     if rotary:
         packed, split = as_dinov3(packed), as_dinov3(split)
@@ -131,7 +131,7 @@ def test_heads_and_hidden_features_of_the_published_models(sizes, name, heads):
 SMALL = {"width": 384, "depth": 12, "hidden": 1536}
 
 
-def test_config_json_tells_pooling_and_activation():
+def test_config_json_determines_pooling_and_activation():
     assert described(**SMALL)["pooling"] == "token"
     assert described(**SMALL)["class_token"] is None
     assert described(**SMALL, rotary=True)["pooling"] == "gap"
@@ -164,7 +164,7 @@ def test_config_json_beside_a_single_file_is_read(tmp_path):
     assert load(path, num_heads=HEADS).options.num_heads == HEADS
 
 
-def test_names_with_a_prefix(tmp_path):
+def test_names_with_a_prefix_are_read(tmp_path):
     tensors = to_timm(tiny())
     want = load(write_safetensors(tmp_path / "m.safetensors", tensors), num_heads=HEADS)
     prefixed = {f"model.{name}": array for name, array in tensors.items()}
@@ -205,7 +205,7 @@ save_file({n: a.contiguous() for n, a in model.state_dict().items()}, f"{folder}
         ("deit3_small_patch16_224", 64, 6, {"pooling": "token", "layer_scale": 1e-5}),
     ],
 )
-def test_the_real_library_agrees(tmp_path, name, size, heads, options):
+def test_logits_equal_those_of_timm(tmp_path, name, size, heads, options):
     for package in ("torch", "timm"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install -e .[interop]")

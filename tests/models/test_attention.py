@@ -33,7 +33,7 @@ def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
         ({"head_dim": 60}, "xla", "head dimension 60"),
     ],
 )
-def test_where_cudnn_does_not_fit_the_reason_is_given(monkeypatch, changes, implementation, reason):
+def test_if_cudnn_cannot_be_used_the_reason_is_given(monkeypatch, changes, implementation, reason):
     monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: None)
     choice = choose(**changes)
     assert (choice.implementation, choice.padded_tokens) == (implementation, 197)
@@ -48,12 +48,12 @@ def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why():
     assert len(choice.reason) > len("cuDNN failed: ")
 
 
-def test_what_is_asked_for_is_taken():
+def test_the_configured_implementation_is_used():
     assert choose("xla").implementation == "xla"
     assert choose("einsum", tokens=5).padded_tokens == 5
 
 
-def test_cudnn_asked_for_where_it_cannot_work_is_an_error():
+def test_configuring_cudnn_where_it_cannot_work_is_an_error():
     with pytest.raises(ModelError, match="cudnn, but cuDNN needs a GPU, this is a cpu"):
         choose("cudnn", platform="cpu")
     with pytest.raises(ModelError, match="cudnn, but the position bias"):
@@ -75,7 +75,7 @@ def random_qkv(tokens=5, seed=0):
     return [jnp.asarray(rng.standard_normal((2, tokens, 3, 4)), jnp.float32) for _ in range(3)]
 
 
-def test_the_ways_to_compute_attention_agree_with_gradients():
+def test_all_attention_implementations_agree_with_gradients():
     bias = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 5, 5)), jnp.float32)
 
     def run(implementation, valid):

@@ -21,7 +21,7 @@ def lowered(depth, scan=True):
 
 
 def test_the_program_does_not_grow_with_depth():
-    """What is compiled has as many operations for 48 layers as for 2; unrolled it grows."""
+    """A scanned program has as many operations for 48 layers as for 2; an unrolled one grows."""
     count = lowered(2).count("stablehlo.")
     assert lowered(48).count("stablehlo.") == count
     assert lowered(6, scan=False).count("stablehlo.") > lowered(2, scan=False).count("stablehlo.")

@@ -39,8 +39,8 @@ def test_costs_equal_the_formulas(grid, prefix, d):
 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("grid", "prefix"), [((3, 4), 1), ((5, 2), 0)])
-def test_the_path_is_the_longest_shortest_one_of_the_jacobian(kind, grid, prefix):
-    """From powers of the dependency matrix; a recurrence's is that of one cell after another."""
+def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
+    """Paths are computed from powers of the dependency matrix, for a recurrence cell by cell."""
     layer = kind(4, 2, grid, prefix)
     graphdef, state = nnx.split(layer.build(nnx.Rngs(0)))
     params = nnx.to_pure_dict(state)
@@ -68,14 +68,14 @@ def depends(function, x):
     return np.asarray((jacobian != 0).any((1, 3)))
 
 
-def test_beyond_a_limit_the_path_is_the_formula(monkeypatch):
+def test_beyond_a_limit_the_path_length_is_computed_by_formula(monkeypatch):
     monkeypatch.setattr(complexity, "MEASURED_TOKENS", 8)
     monkeypatch.setattr(complexity, "measure_path", lambda layer: 99)
     assert measure(SequenceConvolution(8, 1, (2, 4), 0)).path == 99
     assert measure(SequenceConvolution(8, 1, (3, 3), 0)).path == 8
 
 
-def test_macs_of_conditions_loops_and_groups():
+def test_macs_of_conditions_loops_and_groups_are_counted():
     a = jnp.ones((2, 3))
 
     def loop(x):
@@ -105,7 +105,7 @@ def test_macs_of_conditions_loops_and_groups():
         macs(endless, square)
 
 
-def test_scans_in_a_row_add_up_side_by_side_do_not_and_nested_multiply():
+def test_sequential_scans_add_parallel_scans_do_not_and_nested_scans_multiply():
     x = jnp.ones(3)
 
     def scan(x, length):
@@ -143,7 +143,7 @@ def test_sizes_that_do_not_fit_together_are_refused():
         comparable_layers(model_options("ViT-B/16"), 100)
 
 
-def test_prefix_tokens_count_except_on_the_grid():
+def test_prefix_tokens_count_except_for_grid_convolutions():
     sizes = {"width": 8, "num_heads": 1, "grid": (2, 2), "num_prefix": 3}
     tokens = {kind: kind(**sizes).tokens for kind in LAYERS}
     assert tokens == {Attention: 7, GridConvolution: 4, SequenceConvolution: 7, Recurrence: 7}

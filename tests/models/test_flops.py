@@ -28,7 +28,7 @@ def macs_of(name, size, num_classes=0):
 
 
 @pytest.mark.parametrize("name", TABLE_6)
-def test_table_6_within_two_percent_and_with_convolutions_within_five(name):
+def test_table_6_agrees_within_two_percent_or_five_with_convolutions(name):
     """The table's own rounding of whole numbers is up to 1 %."""
     tolerance = 0.02 if name.startswith("ViT") else 0.05
     for epochs, exaflops in TABLE_6[name]:
@@ -40,7 +40,7 @@ def test_table_6_within_two_percent_and_with_convolutions_within_five(name):
     ("size", "least", "most"),
     [("Mini", 95e6, 101e6), ("Micro", 18.8e6, 20.1e6), ("Nano", 4.2e6, 4.5e6)],
 )
-def test_small_models_of_one_size_cost_about_the_same(size, least, most):
+def test_small_models_of_the_same_size_have_about_equal_cost(size, least, most):
     """One of each family, so that they can be compared on 32-pixel images."""
     names = (f"ViT-{size}/4", f"R+ViT-{size}/4", f"BiT-R-{size}")
     costs = [macs_of(name, 32, 10) for name in names]
@@ -100,6 +100,6 @@ def test_macs_of_a_mixer_by_hand():
     assert forward_macs(config, num_classes=10, image_size=(8, 12)) == want
 
 
-def test_an_attention_kernel_that_this_machine_lacks_does_not_matter():
+def test_flops_do_not_need_the_configured_attention_kernel():
     config = model_options("ViT-Ti/16", depth=2, attention_implementation="cudnn")
     assert forward_macs(config, num_classes=10, image_size=(128, 128)) == 70_191_744

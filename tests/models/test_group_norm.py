@@ -23,7 +23,7 @@ def arguments(dtype):
     return x, jax.random.normal(keys[2], 12), jax.random.normal(keys[3], 12), dy
 
 
-def test_two_channels_a_group_by_hand():
+def test_two_channels_per_group_by_hand():
     """Groups (1, 3) and (10, 10): means 2 and 10, variances 1 and 0."""
     x = jnp.array([1.0, 3.0, 10.0, 10.0]).reshape(1, 1, 1, 4)
     found = group_norm(x, jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.array([0.0, 0.0, 5.0, 6.0]), 2, 0.25)
@@ -32,7 +32,7 @@ def test_two_channels_a_group_by_hand():
 
 
 @pytest.mark.parametrize("groups", [1, 3, 12])
-def test_value_and_gradients_are_those_of_automatic_differentiation(groups):
+def test_value_and_gradients_equal_those_of_automatic_differentiation(groups):
     x, scale, bias, dy = arguments(jnp.float32)
 
     def pulled_back(function):
@@ -58,7 +58,7 @@ def test_in_bfloat16_statistics_are_taken_in_float32_and_only_the_input_is_kept(
     ("size", "stride", "padding"),
     [(1, 1, "SAME"), (1, 2, "SAME"), (3, 1, "SAME"), (3, 2, "SAME"), (3, 2, [(1, 1)] * 2)],
 )
-def test_convolutions_and_their_gradients_are_those_of_xla(size, stride, padding):
+def test_convolutions_and_their_gradients_equal_those_of_xla(size, stride, padding):
     """Also of a CPU, where kernels of one pixel and gradients of kernels are matmuls."""
     keys = jax.random.split(jax.random.key(1), 3)
     x = jax.random.normal(keys[0], (2, 7, 8, 3))

@@ -63,7 +63,7 @@ def test_softmax_equals_jax_with_its_gradient():
     check_gradient(softmax, lambda a: jax.nn.softmax(a, axis=-1), x(scale=5.0))
 
 
-def test_the_backward_pass_keeps_only_what_is_said():
+def test_gelu_and_softmax_keep_one_array_for_the_backward_pass():
     """Residuals of the gradient, in floats: the input for GELU, the output for softmax."""
     rows = x((4, 8))
     for function in (lambda a: gelu(a, True), softmax):

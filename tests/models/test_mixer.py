@@ -46,7 +46,7 @@ def test_logits_equal_the_formula_written_out_in_float64():
     [("S/32", 19), ("S/16", 18), ("B/32", 60), ("B/16", 59), ("L/32", 206), ("L/16", 207),
      ("H/14", 431)],
 )  # fmt: skip
-def test_parameters_are_those_of_the_paper(name, millions):
+def test_parameter_counts_are_those_of_the_paper(name, millions):
     """arXiv:2105.01601, Table 1, which does not count the head."""
     model = nnx.eval_shape(lambda: create_model(f"Mixer-{name}", num_classes=0))
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
@@ -66,7 +66,7 @@ def test_remat_and_unrolling_change_neither_output_nor_gradient():
     assert_equal_training(models, images(), key=jax.random.key(3))
 
 
-def test_every_parameter_gets_a_gradient_but_one_that_the_norms_cancel():
+def test_every_parameter_gets_a_gradient_except_one_cancelled_by_the_norms():
     """That bias adds the same number to all channels of a token; every LayerNorm subtracts it."""
     zero = ("blocks/token_mixing/contract/bias",)
     assert_every_parameter_gets_a_gradient(make(), images(), zero)
@@ -138,7 +138,7 @@ def test_sizes_and_options_that_do_not_fit_are_named(options, error, match):
         create_model("Mixer-S/4", **{"image_size": 8, **TINY, **options})
 
 
-def test_images_must_have_the_size_that_the_model_is_made_for():
+def test_images_must_have_the_size_of_the_model():
     with pytest.raises(ModelError, match=r"\(2, 8, 8, 3\).*expected \(batch, 8, 12, 3\)"):
         make()(random_images(size=8))
 

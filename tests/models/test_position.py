@@ -54,7 +54,7 @@ def test_a_class_token_has_no_place_in_a_grid():
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))
 
 
-def test_every_block_has_a_table_of_its_own_and_a_shared_one_is_one():
+def test_every_block_has_its_own_table_unless_it_is_shared():
     shapes = {}
     for placement in ("stem", "every_layer", "shared"):
         model = random_model("ViT-Ti/8", depth=3, position_placement=placement)
@@ -115,7 +115,7 @@ def test_rope_angles_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_rotate_keeps_the_type(dtype):
+def test_rotate_keeps_the_dtype(dtype):
     tables = tuple(jnp.asarray(a) for a in rope_2d((2, 2), 4, num_prefix=0))
     x = jax.random.normal(jax.random.key(0), (1, 4, 1, 4), dtype)
     assert rotate(x, tables).dtype == dtype

@@ -225,13 +225,13 @@ def test_the_table_covers_every_listed_model():
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_parameter_count(name):
+def test_models_have_the_published_parameter_counts(name):
     assert count(name) == PARAMETERS[name] == by_hand(name)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("B/16", 86), ("L/32", 307), ("H/14", 632)])
-def test_the_paper_counts_in_millions_without_classes_with_the_tanh_layer(name, millions):
-    """Table 1 says 307M for L: that is L/32; L/16 has 304.4M, its patch embedding being smaller."""
+def test_counts_without_the_head_round_to_the_papers_millions(name, millions):
+    """307M for L in Table 1 is L/32. L/16 has 304.4M, because its patch embedding is smaller."""
     width = {"B/16": 768, "L/32": 1024, "H/14": 1280}[name]
     counted = count(f"ViT-{name}", representation_size=width) - 1000 * (width + 1)
     assert round(counted / 1e6) == millions
@@ -241,7 +241,7 @@ def test_the_paper_counts_in_millions_without_classes_with_the_tanh_layer(name, 
     ("name", "millions"),
     [("R50x1", 25.55), ("R101x1", 44.54), ("R152x2", 236.34), ("R152x4", 936.53)],
 )
-def test_resnets_have_as_many_parameters_as_those_of_bit(name, millions):
+def test_resnets_have_the_parameter_counts_of_bit(name, millions):
     """As timm counts its resnetv2_*_bit with 1000 classes."""
     assert round(count(f"BiT-{name}") / 1e6, 2) == millions
 
@@ -250,12 +250,12 @@ def test_resnets_have_as_many_parameters_as_those_of_bit(name, millions):
     ("name", "width", "millions"),
     [("R+ViT-Ti/16", 192, 6.4), ("R26+ViT-S/32", 384, 36.6), ("R50+ViT-L/32", 1024, 330.0)],
 )
-def test_hybrids_have_as_many_parameters_as_those_of_augreg(name, width, millions):
+def test_hybrids_have_the_parameter_counts_of_augreg(name, width, millions):
     """arXiv:2106.10270, Table 2, which counts the tanh layer and 1000 classes."""
     assert round(count(name, representation_size=width) / 1e6, 1) == millions
 
 
-def test_the_stem_of_the_smallest_hybrid_is_the_root_alone_cut_into_patches_of_8():
+def test_the_stem_of_the_smallest_hybrid_is_the_root_and_patches_of_8():
     config = model_options("R+ViT-Ti/16")
     model = nnx.eval_shape(
         lambda: build_model(config, num_classes=10, image_size=224, key=jax.random.key(0))
@@ -316,7 +316,7 @@ def test_an_unknown_name_gets_the_nearest_one(name, hint):
         ("R+ViT-Ti/16", {"image_size": (224, 240)}, ["224x240", "stem and patches 32", "224x224"]),
     ],
 )
-def test_options_and_sizes_that_a_model_does_not_take_are_named(name, options, words):
+def test_unsupported_options_and_sizes_are_named(name, options, words):
     with pytest.raises(ModelError) as caught:
         vit_jax.create_model(name, **options)
     for word in words:
@@ -373,7 +373,7 @@ def test_hybrids_of_any_size_are_parsed_from_their_names(name, units, patch):
     assert name not in list_models()
 
 
-def test_every_family_has_an_entry_for_everything_that_is_asked_of_it():
+def test_every_family_has_a_valid_entry_in_every_field():
     for family in FAMILIES:
         name = next(iter(family.sizes))
         model = nnx.eval_shape(

@@ -90,7 +90,7 @@ def test_logits_of_a_hybrid_equal_the_formula_written_out_in_float64(shape):
     compare(run(model, x), np.array([reference.vit(one, params) for one in maps]))
 
 
-def test_a_root_alone_is_a_stem_too():
+def test_the_root_without_stages_is_a_valid_stem():
     model = random_model("R+ViT-Ti/16", image_size=64, depth=1)
     x, params = random_images(size=64), params64(model)
     features = [
@@ -116,7 +116,7 @@ def test_kernels_are_standardised_over_each_output_channel(style):
     np.testing.assert_allclose(conv(x), before, rtol=1e-3, atol=1e-4)
 
 
-def test_the_epsilons_of_standardisation_are_where_they_belong():
+def test_weight_standardisation_uses_the_epsilons_of_bit_and_hybrids():
     """A kernel of +-1e-5, whose deviation is 1e-5: version 1 gives 1/2, version 2 1/sqrt(2)."""
     kernel = jnp.asarray([1e-5, -1e-5]).reshape(1, 1, 2, 1)
     first = style_v1(1, "float32").standardize(kernel).ravel()
@@ -149,8 +149,8 @@ def test_group_norm_of_bfloat16_is_computed_in_float32():
     assert GroupNorm(8, style_v2(1, jnp.bfloat16))(row).dtype == jnp.bfloat16
 
 
-def test_a_new_unit_of_version_1_passes_on_its_input():
-    """Its last scale starts at zero; one of version 2 does something from the start."""
+def test_a_new_version_1_unit_returns_its_input():
+    """Its last scale starts at zero; a unit of version 2 changes its input from the start."""
     x = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (1, 4, 4, 32)), jnp.float32)
 
     def call(unit, style, x):
@@ -161,7 +161,7 @@ def test_a_new_unit_of_version_1_passes_on_its_input():
     assert np.abs(call(UnitV2, style_v2, x) - x).min() > 0
 
 
-def test_the_head_of_a_new_resnet_says_its_bias():
+def test_a_new_resnet_has_a_zero_head_kernel_and_the_configured_bias():
     config = model_options("BiT-R26x1", head_bias_init=-10.0)
 
     @jax.jit
@@ -182,7 +182,7 @@ def test_remat_and_unrolling_change_neither_output_nor_gradient(family):
 
 
 @FAMILIES
-def test_remat_computes_convolutions_again_only_where_full(family):
+def test_only_full_remat_recomputes_convolutions(family):
     """In the stage's first unit as in the stack of the others."""
 
     def count(units, remat):
@@ -222,7 +222,7 @@ def test_every_parameter_of_a_registered_model_gets_a_gradient(name, size, optio
 
 
 @FAMILIES
-def test_bfloat16_computes_in_it_keeps_float32_params_and_agrees_to_its_precision(family):
+def test_bfloat16_keeps_float32_parameters_and_agrees_to_its_precision(family):
     single, half, x = make(family), make(family, dtype="bfloat16"), random_images(size=8)
     stored = {str(x.dtype) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(half)))}
     assert stored == {"float32"}
@@ -258,7 +258,7 @@ def test_intermediates_are_named_and_consistent():
         run(model, x, return_intermediates=("stage4",))
 
 
-def test_the_whole_resnet_halves_five_times():
+def test_a_resnet_halves_the_resolution_five_times():
     model = nnx.eval_shape(lambda: create_model("BiT-R26x1", image_size=64))
     images = jax.ShapeDtypeStruct((1, 64, 96, 3), jnp.float32)
     found = nnx.eval_shape(lambda m, x: m.trunk(x), model, images)
@@ -271,7 +271,7 @@ def test_the_whole_resnet_halves_five_times():
     }
 
 
-def test_a_resnet_takes_images_of_any_size_and_no_others():
+def test_a_resnet_takes_float_images_of_any_size():
     model, x = make("resnet", image_size=(8, 8)), random_images(size=(20, 12))
     np.testing.assert_array_equal(run(model, x), run(make("resnet", image_size=(20, 12)), x))
     with pytest.raises(ModelError, match=r"\(2, 20, 12\).*expected \(batch, height, width, 3\)"):

@@ -107,7 +107,7 @@ def test_activations_by_hand():
         ("Mixer-S/16", 64, {"stochastic_depth": 0.1}),
     ],
 )
-def test_activations_are_what_each_further_image_adds(name, image_size, options):
+def test_activations_equal_the_memory_per_additional_image(name, image_size, options):
     found = summary(name, image_size, **options)
     config = model_options(name, **options)
     kept = [
@@ -139,8 +139,8 @@ def residuals(config, image_size, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("remat", "tolerance"), [("none", 0.1), ("dots", 0.1), ("full", 0)])
-def test_a_compiled_step_needs_as_much_memory_a_block(remat, tolerance):
-    """What twice the depth adds a further image, so that what is needed for a moment cancels."""
+def test_a_compiled_step_needs_the_computed_memory_per_block(remat, tolerance):
+    """The memory per image that doubling the depth adds, so that temporary arrays cancel."""
     measured, temporary = {}, {}
     for depth in (4, 8):
         config = model_options(**{**TINY, "depth": depth, "remat": remat})
@@ -175,7 +175,7 @@ def test_remat_and_flash_free_memory():
     assert dots.attention_bytes == full.attention_bytes == 0
 
 
-def test_square_activations_are_not_taken_for_attention_weights():
+def test_square_activations_are_not_counted_as_attention_weights():
     """16 patches of width 16 without a class token: [B, N, D] ends like [B, H, N, N]."""
     found = summary(
         "ViT-Ti/16", 64, 0, pooling="gap", width=16, num_heads=2, mlp_dim=16, depth=5
@@ -195,12 +195,12 @@ def test_square_activations_are_not_taken_for_attention_weights():
         ("Mixer-B/32", 225, 256),
     ],
 )
-def test_image_sizes_are_the_next_that_fits(name, wanted, image_size):
+def test_image_sizes_are_rounded_to_the_patch_size(name, wanted, image_size):
     assert fitting_image_size(model_options(name), wanted) == image_size
     if name != "ViT-H/14":
         summary(name, image_size)
 
 
-def test_mini_models_are_shown_small():
+def test_mini_models_are_shown_at_32_pixels():
     sizes = {"ViT-Mini/4": 32, "R+ViT-Mini/4": 32, "BiT-R-Mini": 32, "ViT-B/16": 224}
     assert {name: default_image_size(name) for name in sizes} == sizes

@@ -45,7 +45,7 @@ def test_logits_equal_the_formula_written_out_in_float64(position, pooling, plac
 
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d"])
 @pytest.mark.parametrize("placement", ["stem", "every_layer", "shared"])
-def test_positions_are_added_where_told_and_registers_have_none(kind, placement):
+def test_positions_are_added_where_configured_and_registers_have_none(kind, placement):
     options = {"position_embedding": kind, "position_placement": placement, "num_registers": 2}
     check_against_formula(options, shared=placement == "shared")
 
@@ -64,7 +64,7 @@ def test_a_class_token_is_one_token_and_one_position_more():
     assert with_token.position_embedding.table.shape == (1, 5, 16)
 
 
-def test_without_qkv_bias_there_is_no_such_parameter():
+def test_without_qkv_bias_there_is_no_bias_parameter():
     options = {"qkv_bias": False, "pooling": "map"}
     check_against_formula(options)
     attention = params64(make(**options))["encoder"]["blocks"]["attention"]
@@ -80,7 +80,7 @@ def test_the_epsilon_of_the_norms_is_that_of_the_formula(pooling):
     assert np.abs(large - usual).max() > 0.1
 
 
-def test_a_fixed_table_is_the_same_in_every_layer_and_shared():
+def test_a_fixed_table_is_equal_in_every_layer_and_shared():
     """sincos_2d has no parameters, so that both have the same; at the stem it is added once."""
     x = random_images()
     every, shared, stem = (
@@ -91,12 +91,12 @@ def test_a_fixed_table_is_the_same_in_every_layer_and_shared():
     assert np.abs(every - stem).max() > 0.01
 
 
-def test_a_new_model_says_zero_since_its_head_starts_at_zero():
+def test_a_new_model_returns_zero_because_its_head_is_zero_initialised():
     model = create_model("ViT-Ti/8", num_classes=5, image_size=16, **TINY)
     assert np.abs(model(random_images())).max() == 0
 
 
-def test_head_bias_starts_where_told():
+def test_the_head_bias_has_the_configured_initial_value():
     model = create_model("ViT-Ti/8", num_classes=5, image_size=16, head_bias_init=-10.0, **TINY)
     np.testing.assert_array_equal(model(random_images()), np.full((2, 5), -10, np.float32))
 
@@ -165,7 +165,7 @@ def test_every_parameter_gets_a_gradient(options):
     assert_every_parameter_gets_a_gradient(make(**options), random_images())
 
 
-def test_bfloat16_computes_in_it_keeps_float32_params_and_agrees_to_its_precision():
+def test_bfloat16_keeps_float32_parameters_and_agrees_to_its_precision():
     single, half = make(), make(dtype="bfloat16")
     stored = {str(x.dtype) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(half)))}
     assert stored == {"float32"}
@@ -180,7 +180,7 @@ def test_bfloat16_computes_in_it_keeps_float32_params_and_agrees_to_its_precisio
     assert 1e-5 < error < 0.03
 
 
-def test_without_a_key_the_model_is_deterministic_with_one_it_is_not():
+def test_dropout_is_applied_only_with_a_key():
     model = make(dropout=0.5)
     np.testing.assert_array_equal(model(random_images()), model(random_images()))
     one, two = (
@@ -207,7 +207,7 @@ def test_intermediates_are_named_and_consistent():
     np.testing.assert_allclose(model(random_images()), logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_largest_attention_logit_is_that_of_every_head():
+def test_the_largest_attention_logit_is_over_all_heads():
     model = make(depth=1, position_embedding="none")
     names, images = ("embedded", "max_attention_logit"), random_images()
     _, found = model(images, return_intermediates=names)

@@ -134,7 +134,7 @@ def make_runs(folder: Path, digits_dir: Path) -> str:
     return str(folder)
 
 
-def test_values_are_bit_for_bit_the_same_on_every_mesh_and_unrolled(runs):
+def test_restored_values_are_bit_exact_on_every_mesh_and_without_scan(runs):
     expected = arrays(runs / "one", FIRST)
     # Twenty-odd parameters, their momenta and averages, and the schedule's count.
     assert len(expected) > 60
@@ -145,7 +145,7 @@ def test_values_are_bit_for_bit_the_same_on_every_mesh_and_unrolled(runs):
             np.testing.assert_array_equal(found[name], value, err_msg=f"{copy}: {name}")
 
 
-def test_a_run_that_moves_learns_from_the_same_batches(runs):
+def test_a_run_resumed_on_another_mesh_uses_the_same_batches(runs):
     """Of other examples, or with another dropout, losses would differ in the third digit."""
     expected = losses(runs / "one")
     assert list(expected) == list(range(1, STEPS + 1))
@@ -157,7 +157,7 @@ def test_a_run_that_moves_learns_from_the_same_batches(runs):
         assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5, name
 
 
-def test_a_run_that_moved_ends_with_the_same_parameters_and_average(runs):
+def test_a_run_resumed_on_another_mesh_ends_with_the_same_parameters_and_average(runs):
     expected, found = arrays(runs / "one", STEPS), arrays(runs / "unrolled", STEPS)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -166,7 +166,7 @@ def test_a_run_that_moved_ends_with_the_same_parameters_and_average(runs):
     assert max(np.abs(moved[name] - value).max() for name, value in expected.items()) > 1e-2
 
 
-def test_a_checkpoint_says_where_it_was_written(runs):
+def test_a_checkpoint_records_the_devices_that_wrote_it(runs):
     devices = {
         name: read_checkpoint_info(runs / name).environment["device_count"]
         for name in ("one", "fsdp", "tensor", "unrolled")

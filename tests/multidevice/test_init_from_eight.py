@@ -19,19 +19,19 @@ def found(once, tmp_path_factory):
     return once("init-from", lambda: run_on_eight(__file__, str(folder)))
 
 
-def test_every_parameter_is_that_of_the_file_and_the_head_is_zero(found):
+def test_parameters_equal_those_of_the_file_and_the_head_is_zero(found):
     assert found["largest_difference"] == 0.0
     assert found["head"] == 0.0
     assert found["ema_difference"] == 0.0
 
 
-def test_each_device_holds_its_part_from_the_start(found):
+def test_each_device_holds_only_its_shard_from_the_start(found):
     """Two layers of kernels 24 x 36: over fsdp of 4 and tensor of 2."""
     assert found["kernel"] == [[2, 24, 36], [2, 6, 18]]
     assert found["same_shardings"]
 
 
-def test_the_step_takes_it(found):
+def test_the_training_step_accepts_the_loaded_state(found):
     assert found["loss"] == pytest.approx(1.9459101, abs=1e-5)  # log 7
 
 

@@ -22,7 +22,7 @@ def found(once) -> dict[str, Any]:
     return once("mesh", lambda: run_on_eight(__file__))
 
 
-def test_meshes_have_the_shapes_asked_for(found):
+def test_meshes_have_the_configured_shapes(found):
     assert found["meshes"] == [[8, 1, 1], [4, 2, 1], [2, 2, 2], [1, 8, 1]]
 
 
@@ -30,7 +30,7 @@ def test_one_host_holds_all_rows_on_any_mesh(found):
     assert found["host_rows"] == [[0, 16]] * 4
 
 
-def test_rows_lie_on_devices_in_order_and_equal_ones_where_only_tensor_differs(found):
+def test_rows_are_on_devices_in_order_and_repeated_along_the_tensor_axis(found):
     # Eight rows over data x fsdp = 4 places, each held by two devices along tensor.
     assert found["rows_by_device"] == [[0, 1]] * 2 + [[2, 3]] * 2 + [[4, 5]] * 2 + [[6, 7]] * 2
     assert found["rows_together"] == list(range(8))
@@ -56,16 +56,16 @@ def test_rows_lie_on_devices_in_order_and_equal_ones_where_only_tensor_differs(f
         ("class_token", [1, 1, 192], [None, None, None], [1, 1, 192]),
     ],
 )  # fmt: skip
-def test_parameters_of_vit_ti_16_are_cut(found, name, shape, spec, shard):
+def test_parameters_of_vit_ti_16_are_sharded(found, name, shape, spec, shard):
     assert found["parameters"][name] == [shape, spec, shard]
 
 
-def test_initial_values_are_born_cut_and_do_not_depend_on_the_mesh(found):
+def test_initial_values_are_created_sharded_and_do_not_depend_on_the_mesh(found):
     assert found["born"] == [[2, 32, 64], [2, 16, 32]]
     assert found["init_difference"] == 0.0
 
 
-def test_gradients_are_summed_over_devices_in_the_type_of_their_layer(found):
+def test_gradients_are_summed_over_devices_in_the_dtype_of_their_layer(found):
     kernels, rest = found["sums"]
     assert kernels == {"bf16": len(KERNELS) - 1, "f32": 1}  # The head computes in float32.
     assert rest.keys() == {"f32", "bf16"}  # Norms do as well, biases do not.
@@ -127,7 +127,7 @@ def find_parameters(mesh: Any) -> dict[str, Any]:
 
 
 def find_initial_values(one: Any, eight: Any) -> dict[str, Any]:
-    """Returns how a kernel of a new state is cut, and how the states of two meshes differ."""
+    """Returns how a kernel of a new state is sharded, and how the states of two meshes differ."""
     import jax
     import numpy as np
 

@@ -61,7 +61,7 @@ def test_loss_and_parameters_after_five_steps_do_not_depend_on_the_mesh(found_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_donated_state_is_reused_whole(found_of, name):
+def test_the_whole_donated_state_is_reused(found_of, name):
     """Parameters, momentum and average of the new state lie in the memory of the old one."""
     for mesh in ("one", *MESHES):
         found = found_of(name)[mesh]
@@ -69,7 +69,7 @@ def test_the_donated_state_is_reused_whole(found_of, name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_device_is_born_with_its_part_alone(found_of, name):
+def test_each_device_creates_only_its_shard(found_of, name):
     found = found_of(name)
     (whole,) = found["one"]["born_bytes"]
     assert found["data"]["born_bytes"] == [whole] * 8
@@ -118,7 +118,7 @@ def plain(shape: list[int]) -> tuple[int, ...]:
     return tuple(sorted(size for size in shape if size != 1))
 
 
-def test_tensor_parallelism_of_a_block_is_two_sums_forward_and_two_backward(found_of):
+def test_tensor_parallelism_of_a_block_takes_two_all_reduces_forward_and_two_backward(found_of):
     """As in Megatron-LM (arXiv:1909.08053): of tokens, [8 examples a device, 5, 128]."""
     rows = found_of(VIT)["tensor"]["collectives"]
     tokens = [row["kind"] for row in rows for v in row["values"] if v["shape"] == [8, 5, 128]]
@@ -128,7 +128,7 @@ def test_tensor_parallelism_of_a_block_is_two_sums_forward_and_two_backward(foun
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_collectives_of_the_step_are_as_many_as_they_were(found_of, mesh):
+def test_the_step_has_the_golden_number_of_collectives(found_of, mesh):
     import jax
 
     found = collections.Counter(row["kind"] for row in found_of(VIT)[mesh]["collectives"])

@@ -17,7 +17,7 @@ FEWSHOT = [
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(tmp_path, digits_dir):
+def test_two_processes_get_the_results_of_one(tmp_path, digits_dir):
     results = []
     for count in (1, 2):
         run = Run(

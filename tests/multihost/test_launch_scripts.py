@@ -35,7 +35,7 @@ def test_every_script_is_in_the_readme():
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "told"),
+    ("script", "arguments", "message"),
     [
         ("slurm_per_node.sh", [], ["#SBATCH --ntasks-per-node=1", "srun --kill-on-bad-exit=0"]),
         ("slurm_per_gpu.sh", [], ["#SBATCH --ntasks-per-node=8", "srun --kill-on-bad-exit=0"]),
@@ -44,15 +44,15 @@ def test_every_script_is_in_the_readme():
         ("xpk.sh", ["train"], ["xpk workload create --workload=", "--num-slices=2"]),
     ],
 )
-def test_a_dry_run_prints_the_one_command(script, arguments, told):
+def test_a_dry_run_prints_the_one_command(script, arguments, message):
     settings = {"CONFIG": "c.py:x", "WORKDIR": "/w", "ARGUMENTS": "--config.seed=1", "NAME": "NAME"}
     printed = dry(script, *arguments, **settings)
     assert "-m vit_jax train --config=c.py:x --workdir=/w --config.seed=1" in printed
-    for text in told:
+    for text in message:
         assert text in printed
 
 
-def test_a_server_shares_its_gpus_out(tmp_path):
+def test_processes_on_a_gpu_server_get_equal_shares_of_its_gpus(tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i:; done\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
@@ -62,7 +62,7 @@ def test_a_server_shares_its_gpus_out(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_the_scripts_are_clean():
+def test_shellcheck_accepts_the_scripts():
     done = subprocess.run(["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -74,7 +74,7 @@ def cluster():
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_requeues_goes_on_and_ends(cluster, tmp_path, digits_dir):
+def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_dir):
     """Two nodes, a process each, train the quickstart's model; a requeue comes in the middle."""
     workdir = tmp_path / "run"
     short = [
@@ -98,8 +98,8 @@ def test_a_job_that_slurm_requeues_goes_on_and_ends(cluster, tmp_path, digits_di
     def wait_for(condition):
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
-            told = log.read_text() if log.exists() else ""
-            assert time.monotonic() < deadline, (cluster.job(job), told)
+            message = log.read_text() if log.exists() else ""
+            assert time.monotonic() < deadline, (cluster.job(job), message)
             time.sleep(0.2)
 
     def steps():
@@ -108,13 +108,13 @@ def test_a_job_that_slurm_requeues_goes_on_and_ends(cluster, tmp_path, digits_di
     wait_for(lambda: steps() and steps()[-1] >= 5)
     cluster.call("scontrol", "requeue", str(job))
     wait_for(lambda: cluster.job(job)["JobState"] in ("COMPLETED", "FAILED"))
-    told = log.read_text()
-    assert cluster.job(job)["JobState"] == "COMPLETED", told
+    message = log.read_text()
+    assert cluster.job(job)["JobState"] == "COMPLETED", message
     assert cluster.job(job)["Restarts"] == "1"
-    saved = int(re.findall(r"stopped and saved at step (\d+)", told)[0])
+    saved = int(re.findall(r"stopped and saved at step (\d+)", message)[0])
     assert 5 <= saved < 150
-    assert f"resuming from step {saved}" in told
-    assert told.count("2 processes, 2 devices (started by slurm)") == 2
+    assert f"resuming from step {saved}" in message
+    assert message.count("2 processes, 2 devices (started by slurm)") == 2
     trained = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")
                if "train/loss" in row]  # fmt: skip
     assert trained == list(range(1, 151))

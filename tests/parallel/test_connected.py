@@ -72,7 +72,7 @@ def ended(processes):
     return codes, [process.printed()[1].splitlines() for process in processes]
 
 
-def test_all_processes_get_the_values_of_all_in_order(run):
+def test_every_process_gets_the_values_of_all_in_order(run):
     processes = run("gather", count=3)
     assert ended(processes) == ([0, 0, 0], [[], [], []])
     expected = [f'[[0, "{n}"], [1, "{n}"], [2, "{n}"]]' for n in ("first", "second", "first")]
@@ -133,5 +133,5 @@ def test_a_killed_process_is_named(run, victim, code, line, seconds):
     assert time.monotonic() - killed < seconds
     assert codes[victim] == -signal.SIGKILL
     assert codes[1 - victim] == code
-    (told,) = [row for row in lines[1 - victim] if row.startswith("error: ")]
-    assert told.startswith(line.format(host=os.uname().nodename))
+    (message,) = [row for row in lines[1 - victim] if row.startswith("error: ")]
+    assert message.startswith(line.format(host=os.uname().nodename))

@@ -47,7 +47,7 @@ def test_idle_accelerators_are_an_error(rows, message):
     assert str(caught.value).startswith(message)
 
 
-def test_gpus_may_be_idle_when_the_cpu_is_asked_for(monkeypatch):
+def test_gpus_may_be_idle_if_the_cpu_is_requested(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert os.environ["JAX_PLATFORMS"] == "cpu"
     assert local_devices(None)["allocated"] is None

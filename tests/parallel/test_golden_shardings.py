@@ -54,7 +54,7 @@ def values_per_device(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> int
 
 
 def cut(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, str]:
-    """Name -> axes of the parameters that are cut, "." for a dimension that is not."""
+    """Name -> mesh axes of each sharded parameter; "." marks a dimension that is not sharded."""
     specs = {name: s.spec for name, (_, s) in parameters.items()}
     return {
         name: " ".join(axis or "." for axis in spec) for name, spec in specs.items() if any(spec)
@@ -71,12 +71,12 @@ def golden():
     return json.loads(GOLDEN.read_text())
 
 
-def test_the_golden_file_knows_every_model_and_no_other(golden):
+def test_the_golden_file_has_exactly_the_registered_models(golden):
     assert list(golden["values_per_device"]) == list_models()
     assert all(list(row) == list(PRESETS) for row in golden["values_per_device"].values())
 
 
-def test_every_model_is_cut_as_it_was(found, golden):
+def test_every_model_has_its_golden_shardings(found, golden):
     values = {
         name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
         for name, presets in found.items()
@@ -85,13 +85,13 @@ def test_every_model_is_cut_as_it_was(found, golden):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_parameters_of_a_family_are_cut_as_they_were(found, golden, name):
+def test_parameters_of_a_family_have_their_golden_shardings(found, golden, name):
     specs = {preset: cut(parameters) for preset, parameters in found[name].items()}
     assert specs == golden["specs"][name]
 
 
-def test_every_kernel_that_can_be_is_cut_over_fsdp_and_nothing_else_is(found):
-    """Of models that are not for 32-pixel images that is every one."""
+def test_only_kernels_are_sharded_over_fsdp_and_all_that_divide_are(found):
+    """Only models for 32-pixel images have kernels that fsdp does not divide."""
     for name, presets in found.items():
         sizes = {n: math.prod(shape) for n, (shape, _) in presets["replicated"].items()}
         assert values_per_device(presets["replicated"]) == sum(sizes.values())

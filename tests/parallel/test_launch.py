@@ -29,7 +29,7 @@ def detect(*arguments, environ, **keywords):
         return launch.detect(*arguments, **keywords)
 
 
-def test_without_a_cluster_a_process_is_alone():
+def test_without_a_cluster_there_is_a_single_process():
     assert detect(environ={}) is None
     assert detect(num_processes=1, environ={}) is None
     assert detect("none", environ=SLURM) is None
@@ -118,7 +118,7 @@ def test_the_number_of_a_jobset_pod_is_its_index():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "told"),
+    ("arguments", "environ", "message"),
     [
         ({"coordinator": "a:1"}, {}, "--coordinator without --num_processes, --process_id"),
         ({"coordinator": "a", "num_processes": 2, "process_id": 0}, {}, "HOST:PORT"),
@@ -128,10 +128,10 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'"),
     ],
 )
-def test_impossible_settings_are_errors(arguments, environ, told):
+def test_impossible_settings_are_errors(arguments, environ, message):
     with pytest.raises(ConfigError) as caught:
         detect(**arguments, environ=environ)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_gpus_that_cannot_be_divided_evenly_are_an_error():

@@ -50,7 +50,7 @@ def test_names_are_keys_joined_by_slashes_in_the_order_of_the_leaves():
     assert jax.tree.leaves(tree) == [3, 4, 2, 1]
 
 
-def test_names_of_attributes_and_numbered_keys_are_words():
+def test_attributes_and_indices_become_parts_of_a_name():
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
     class Pair:
@@ -112,11 +112,11 @@ def cut(specs: dict[str, P]) -> dict[str, P]:
     return {name: spec for name, spec in specs.items() if any(spec)}
 
 
-def test_what_is_cut_of_a_plain_vit():
+def test_a_plain_vit_is_sharded_by_its_rules():
     assert cut(specs_of(shapes_of(), mesh_of(8, fsdp=2, tensor=2))) == _CUT
 
 
-def test_what_is_cut_of_a_vit_with_every_option():
+def test_a_vit_with_every_option_is_sharded_by_its_rules():
     options = {
         "pooling": "map", "position_embedding": "relative", "mlp": "swiglu", "qk_norm": True,
         "layer_scale": 0.1, "num_registers": 2, "representation_size": 64,
@@ -136,14 +136,14 @@ def test_what_is_cut_of_a_vit_with_every_option():
         ({"name": "BiT-R-Mini"}, 1 + 1 + 3 * 4 + 3),
     ],
 )
-def test_every_matrix_is_cut_over_fsdp(options, count):
+def test_every_matrix_is_sharded_over_fsdp(options, count):
     specs = specs_of(shapes_of(**options), mesh_of(8, fsdp=2, tensor=2))
     kernels = [spec for name, spec in specs.items() if name.endswith("kernel")]
     assert len(kernels) == count
     assert all("fsdp" in spec for spec in kernels)
 
 
-def test_convolutions_are_cut_by_output_channel():
+def test_convolutions_are_sharded_by_output_channel():
     """Kernels are [K, K, in, out], with a leading layer axis in a stack; norms are not cut."""
     specs = specs_of(shapes_of(name="BiT-R26x1"), mesh_of(8, fsdp=2, tensor=2))
     assert specs["trunk/conv_root/kernel"] == P(None, None, None, "fsdp")
@@ -155,7 +155,7 @@ def test_convolutions_are_cut_by_output_channel():
     assert hybrid["patch_embedding/kernel"] == P(None, None, None, "fsdp")
 
 
-def test_position_tables_of_every_block_are_cut_by_feature():
+def test_position_tables_of_every_block_are_sharded_by_feature():
     mesh = mesh_of(8, fsdp=2, tensor=2)
     every_layer = {"position_placement": "every_layer"}
     name = "encoder/blocks/position_embedding"
@@ -175,7 +175,7 @@ def test_an_axis_that_does_not_divide_its_dimension_is_left_out():
     assert specs["head/linear/kernel"] == P("fsdp", None)
 
 
-def test_fsdp_goes_to_another_dimension_that_it_divides_and_tensor_does_not():
+def test_fsdp_moves_to_another_dimension_that_it_divides_but_tensor_does_not():
     # 384 features do not divide by 256, 1,536 hidden ones do; heads are six, of 64 features.
     specs = specs_of(shapes_of(), mesh_of(512, data=1, fsdp=256, tensor=2))
     assert specs["encoder/blocks/mlp/expand/kernel"] == P(None, None, "tensor")
@@ -197,7 +197,7 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_an_axis_of_one_device_cuts_nothing():
+def test_an_axis_of_one_device_shards_nothing():
     """So that the default preset, on a mesh without fsdp and tensor, is plain data parallelism."""
     params = shapes_of()
     sizes = [p.shape for p in jax.tree.leaves(params)]
@@ -206,7 +206,7 @@ def test_an_axis_of_one_device_cuts_nothing():
         assert [s.shard_shape(size) for s, size in zip(found, sizes, strict=True)] == sizes
 
 
-def test_rules_of_the_config_go_before_those_of_the_preset():
+def test_rules_of_the_config_precede_those_of_the_preset():
     config = MeshConfig(
         fsdp=2, tensor=2, rules=((r"head/.*/kernel", (None, "data")), (r"head/.*", ("tensor",)))
     )
@@ -233,19 +233,19 @@ def test_rules_of_the_config_go_before_those_of_the_preset():
         ({"tensor": 2, "preset": "replicated"}, "mesh.tensor is 2 with preset replicated"),
     ],
 )
-def test_rules_that_do_not_fit_are_told(config, message):
+def test_rules_that_do_not_fit_are_errors(config, message):
     config = MeshConfig(**config)
     with pytest.raises(ConfigError, match=message):
         sharding_rules(config, shapes_of(), mesh_of(8, tensor=config.tensor))
 
 
-def test_a_rule_of_ones_own_lets_a_preset_use_tensor():
+def test_a_custom_rule_lets_a_preset_use_the_tensor_axis():
     config = MeshConfig(tensor=2, preset="fsdp", rules=(("head/linear/kernel", ("tensor",)),))
     rules = sharding_rules(config, shapes_of(), mesh_of(8, tensor=2))
     assert rules == config.rules + PRESETS["fsdp"]
 
 
-def test_moments_and_averages_live_where_their_parameter_lives():
+def test_moments_and_averages_are_sharded_like_their_parameter():
     params = shapes_of()
     mesh = mesh_of(8, fsdp=2, tensor=2)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -272,7 +272,7 @@ def test_moments_and_averages_live_where_their_parameter_lives():
     assert {found[name] for name in counts} == {P()}
 
 
-def test_a_leaf_of_another_shape_is_on_every_device_whatever_its_name():
+def test_a_leaf_of_another_shape_is_replicated_whatever_its_name():
     params = {"head": {"kernel": jax.ShapeDtypeStruct((4, 8), jnp.float32)}}
     state = {"row": {"head": {"kernel": jax.ShapeDtypeStruct((4,), jnp.float32)}}}
     (sharding,) = jax.tree.leaves(state_shardings(state, params, mesh_of(4, tensor=2, fsdp=2)))

@@ -75,7 +75,7 @@ def test_remat_needs_less_memory_and_more_flops(plans):
     assert full.work.executed_flops > 1.1 * none.work.executed_flops
 
 
-def test_the_bound_follows_from_the_chip(plans):
+def test_the_bound_depends_on_the_chip(plans):
     plan = plans["none"]
     seconds = plan.roofline.overlapped_s
     traffic = plan.work.memory_bytes
@@ -90,7 +90,7 @@ def test_total_steps_follow_from_epochs_and_examples(plans):
     assert plans["none"].total_steps == round(4 * 1437 / BATCH)
 
 
-def test_a_run_does_not_fit_on_a_device_with_one_byte_less(plans):
+def test_a_run_does_not_fit_on_a_device_with_one_byte_too_little(plans):
     plan = plans["none"]
     small = dataclasses.replace(CHIP, memory_bytes=float(plan.memory.total - 1))
     assert dataclasses.replace(plan, chip=small).fits is False
@@ -116,7 +116,7 @@ def test_sizes_come_from_the_command_line_then_the_dataset():
     assert find_sizes(config(), None, 100).num_examples == 100
 
 
-def test_the_error_of_an_unknown_dataset_names_the_missing_flags(tmp_path):
+def test_the_error_for_an_unknown_dataset_names_the_missing_flags(tmp_path):
     from vit_jax.errors import DataError
 
     data = config().data.replace(name="photos", data_dir=str(tmp_path))

@@ -16,7 +16,7 @@ def test_a_step_of_vit_l_16_on_v5e():
     assert found.mfu(found.overlapped_s) == pytest.approx(0.6)
 
 
-def test_what_is_unknown_is_left_out_and_without_a_peak_there_is_no_bound():
+def test_unknown_figures_are_left_out_and_without_a_peak_there_is_no_bound():
     half = Chip("half", "half", None, 1e12, None, None, "ours")
     found = Roofline(Work(5e11, 5e11, 1e9, 1e9), half)
     assert (found.overlapped_s, found.in_turn_s, found.limited_by) == (0.5, 0.5, "compute")
@@ -46,7 +46,7 @@ def test_mfu_is_never_above_one():
         ("v6e", 31.25, 918, 1640, 400, 256),
     ],
 )
-def test_stated_figures_of_tpus(name, gib, tflops, memory, links, chips):
+def test_tpu_chips_have_their_published_figures(name, gib, tflops, memory, links, chips):
     chip = TPUS[name]
     assert chip.memory_bytes == gib * GIB
     assert chip.peak_flops == tflops * 1e12 == peak_flops(chip.kind)
@@ -54,7 +54,7 @@ def test_stated_figures_of_tpus(name, gib, tflops, memory, links, chips):
     assert chip.pod_chips == chips
 
 
-def test_gpus_go_by_the_name_they_give_themselves():
+def test_gpus_are_found_by_their_device_name():
     sxm, pcie = gpu_chip("NVIDIA H100 80GB HBM3", 79e9), gpu_chip("NVIDIA H100 PCIe", None)
     assert (sxm.memory_bytes, sxm.link_bandwidth, sxm.memory_bandwidth) == (79e9, 450e9, 3350e9)
     assert (pcie.memory_bytes, pcie.link_bandwidth, pcie.peak_flops) == (80e9, None, 756e12)

@@ -58,12 +58,12 @@ def toy(config):
          [((4, 1, 1), "fsdp_tensor"), ((2, 2, 1), "fsdp_tensor"), ((2, 2, 1), "replicated")]),
     ],
 )  # fmt: skip
-def test_presets_that_come_to_the_same_on_a_mesh_are_tried_once(sizes, own, expected):
+def test_presets_with_equal_shardings_on_a_mesh_are_tried_once(sizes, own, expected):
     run = config().replace(mesh=MeshConfig.from_mapping(own))
     assert placements(run, sizes) == expected
 
 
-def test_placements_left_out_have_the_same_shardings():
+def test_skipped_presets_have_the_same_shardings():
     """One real device listed several times is good for shapes."""
     kernel = jax.ShapeDtypeStruct((3, 32, 64), np.float32)
     shapes = {"encoder": {"blocks": {"mlp": {"expand": {"kernel": kernel}}}}}
@@ -90,7 +90,7 @@ def test_presets_that_differ_are_tried():
     assert best.preset == "fsdp_tensor"
 
 
-def test_each_mesh_ends_with_its_first_that_fits():
+def test_each_mesh_stops_at_the_first_setting_that_fits():
     tries = list(
         search(config(), batch_sizes=[16, 32], mesh_sizes=[(4, 1, 1), (1, 4, 1)], plan=toy)
     )
@@ -104,7 +104,7 @@ def test_each_mesh_ends_with_its_first_that_fits():
     assert (best.mesh, best.remat) == ((1, 4, 1), "none")
 
 
-def test_smaller_batches_come_where_larger_do_not_fit():
+def test_smaller_batches_are_tried_if_larger_ones_do_not_fit():
     tries = list(search(config(), batch_sizes=[8, 512], mesh_sizes=[(4, 1, 1)], plan=toy))
     assert [(t.batch_size, t.remat) for t in tries] == [
         (512, "none"), (512, "dots"), (512, "full"), (8, "none")
@@ -129,7 +129,7 @@ def test_an_impossible_setting_is_kept_with_its_reason():
         (6, [(6, 1, 1), (1, 6, 1), (3, 2, 1), (1, 3, 2)]),
     ],
 )
-def test_meshes_to_try(devices, expected):
+def test_the_search_tries_the_usual_meshes(devices, expected):
     assert meshes(config(), devices) == expected
 
 
@@ -139,7 +139,7 @@ def test_policies_that_come_to_the_same_are_tried_once():
     assert remat_policies(config(scan=False), "tpu") == ("none", "dots", "full")
 
 
-def test_batch_sizes_to_try_are_the_config_s_its_double_and_its_half():
+def test_the_search_tries_the_batch_size_its_double_and_its_half():
     assert default_batch_sizes(config(), 2) == [16, 8, 4]
     assert default_batch_sizes(config(), 8) == [16, 8]
     with pytest.raises(ConfigError, match="8 on 32 devices"):

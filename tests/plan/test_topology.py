@@ -19,7 +19,7 @@ from vit_jax.plan.topology import MissingLibraryError, find_devices, parse_topol
         ("gpu:4", "gpu", "gpu", (4,)),
     ],
 )
-def test_names_of_topologies(name, platform, generation, shape):
+def test_topology_names_are_parsed(name, platform, generation, shape):
     found = parse_topology(name)
     assert (found.platform, found.generation, found.shape) == (platform, generation, shape)
 
@@ -37,22 +37,22 @@ def test_names_of_topologies(name, platform, generation, shape):
         ("v5e 4x4", "v5e:16x16"),
     ],
 )
-def test_the_error_of_a_wrong_name(name, line):
+def test_the_error_for_a_wrong_name_lists_examples(name, line):
     with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
         parse_topology(name)
 
 
-def test_more_devices_than_are_here():
+def test_more_devices_than_this_machine_has_is_an_error():
     with pytest.raises(ConfigError, match=r"cpu:4096 on a machine with \d+ such devices"):
         find_devices(parse_topology("cpu:4096"))
 
 
-def test_gpus_that_are_not_here():
+def test_a_machine_without_gpus_cannot_plan_for_gpus():
     with pytest.raises(ConfigError, match="gpu:2 on a machine with 0 such devices"):
         find_devices(parse_topology("gpu:2"))
 
 
-def test_without_the_tpu_compiler_one_line_says_what_to_install(monkeypatch):
+def test_without_the_tpu_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     with pytest.raises(MissingLibraryError, match=r"pip install 'vit_jax\[tpu\]'"):

@@ -7,7 +7,7 @@ from vit_jax.plan.hlo import parse
 from vit_jax.plan.traffic import count_bytes
 
 
-def test_slices_and_updates_move_a_layer_not_the_stack():
+def test_slices_and_updates_move_one_layer_and_not_the_stack():
     # In an iteration the slice, the all-reduce and the update each read and write a layer. The
     # update also reads the counter (4 bytes), the addition reads two numbers and writes one (12),
     # the comparison reads two and writes one byte (9).
@@ -44,7 +44,7 @@ def test_without_donation_the_new_argument_needs_its_own_memory():
     assert "f32[1024,256]" not in {b.shape for b in find_buffers(parse(donated), donated)}
 
 
-def test_an_array_that_a_loop_carried_is_freed_after_its_own_last_reader():
+def test_an_array_carried_by_a_loop_is_freed_after_its_last_use():
     """Even if another element of the loop's result is read later."""
     end = "  ROOT %both"
     text = LOOP.replace(

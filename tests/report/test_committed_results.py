@@ -44,9 +44,9 @@ def test_there_are_seven_experiments_with_results():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_are_byte_for_byte_the_committed_ones(folders, name, tmp_path, monkeypatch):
+def test_tables_equal_the_committed_ones_byte_for_byte(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "draw", lambda *_: None)
-    monkeypatch.setattr(content, "draw_sheet", lambda *_: None)
+    monkeypatch.setattr(content, "draw_learning_curves", lambda *_: None)
     monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
     page = make_report(folders(name), tmp_path / name, name)
     committed = EXPERIMENTS / name
@@ -56,7 +56,7 @@ def test_tables_are_byte_for_byte_the_committed_ones(folders, name, tmp_path, mo
         assert made == (committed / "results" / file).read_bytes(), file
 
 
-def test_the_crossings_of_data_size_are_the_committed_ones(folders):
+def test_the_crossings_of_data_size_equal_the_committed_ones(folders):
     crossing = runpy.run_path(str(EXPERIMENTS / "data_size" / "crossing.py"))
     table = crossing["table"](folders("data_size"))
     assert table in (EXPERIMENTS / "data_size" / "README.md").read_text()

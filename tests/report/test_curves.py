@@ -9,7 +9,13 @@ from report.fake_runs import write as put
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.report.curves import _drawn_score, curves_data, draw_curves, draw_sheet, main_score
+from vit_jax.report.curves import (
+    _drawn_score,
+    curves_data,
+    draw_curves,
+    draw_learning_curves,
+    main_score,
+)
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run, read_runs
@@ -32,7 +38,7 @@ ROWS = [
 def sheets(folder, **request):
     """Returns the data and the figure of every picture of a request."""
     data = curves_data(CurvesRequest(**request), run_frame(read_runs([folder]).runs))
-    return [(one, draw_sheet(one, Palette())) for one in data]
+    return [(one, draw_learning_curves(one, Palette())) for one in data]
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
@@ -44,8 +50,8 @@ def test_a_picture_with_three_panels_is_drawn(tmp_path):
     assert len(set(image.convert("L").tobytes())) > 20  # Not an empty sheet.
 
 
-def test_few_shot_accuracy_is_drawn_where_nothing_else_is_measured(tmp_path):
-    """As in Figure 9 of the paper: a pretraining on data of which no part is held out."""
+def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
+    """As in Figure 9 of the paper: pretraining without held-out data."""
     for i, name in enumerate(("a", "b")):
         shots = [
             {"step": s, "time": s, "fewshot/pets/5_shot/accuracy_top1": 0.1 * (s + i),
@@ -92,14 +98,14 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     assert sheet.note == f"A line for each of 2 runs. {cross_note}"
 
 
-def test_the_main_score_is_that_of_the_test_split_if_there_is_one():
+def test_the_main_score_is_the_test_accuracy_if_there_is_one():
     names = {"eval/dev/accuracy_top1", "eval/test/accuracy_top1", "eval/train/accuracy_top1"}
     assert main_score(names) == "eval/test/accuracy_top1"
     assert main_score({"eval/train/accuracy_top1"}) == "eval/train/accuracy_top1"
     assert main_score({"eval/test/loss", "eval/test/accuracy_class/a/accuracy_top1"}) is None
 
 
-def test_the_score_that_is_drawn_was_measured_more_than_once(tmp_path):
+def test_a_score_measured_only_once_is_not_drawn(tmp_path):
     rows = [{"step": s, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
     rows.append({"step": 2, "eval/test/accuracy_top1": 0.3})
     for name, metrics, score in (("a", rows, "eval/dev/accuracy_top1"), ("b", rows[1:], None)):
@@ -115,7 +121,7 @@ def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     assert panel.get_xlabel() == "step"
 
 
-def test_colours_show_what_differs_and_not_a_model_that_all_share(tmp_path):
+def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
     for name, placement in (("a", "stem"), ("b", "shared")):
         job = {"name": name, "labels": {"model": "ViT-Micro/4", "placement": placement}}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
@@ -142,7 +148,7 @@ def test_a_figure_grows_with_its_legend(tmp_path):
     assert heights[40] > heights[3] + 1
 
 
-def test_panels_colours_and_runs_are_those_of_the_request(tmp_path):
+def test_panels_colours_and_runs_follow_the_request(tmp_path):
     for task in ("classification", "masked"):
         for size in (10, 100):
             labels = {"model": f"ViT-{size}", "task": task, "size": size}
@@ -165,7 +171,7 @@ def test_panels_colours_and_runs_are_those_of_the_request(tmp_path):
         sheets(tmp_path, where={"task": "maskd"})
 
 
-def test_every_stage_has_a_picture_and_the_search_comes_last(tmp_path):
+def test_every_stage_has_a_picture_and_search_comes_last(tmp_path):
     for stage in ("search", "final", None):
         job = {"name": f"{stage}", "labels": {"model": "ViT"}, "stage": stage}
         put(tmp_path / f"{stage}", job=job, config=config(), metrics=ROWS)

@@ -39,7 +39,7 @@ def table(page, title):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_means_and_deviations_are_those_of_the_runs(sweep, report):
+def test_means_and_standard_deviations_are_computed_over_the_runs(sweep, report):
     values = scores(sweep, "sign_language_digits", "R+ViT-Mini-4-100")
     mean, std = statistics.fmean(values), statistics.stdev(values)
     rows = {row[0]: row[1:] for row in table((report / "report.md").read_text(),
@@ -101,7 +101,7 @@ def test_the_page_loads_nothing_from_the_network(report):
     assert page.count("<svg") == len(list(report.glob("*.svg"))) > 8
 
 
-def test_every_picture_is_there_as_png_and_svg(report):
+def test_every_picture_is_written_as_png_and_svg(report):
     names = {path.stem for path in report.glob("*.png")}
     assert names == {path.stem for path in report.glob("*.svg")}
     assert all((report / f"{name}.png").stat().st_size > 5_000 for name in names)
@@ -122,7 +122,7 @@ def test_the_report_is_written_into_a_page_between_two_markers(sweep, tmp_path):
     assert page.read_text() == text
 
 
-def test_tables_and_plots_are_those_of_the_command_line(sweep, tmp_path):
+def test_tables_and_plots_follow_the_command_line(sweep, tmp_path):
     table_text = "rows=pretrain,columns=model,metric=eval/test/loss,where.stage=final,title=Mine"
     plot = "x=train_exaflops,y=eval/test/loss,series=family,log_x"
     asked = ["--table", table_text, "--plot", plot, f"--output={tmp_path}"]
@@ -162,7 +162,9 @@ def test_a_sweep_file_chooses_what_its_report_shows(tmp_path):
     assert (tmp_path / "report" / "report.md").read_text().startswith("# Other\n")
 
 
-def test_a_metric_of_the_sweep_file_may_be_missing_while_jobs_are(tmp_path, capsys, caplog):
+def test_a_metric_of_the_sweep_file_may_be_missing_while_jobs_are_unfinished(
+    tmp_path, capsys, caplog
+):
     first, second = (tmp_path / "jobs" / name for name in ("first", "second"))
     report = {"tables": [{"metric": "eval/test/accuracy_top1"}, {"metric": "eval/dev/loss"}]}
     write(tmp_path, sweep={"jobs": ["first", "second"], "report": report})
@@ -187,7 +189,7 @@ def test_a_metric_of_the_sweep_file_may_be_missing_while_jobs_are(tmp_path, caps
         ([], ""),
     ],
 )
-def test_a_wrong_report_in_a_sweep_file_is_one_line(tmp_path, capsys, report, word):
+def test_a_wrong_report_in_a_sweep_file_is_a_one_line_error(tmp_path, capsys, report, word):
     small_sweep(tmp_path, report)
     assert main(["report", str(tmp_path)]) == (2 if report else 0)
     err = capsys.readouterr().err
@@ -215,12 +217,12 @@ WRONG = {
     ("--plot", "y=eval/test/loss"): "no 'x'",
     ("--table", "metric=eval/test/loss,where.model=ViT"): "did you mean 'ViT-Mini/4'?",
     ("--into", "no_such_page.md"): "is not a file",
-    ("--config.seed=1", "--title=x"): "no config",
+    ("--config.seed=1", "--title=x"): "no --config arguments",
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
-def test_wrong_arguments_are_one_line(sweep, tmp_path, capsys, wrong):
+def test_wrong_arguments_are_one_line_errors(sweep, tmp_path, capsys, wrong):
     assert (
         main(
             [
@@ -239,7 +241,7 @@ def test_wrong_arguments_are_one_line(sweep, tmp_path, capsys, wrong):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_that_cannot_be_written_is_one_line(sweep, tmp_path, capsys):
+def test_an_output_that_cannot_be_written_is_a_one_line_error(sweep, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "out"
     assert main(["report", str(sweep / "jobs" / "fewshot"), f"--output={out}"]) == 2
@@ -248,7 +250,7 @@ def test_an_output_that_cannot_be_written_is_one_line(sweep, tmp_path, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_folders_without_runs_are_one_line(tmp_path, capsys):
+def test_folders_without_runs_are_one_line_errors(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "no folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2

@@ -12,7 +12,7 @@ from vit_jax.report.overview import missing_table
 from vit_jax.report.runs import Run, read_runs
 
 
-def test_runs_are_found_at_any_depth_and_nothing_else_is(tmp_path):
+def test_only_run_folders_are_found_at_any_depth(tmp_path):
     write(tmp_path / "a" / "seed10", config=config(), env={}, result=result(0.5, 400))
     write(tmp_path / "a" / "seed9", config=config(), env={}, metrics=[])
     write(tmp_path / "a" / "seed9" / "checkpoints" / "5", config=config(), env={})
@@ -65,7 +65,7 @@ def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, co
     assert read_runs([tmp_path]).runs[0].state == state
 
 
-def test_a_run_with_a_result_is_finished_whatever_else_there_is(tmp_path):
+def test_a_run_with_a_result_is_finished_whatever_other_files_it_has(tmp_path):
     write(tmp_path, config=config(), result=result(0.5, 400))
     attempt(tmp_path, exit_code=2, ended=1.0)
     assert read_runs([tmp_path]).runs[0].state == "finished"
@@ -82,7 +82,7 @@ def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(
     assert (finished.step, finished.figures["train/loss"]) == (400, 9.0)
 
 
-def test_jobs_without_a_folder_are_missing_if_their_folder_was_searched(tmp_path):
+def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
     write(tmp_path / "jobs/a/0", job={"name": "a/0"}, config=config(), result=result(0.5, 400))
     names = [{"name": "a/0"}, {"name": "a/1"}, {"name": "b/0"}]
     write(tmp_path, sweep={"jobs": names})
@@ -110,7 +110,7 @@ def row_of(folder, *others):
     return run, run_frame(runs).loc[run]
 
 
-def test_a_run_with_random_weights_is_its_own_pretraining(tmp_path):
+def test_a_run_from_random_weights_counts_as_its_own_pretraining(tmp_path):
     write(tmp_path / "a", config=config(), result=result(0.5, 400, examples=700, exaflops=0.25))
     run, row = row_of(tmp_path / "a")
     assert (row["pretrain_examples"], row["pretrain_exaflops"]) == (700, 0.25)
@@ -138,7 +138,7 @@ def test_pretraining_is_summed_over_the_runs_it_was_initialised_from(tmp_path, o
     ("origin", "reason"),
     [("/no/such/run", "no longer exists"), ("hf://a/b", "is not a run folder")],
 )
-def test_weights_that_are_not_a_run_have_no_known_pretraining(tmp_path, origin, reason):
+def test_pretraining_is_unknown_for_weights_that_are_not_a_run(tmp_path, origin, reason):
     write(tmp_path / "a", config=config(init_from=origin), result=result(0.5, 400))
     run, row = row_of(tmp_path / "a")
     assert row["pretrain_examples"] is None
@@ -157,7 +157,7 @@ def test_a_moved_sweep_finds_its_own_jobs(tmp_path):
     assert row["pretrain_examples"] == 900
 
 
-def test_a_circle_of_initialisations_is_reported(tmp_path):
+def test_a_cycle_of_initialisations_is_reported(tmp_path):
     for one, other in ("ab", "ba"):
         made = config(init_from=str(tmp_path / other))
         write(tmp_path / one, config=made, result=result(0.5, 400))
@@ -166,7 +166,7 @@ def test_a_circle_of_initialisations_is_reported(tmp_path):
     assert row["pretrain_examples"] is None
 
 
-def test_the_compute_of_an_older_run_is_counted_from_its_config(tmp_path):
+def test_the_compute_of_an_older_run_is_computed_from_its_config(tmp_path):
     old = {"step": 30, "wall_time_s": 1.0, "eval/test/accuracy_top1": 0.5}
     write(tmp_path / "a", config=tiny(steps=30), result=old, subset={"examples": 77},
           classes={"names": list("abcdefghij")})  # fmt: skip

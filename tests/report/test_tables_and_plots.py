@@ -6,7 +6,7 @@ from report.fake_runs import config, result, write
 from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.frame import run_frame
-from vit_jax.report.labels import JOIN, number_text
+from vit_jax.report.labels import JOIN, format_metric
 from vit_jax.report.plots import draw, plot_data
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
@@ -69,7 +69,7 @@ def four(folder):
     return scores
 
 
-def test_a_table_has_means_deviations_with_n_minus_1_and_the_best_in_bold(tmp_path):
+def test_a_table_shows_means_standard_deviations_and_the_best_in_bold(tmp_path):
     four(tmp_path)
     table = make_table(tmp_path)
     assert table.header == ["Model", "x", "y"]
@@ -105,7 +105,7 @@ def test_a_note_names_the_settings_in_which_runs_of_a_cell_differ(tmp_path):
     assert "Runs within a cell differ in more than the seed: optimizer.learning_rate." in notes
 
 
-def test_words_in_a_metrics_name_become_columns(tmp_path):
+def test_placeholders_in_a_metric_name_become_columns(tmp_path):
     figures = {f"fewshot/{d}/{s}_shot/accuracy_top1": s / 100 for d in "xy" for s in (1, 10)}
     figures["fewshot/x/1_shot/accuracy_top1_std"] = 0.02
     put(tmp_path, "a", figures, labels={"model": "A"}, job={"command": "fewshot"})
@@ -148,9 +148,9 @@ def test_vtab_gets_a_panel_for_each_group(tmp_path):
 
 
 def test_vtab_is_recognised_beside_other_datasets_if_all_19_tasks_are_there():
-    groups = vtab.grouped([*VTAB, "pets", "cifar100"])
+    groups = vtab.group_tasks([*VTAB, "pets", "cifar100"])
     assert groups["VTAB (19)"] == VTAB
-    assert vtab.grouped(VTAB[1:]) == {}
+    assert vtab.group_tasks(VTAB[1:]) == {}
 
 
 def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
@@ -206,7 +206,7 @@ def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
     assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
 
 
-def test_the_first_of_several_panels_is_their_mean(tmp_path):
+def test_the_first_of_several_panels_shows_their_mean(tmp_path):
     scores = four(tmp_path)
     put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})
     data = make_plot(tmp_path, "model", panel="dataset")
@@ -220,7 +220,7 @@ def test_the_first_of_several_panels_is_their_mean(tmp_path):
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] in (["A", "B", "C"], [""] * 3)
 
 
-def test_a_note_names_runs_without_an_x(tmp_path):
+def test_a_note_names_runs_whose_x_is_unknown(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"}, init_from="/gone")
     put(tmp_path, "b", 0.6, labels={"model": "B", "dataset": "x"})
     data = make_plot(tmp_path, "pretrain_examples", log_x=True)
@@ -276,8 +276,8 @@ def test_an_inlined_picture_uses_the_colours_of_the_page(tmp_path):
     assert COLOURS[0][0] not in svg
 
 
-def test_numbers_have_the_decimals_of_their_metric():
-    assert number_text(0.88551, "eval/test/accuracy_top1") == "88.55"
-    assert number_text(0.98765, "eval/test/roc_auc") == "0.9877"
-    assert number_text(0.3, "train/loss", like=12.5) == "0.30"
-    assert number_text(1437.0, "train_examples") == "1437.0"
+def test_numbers_are_rounded_by_metric_and_size():
+    assert format_metric(0.88551, "eval/test/accuracy_top1") == "88.55"
+    assert format_metric(0.98765, "eval/test/roc_auc") == "0.9877"
+    assert format_metric(0.3, "train/loss", like=12.5) == "0.30"
+    assert format_metric(1437.0, "train_examples") == "1437.0"

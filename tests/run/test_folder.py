@@ -154,7 +154,7 @@ def test_other_files_in_a_folder_are_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_path_that_cannot_be_a_folder_is_a_run_folder_error(tmp_path, below):
+def test_an_impossible_path_is_a_run_folder_error(tmp_path, below):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / below
     with pytest.raises(RunFolderError) as caught:
@@ -163,7 +163,7 @@ def test_a_path_that_cannot_be_a_folder_is_a_run_folder_error(tmp_path, below):
     assert caught.value.expected == "a writable folder with free space"
 
 
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+def test_a_tilde_is_expanded_to_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with RunFolder(Path("~/runs/one"), config()) as folder:
         folder.write_config()

@@ -69,7 +69,7 @@ def test_resuming_deletes_the_lines_of_later_steps(tmp_path, start_step, kept):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_resuming_keeps_the_lines_before_bit_for_bit(tmp_path):
+def test_resuming_keeps_earlier_lines_byte_for_byte(tmp_path):
     write(tmp_path, [1, 2, 3])
     before = (tmp_path / "metrics.jsonl").read_text().splitlines()
     write(tmp_path, [3], start_step=2)
@@ -90,7 +90,7 @@ def test_a_last_line_that_a_crash_cut_off_is_deleted(tmp_path, end):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
 
-def test_a_whole_last_line_without_its_newline_is_not_joined_to_the_next(tmp_path):
+def test_a_complete_last_line_without_a_newline_is_not_joined_to_the_next(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "time": 1.0}')
     write(tmp_path, [2], start_step=1)
@@ -181,7 +181,7 @@ def test_a_missing_folder_is_a_run_folder_error(tmp_path):
         writer(tmp_path / "gone")
 
 
-def test_example_hashes_add_up_over_hosts_and_depend_on_the_order():
+def test_example_hashes_can_be_summed_over_hosts_and_depend_on_the_order():
     indices = np.array([5, 2**33, 0, 5])
     whole = example_hash(range(4), indices)
     for hosts in (2, 4):
@@ -208,7 +208,7 @@ def test_each_host_logs_its_examples_to_its_own_file(tmp_path):
     assert len(read_metrics(tmp_path / "examples-0.jsonl")) == 3
 
 
-def test_a_hash_is_sixteen_digits_and_none_writes_nothing(tmp_path):
+def test_a_hash_has_sixteen_digits_and_kind_none_writes_no_file(tmp_path):
     with ExampleLog(tmp_path, 0, range(2), start_step=0, kind="hash") as made:
         made.write(1, np.array([3, 4]))
     (row,) = read_metrics(tmp_path / "examples-0.jsonl")

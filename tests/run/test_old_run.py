@@ -91,7 +91,7 @@ def test_an_old_checkpoint_is_inspected(old_run, step, capsys):
     ],
 )
 def test_an_old_config_of_each_family_and_task_is_read(name, model, task, tmp_path):
-    """It lists all options, in the order of the old version, with those of other families."""
+    """It lists the options of all families, in the order of the old version."""
     shutil.copy(OLD / f"{name}.json", tmp_path / "config.json")
     config = read_config(tmp_path)
     assert config.model.name == model

@@ -82,7 +82,7 @@ def step(workdir, name):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_local_jobs_run_on_their_share_and_failures_show_their_log(folders):
+def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders):
     workdir, stub = folders
     mark(stub, "pretrain", "fail")
     code, out = finish(start(workdir, f"{SWEEP}:two", "--at_once=2", stub=stub))
@@ -102,7 +102,7 @@ def test_local_jobs_run_on_their_share_and_failures_show_their_log(folders):
     )
 
 
-def test_overrides_of_a_wrong_type_are_one_line(tmp_path):
+def test_overrides_of_a_wrong_type_are_one_line_errors(tmp_path):
     """In a process of its own: in this one the types of all calls are checked."""
     sweep = tmp_path / "s.py"
     sweep.write_text("def get_sweep():\n    return [('a.py', ['seed=1'])]\n")
@@ -114,7 +114,7 @@ def test_overrides_of_a_wrong_type_are_one_line(tmp_path):
     ]
 
 
-def test_two_launchers_are_refused_and_jobs_survive_a_killed_one(folders):
+def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")
     first = start(workdir, f"{SWEEP}:two", stub=stub)
@@ -177,7 +177,7 @@ def slurm(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_slurm_jobs_are_known_by_their_name_in_the_queue(slurm):
+def test_slurm_jobs_are_recognised_by_their_name_in_the_queue(slurm):
     tiny = str(SWEEP.parents[1] / "e2e/tiny.py")
     plan = Plan(Sweep("s.py", (Job(tiny, name="a/b"),)), slurm / "w")
     job = plan.jobs["a/b"]

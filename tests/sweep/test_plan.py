@@ -62,7 +62,7 @@ def test_a_job_as_a_command_line():
     ]  # fmt: skip
 
 
-def test_other_commands_take_the_folder_of_a_run_as_an_argument():
+def test_other_commands_take_the_folder_of_another_job_as_an_argument():
     jobs = plan(
         Job(TINY, name="a"),
         Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
@@ -83,7 +83,7 @@ def test_jobs_come_after_the_jobs_that_they_need():
     jobs = plan(*entries).jobs
     assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
     assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
-    assert jobs["final/x/seed0"].undecided
+    assert jobs["final/x/seed0"].awaits_selection
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
@@ -91,9 +91,9 @@ def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
     laid = plan(Selection("x", candidates, "eval/dev/loss", mode="min", seeds=[1],
                           final_overrides={**TEST, "train_epochs": 2.0}))  # fmt: skip
-    laid.decide("x", {"chosen": "search/x/seed=9"})
+    laid.apply_choice("x", {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
-    assert job.undecided is False
+    assert job.awaits_selection is False
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
     assert job.config.evaluation.splits == {"test": "test"}
@@ -116,7 +116,7 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ([(TINY, {"optimizer.lerning_rate": 1.0})], "unknown config key 'optimizer.lerning_rate'"),
         ([(TINY, {"seed": "one"})], "job 'tiny': 'seed' is 'one'"),
@@ -142,11 +142,11 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "names no split"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_refused_before_anything_starts(entries, told):
+def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, message):
     jobs = [Job(*entry) if isinstance(entry, tuple) else entry for entry in entries]
     with pytest.raises((SweepError, ConfigError)) as caught:
         plan(*jobs)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_choose_on_test_allows_a_test_metric():
@@ -155,7 +155,7 @@ def test_choose_on_test_allows_a_test_metric():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Selection("x", [], "eval/dev/loss"), "selection 'x' has no candidates"),
         (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "the seeds [1, 1]"),
@@ -170,14 +170,14 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Job(TINY, name="../a"), "is named '../a'"),
     ],
 )
-def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
+def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
     with pytest.raises(SweepError) as caught:
         make()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x = 1", "has no get_sweep"),
         ("def get_sweep():\n    return []", "returned no jobs"),
@@ -200,14 +200,14 @@ def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
         ),
     ],
 )
-def test_a_wrong_sweep_file_is_one_line(tmp_path, capsys, text, told):
+def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, message):
     path = tmp_path / "s.py"
     path.write_text(text)
     assert main(["sweep", f"--sweep={path}", f"--workdir={tmp_path / 'w'}"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert told in line
+    assert message in line
     assert not (tmp_path / "w").exists()
 
 
@@ -303,7 +303,7 @@ OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
 
 
 @pytest.mark.parametrize(
-    ("changes", "keys", "told"),
+    ("changes", "keys", "message"),
     [
         ({}, "all", None),
         ({"seed": 5}, "all", "seed: 0 before, 5 now"),
@@ -313,7 +313,7 @@ OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
         ({"seed": 5}, "none", None),
     ],
 )
-def test_settings_that_change_the_result_may_not_change(tmp_path, changes, keys, told):
+def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys, message):
     settings = {"data.name": "digits", "seed": 0}
     begun = plan(Job(TINY, settings, name="a"), folder=tmp_path).jobs["a"]
     changed = plan(Job(TINY, {**settings, **changes}, name="a"), folder=tmp_path).jobs["a"]
@@ -325,10 +325,10 @@ def test_settings_that_change_the_result_may_not_change(tmp_path, changes, keys,
         (begun.folder / "job.json").write_text(json.dumps(record))
     assert changed_settings(changed) is None  # It has not begun.
     (begun.folder / "metrics.jsonl").touch()
-    assert changed_settings(changed) == told
+    assert changed_settings(changed) == message
 
 
-def test_an_edited_config_file_is_a_changed_setting(tmp_path):
+def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
         "import runpy\n\n\ndef get_config():\n"
@@ -344,7 +344,7 @@ def test_an_edited_config_file_is_a_changed_setting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "message"),
     [
         (["--executor=slrm"], "unknown executor 'slrm'; expected one of local, slurm, commands; "
                               "did you mean 'slurm'?"),
@@ -355,7 +355,9 @@ def test_an_edited_config_file_is_a_changed_setting(tmp_path):
         (["--config.seed=1"], "unknown argument '--config.seed=1'"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_one_line(tmp_path, capsys, monkeypatch, sweep_file, extra, told):
+def test_wrong_arguments_are_one_line_errors(
+    tmp_path, capsys, monkeypatch, sweep_file, extra, message
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)

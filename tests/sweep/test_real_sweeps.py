@@ -98,9 +98,9 @@ def test_a_sweep_runs_on_slurm_and_its_jobs_are_requeued(cluster, tmp_path, digi
     assert code == 0, (out, logs(workdir))
     assert cluster.job(first)["JobState"] == "COMPLETED"
     assert cluster.job(first)["Restarts"] == "2"
-    told = log.read_text()
-    assert f"resuming from step {saved}" in told
-    assert len(re.findall(r"stopped and saved at step (\d+)", told)) == 2
+    message = log.read_text()
+    assert f"resuming from step {saved}" in message
+    assert len(re.findall(r"stopped and saved at step (\d+)", message)) == 2
     assert table(workdir) == table(reference)
     assert choice(workdir) == choice(reference)
     assert os.environ.get("SLURM_CONF") is None

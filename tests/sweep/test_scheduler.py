@@ -17,7 +17,7 @@ from vit_jax.sweep.job_folder import (
 )
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import Scheduler
-from vit_jax.sweep.selection import choose
+from vit_jax.sweep.selection import select_best
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import summary
@@ -119,7 +119,7 @@ class Run:
         return self.status.jobs[name].note
 
 
-def test_jobs_run_in_order_the_best_is_repeated_and_nothing_runs_twice(tmp_path):
+def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path):
     run = Run(tmp_path, FakeExecutor(at_once=2))
     assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 2)
     assert run.said == [f"pets: selected {SEARCH[0]} of 3 by {METRIC} 0.9910"]
@@ -144,7 +144,7 @@ def test_without_a_limit_all_ready_jobs_run_at_once(tmp_path):
     assert Run(tmp_path).executor.most == 3
 
 
-def test_a_failed_job_blocks_what_needs_it_and_is_run_again_only_when_asked(tmp_path):
+def test_a_failed_job_blocks_its_dependents_and_runs_again_only_with_retry_failed(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
     assert (run.code, run.executor.submitted) == (1, ALL[:4])
     assert run.notes(SEARCH[1]) == "exit code 2"
@@ -156,7 +156,7 @@ def test_a_failed_job_blocks_what_needs_it_and_is_run_again_only_when_asked(tmp_
     assert (retry.code, retry.executor.submitted) == (0, [SEARCH[1], *FINAL])
 
 
-def test_a_job_that_fails_again_is_retried_once_only(tmp_path):
+def test_a_job_that_fails_again_is_retried_only_once(tmp_path):
     Run(tmp_path, FakeExecutor(outcomes={"pretrain": [1]}))
     retry = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [1]}), retry_failed=True)
     assert (retry.code, retry.executor.submitted) == (1, ["pretrain"])
@@ -179,7 +179,7 @@ def test_a_selection_without_a_score_fails_its_final_runs(tmp_path):
 
 
 @pytest.mark.parametrize("code", [75, 76, -15, -2])
-def test_an_interrupted_job_is_started_again(tmp_path, code):
+def test_an_interrupted_job_is_restarted(tmp_path, code):
     run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [code]}))
     assert (run.code, run.executor.submitted) == (0, ["pretrain", *ALL])
     assert run.said[0] == "pretrain: stopped, resumes"
@@ -192,7 +192,7 @@ def test_a_job_that_ends_four_times_without_progress_fails(tmp_path):
     assert Run(tmp_path).executor.submitted == []
 
 
-def test_a_job_that_makes_progress_is_started_again_as_often_as_needed(tmp_path):
+def test_a_job_that_makes_progress_is_restarted_any_number_of_times(tmp_path):
     class Progressing(FakeExecutor):
         def submit(self, job):
             super().submit(job)
@@ -210,7 +210,7 @@ def test_a_job_cancelled_on_the_cluster_waits_for_the_next_launch(tmp_path):
     assert Run(tmp_path).executor.submitted == [SEARCH[0], *FINAL]
 
 
-def test_a_job_out_of_memory_has_failed(tmp_path):
+def test_a_job_that_ran_out_of_memory_has_failed(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": ["out of memory"]}))
     assert (run.code, run.notes("pretrain")) == (1, "out of memory")
 
@@ -235,7 +235,7 @@ def test_jobs_of_an_earlier_launcher_are_watched_and_not_started(tmp_path):
     assert run.said[0] == "pretrain: started by an earlier launcher"
 
 
-def test_final_runs_of_an_earlier_choice_are_not_mixed_with_a_new_one(tmp_path):
+def test_final_runs_of_an_earlier_selection_are_not_mixed_with_a_new_one(tmp_path):
     run = Run(tmp_path)
     assert run.code == 0
     result = tmp_path / "jobs" / SEARCH[2] / "result.json"
@@ -249,7 +249,7 @@ def test_final_runs_of_an_earlier_choice_are_not_mixed_with_a_new_one(tmp_path):
     )
 
 
-def test_the_folder_of_another_sweep_is_left_as_it_is(tmp_path):
+def test_the_folder_of_another_sweep_is_not_changed(tmp_path):
     Run(tmp_path)
     before = (tmp_path / "sweep.json").read_bytes()
     with pytest.raises(SweepError, match=r"belongs to s\.py, which shares no job with t\.py"):
@@ -265,20 +265,20 @@ def scored(*values):
 
 
 def test_the_first_of_the_best_is_selected_and_all_scores_are_recorded():
-    made = choose(selection(), scored(0.5, 0.7, 0.7, 0.6))
+    made = select_best(selection(), scored(0.5, 0.7, 0.7, 0.6))
     assert (made["chosen"], made["score"], made["split"]) == ("job1", 0.7, "dev")
     assert made["candidates"] == [["job0", 0.5], ["job1", 0.7], ["job2", 0.7], ["job3", 0.6]]
-    assert choose(selection(mode="min"), scored(0.5, 0.2, 0.2))["chosen"] == "job1"
+    assert select_best(selection(mode="min"), scored(0.5, 0.2, 0.2))["chosen"] == "job1"
 
 
 def test_failed_and_diverged_candidates_are_never_selected():
-    made = choose(selection(mode="min"), scored(None, float("nan"), 0.9))
+    made = select_best(selection(mode="min"), scored(None, float("nan"), 0.9))
     assert made["chosen"] == "job2"
     assert made["candidates"] == [["job0", None], ["job1", None], ["job2", 0.9]]
     with pytest.raises(SweepError, match=f"no candidate has a finite '{METRIC}'"):
-        choose(selection(), scored(None, float("inf")))
+        select_best(selection(), scored(None, float("inf")))
     with pytest.raises(SweepError, match="did you mean 'eval/dev/accuracy_top5'"):
-        choose(selection(), [("a", {"eval/dev/accuracy_top5": 1.0})])
+        select_best(selection(), [("a", {"eval/dev/accuracy_top5": 1.0})])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_failed_and_diverged_candidates_are_never_selected():
     [(75, None), (76, None), (-15, None), (2, "exit code 2"), (-9, "killed by signal 9"),
      (0, "ended without a result.json"), (None, None)],
 )  # fmt: skip
-def test_exit_codes_that_are_failures(code, why):
+def test_exit_codes_are_failures_or_interruptions(code, why):
     ended = None if code is None else 2.0
     attempt = Attempt(1, "local", "7", "host", 8, 0, 1.0, ended=ended, exit_code=code)
     assert attempt.why_failed == why

@@ -47,7 +47,7 @@ def test_corrupted_hidden_and_moved_patches_have_the_given_shares():
     assert counts[1:] == pytest.approx(np.full(15, len(distance) / 15), rel=0.2)
 
 
-def test_all_hidden_none_hidden_and_a_single_patch():
+def test_extreme_shares_and_a_single_patch_work():
     chosen, source, hidden = draw(3, 4, share=1.0, mask=1.0, random=0.0)
     assert chosen.all()
     assert hidden.all()
@@ -121,7 +121,7 @@ def test_a_resnet_has_no_mask_token():
         )  # fmt: skip
 
 
-def test_the_macs_of_a_head_per_patch():
+def test_macs_of_a_head_per_patch_are_counted():
     """196 patches of 768 features to 512 colours, instead of one."""
     config = model_options("ViT-B/16")
     sizes = {"num_classes": 512, "image_size": (224, 224)}

@@ -116,7 +116,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
 
 
-def test_the_student_learns_to_predict_like_its_teacher(teacher):
+def test_training_lowers_the_teacher_loss_and_does_not_change_the_teacher(teacher):
     config = config_of(teacher, distillation={"alpha": 1.0}, mixing={}, train_steps=40)
     program = program_of(config)
     state, frozen = program.init(), program.load_frozen()
@@ -173,7 +173,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     assert len(losses[0]) == 6
 
 
-def test_its_weights_are_a_model_whose_token_is_a_register(finished):
+def test_a_trained_student_loads_as_a_model_with_its_token_as_a_register(finished):
     folder, config, _ = finished
     loaded = load(folder)
     assert loaded.options.to_mapping()["num_registers"] == 1
@@ -217,7 +217,7 @@ def test_a_teacher_with_other_classes_is_refused(tmp_path):
         ({"alpha": 1.5}, "'distillation.alpha' is 1.5"),
     ],
 )
-def test_impossible_sections_are_config_errors(changes, message):
+def test_impossible_distillation_sections_are_config_errors(changes, message):
     with pytest.raises(ConfigError, match=message):
         config_of("teacher", distillation=changes)
 

@@ -117,7 +117,7 @@ def test_colours_are_of_the_augmented_image(prepare):
     assert (colour[:, :, 3] == np.where(left, 0, 511)[:, None]).all()
 
 
-def test_hidden_colours_are_predicted_from_visible_patches():
+def test_training_learns_to_predict_hidden_colours():
     """Images are black or white. Without visible patches the loss is at least log 2 = 0.69."""
     config = Config.from_mapping(mapping(train_steps=60))
     program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
@@ -208,7 +208,7 @@ def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tm
     assert report["missing"] == report["unexpected"] == []
 
 
-def test_its_weights_are_a_model_without_a_head(finished):
+def test_a_trained_run_loads_as_a_model_without_a_head(finished):
     loaded = load(finished[0])
     assert loaded.num_classes == 0
     assert loaded.model.mask_token is None
@@ -217,7 +217,7 @@ def test_its_weights_are_a_model_without_a_head(finished):
 
 
 @pytest.mark.slow
-def test_analyze_draws_what_it_predicts(finished, tmp_path, capsys):
+def test_analyze_draws_the_predictions(finished, tmp_path, capsys):
     folder, _ = finished
     output = tmp_path / "pictures"
     arguments = ["--what=masked_patches", "--num_pictures=3", f"--output={output}"]

@@ -26,7 +26,9 @@ def config_of(data_dir, *overrides) -> Config:
     return load_config(str(TINY), [*short, f"data.data_dir={data_dir}", *overrides])
 
 
-def test_a_run_on_a_subset_writes_its_manifest_and_resumes_on_the_same_alone(digits_dir, tmp_path):
+def test_a_run_on_a_subset_writes_its_manifest_and_resumes_only_on_the_same_subset(
+    digits_dir, tmp_path
+):
     config = config_of(digits_dir, "data.subset.preset=10_percent", "data.subset.seed=5")
     result = train(config, tmp_path, StopSignals())
     manifest = json.loads((tmp_path / "subset.json").read_text())
@@ -63,7 +65,7 @@ def folder_config(photos, *overrides) -> Config:
     )  # fmt: skip
 
 
-def test_a_folder_is_trained_on_and_the_run_may_go_on_where_the_folder_moved(photos, tmp_path):
+def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_path):
     workdir = tmp_path / "run"
     result = train(folder_config(photos), workdir, StopSignals())
     assert (result["step"], result["eval/test/examples"]) == (6, 10)
@@ -86,7 +88,7 @@ def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path):
     assert counted in (2, 3)
 
 
-def test_a_run_does_not_go_on_with_other_photos(photos, tmp_path):
+def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
     workdir = tmp_path / "run"
     train(folder_config(photos), workdir, StopSignals())
     (workdir / "result.json").unlink()
@@ -97,7 +99,7 @@ def test_a_run_does_not_go_on_with_other_photos(photos, tmp_path):
     assert sorted(p.name for p in workdir.rglob("*")) == before
 
 
-def test_a_mixture_is_trained_on_and_its_members_are_evaluated(digits_dir, photos, tmp_path):
+def test_a_run_on_a_mixture_evaluates_its_members(digits_dir, photos, tmp_path):
     config = config_of(digits_dir, "evaluation.splits.digits=digits:test[:50]",
                        "evaluation.splits.test=photos:train[50%:]")  # fmt: skip
     members = {

@@ -67,12 +67,12 @@ def test_the_layer_that_overflows_is_named(scan):
     assert bad.name == "mlp_output of layer 1"
 
 
-def test_a_norm_that_overflows_is_named_where_every_tensor_is_finite():
+def test_an_overflowing_norm_is_named_if_every_tensor_is_finite():
     bad = first_bad(facts(optimizer={"name": "sgd", "learning_rate": 1e30}))
     assert str(bad) == "metric train/update_norm (1 of 1 values not finite)"
 
 
-def test_a_parameter_that_is_nan_comes_first():
+def test_a_nan_parameter_is_reported_first():
     def change(params):
         params["head"]["linear"]["bias"] = params["head"]["linear"]["bias"].at[3].set(jnp.nan)
 

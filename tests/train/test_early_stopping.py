@@ -33,7 +33,7 @@ def noted(scores, metric="eval/dev/accuracy_top1", patience=2, saved=None):
     return early
 
 
-def test_the_first_of_equal_scores_is_best_and_patience_counts_from_it():
+def test_of_equal_scores_the_first_is_best_and_patience_counts_from_it():
     scores = [(1, 0.5), (2, 0.7), (3, 0.7)]
     assert (noted(scores).best_step, noted(scores).should_stop) == (2, False)
     assert noted([*scores, (4, 0.1)]).should_stop
@@ -47,7 +47,7 @@ def test_the_smallest_loss_is_best_and_nan_never_is():
     assert noted([(1, float("nan"))]).best_step is None
 
 
-def test_saved_state_continues_and_an_evaluation_counts_once():
+def test_restored_state_continues_and_counts_an_evaluation_once():
     scores = [(1, 0.5), (2, 0.4), (3, 0.45)]
     first = noted(scores[:2])
     saved = first.to_json()["early_stopping"]

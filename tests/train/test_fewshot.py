@@ -55,7 +55,7 @@ def reference(tmp_path_factory, digits_dir):
         return workdir, train(make_config(digits_dir, *FEWSHOT), workdir, StopSignals())
 
 
-def test_figures_are_in_the_metrics_and_in_the_result(reference):
+def test_figures_are_written_to_metrics_and_result(reference):
     workdir, result = reference
     rows = found(workdir)
     assert [row["step"] for row in rows] == [10, 20]
@@ -75,7 +75,7 @@ def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsy
 
 
 @pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
-def test_a_stop_during_an_evaluation_repeats_only_that(
+def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
     reference, digits_dir, tmp_path, monkeypatch, call, step
 ):
     original, calls, stop = FrozenEvaluator.__call__, [], StopSignals()
@@ -123,6 +123,6 @@ def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_pat
         (["fewshot.datasets.numbers.split=x"], "unknown config key"),
     ],
 )
-def test_impossible_sections_are_config_errors(digits_dir, overrides, words):
+def test_impossible_fewshot_sections_are_config_errors(digits_dir, overrides, words):
     with pytest.raises(ConfigError, match=words):
         make_config(digits_dir, *FEWSHOT, *overrides)

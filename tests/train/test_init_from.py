@@ -75,13 +75,13 @@ def named(params):
     return named_leaves(params)
 
 
-def test_auto_reads_the_architecture_and_the_config_adds_the_rest(tmp_path, npz):
+def test_auto_reads_the_architecture_and_the_config_sets_other_options(tmp_path, npz):
     model = config_of(tmp_path, mapping(npz, model={"dropout": 0.1, "scan": False})).model
     assert (model.name, model.width, model.depth, model.mlp_dim) == ("ViT-Ti/4", 16, 2, 32)
     assert (model.num_heads, model.dropout, model.scan) == (2, 0.1, False)
 
 
-def test_auto_does_not_take_over_dropout_and_dtype(tmp_path):
+def test_auto_does_not_read_dropout_and_dtype(tmp_path):
     random_weights(
         tmp_path / "ours", pooling="gap", dropout=0.3, dtype="bfloat16", head_bias_init=-10.0,
         representation_size=8,
@@ -96,7 +96,7 @@ def test_auto_does_not_take_over_dropout_and_dtype(tmp_path):
     assert config_of(tmp_path, content).model.representation_size == 8
 
 
-def test_the_first_loss_is_log_c_and_the_features_are_the_files(tmp_path, npz):
+def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz, ema_decay=0.99))
     program = program_of(config)
     state, report = start_from_weights(program)
@@ -129,7 +129,7 @@ def test_the_first_loss_is_log_c_and_the_features_are_the_files(tmp_path, npz):
 
 
 @pytest.mark.slow
-def test_a_published_file_goes_from_224_to_384(tmp_path):
+def test_a_published_file_is_resampled_from_224_to_384(tmp_path):
     """The golden ViT-Ti/16; the reference's own resampling is tested in tests/interop."""
     path = write_golden("vit_ti16_224", tmp_path)
     content = mapping(path, side=384)
@@ -214,7 +214,7 @@ def test_weights_of_another_family_or_size_are_an_error(tmp_path, npz, options, 
     assert f"the {options['model']['name']} of the model section" in str(raised.value)
 
 
-def test_auto_and_init_need_weights():
+def test_model_auto_and_the_init_section_need_weights():
     with pytest.raises(ConfigError, match=r"add --config\.init_from=PATH, or name the model"):
         Config.from_mapping(mapping(None))
     content = mapping(None, model={"name": "ViT-Ti/4"}, init={"keep_head": True})

@@ -68,7 +68,9 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
 
 
-def test_a_stop_during_the_last_evaluation_repeats_only_that(config, tmp_path, monkeypatch):
+def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeated(
+    config, tmp_path, monkeypatch
+):
     stop = StopSignals()
     original = SplitEvaluator.__call__
     calls = []
@@ -93,7 +95,7 @@ def test_a_stop_during_the_last_evaluation_repeats_only_that(config, tmp_path, m
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
 
 
-def test_a_run_killed_before_it_writes_its_result_writes_no_line_twice(config, damaged):
+def test_a_run_killed_before_its_result_resumes_without_duplicate_lines(config, damaged):
     tmp_path, want = damaged
     before = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "result.json").unlink()
@@ -117,7 +119,7 @@ def test_the_best_checkpoints_are_kept_in_addition_to_the_last(config, tmp_path)
     assert len(kept) <= 2
 
 
-def test_every_train_line_has_the_figures_that_the_readme_promises(finished):
+def test_every_training_line_has_the_figures_named_in_the_readme(finished):
     lines = [r for r in read_metrics(finished[0] / "metrics.jsonl") if "train/loss" in r]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]
     promised = {

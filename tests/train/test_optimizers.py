@@ -54,7 +54,7 @@ def test_sgd_with_momentum_by_hand():
     assert float(second["head"]["linear"]["bias"][0]) == pytest.approx(-0.1 * (0.5 + 0.9 * 0.5))
 
 
-def test_adamw_equals_that_of_optax():
+def test_adamw_equals_optax_adamw():
     mask = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
     reference = optax.adamw(0.1, weight_decay=0.3, mask=mask)
     want, _ = reference.update(GRADS, reference.init(PARAMS), PARAMS)
@@ -62,7 +62,7 @@ def test_adamw_equals_that_of_optax():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
 
-def test_lamb_decays_inside_its_trust_ratio():
+def test_lamb_applies_weight_decay_before_its_trust_ratio():
     reference = optax.lamb(0.1, weight_decay=0.5)
     optimizer = build(name="lamb", weight_decay=0.5, weight_decay_mask=((".*", True),))
     params = jax.tree.map(lambda p: p * jnp.arange(1.0, 1 + p.size).reshape(p.shape), PARAMS)
@@ -146,7 +146,7 @@ def test_a_stack_is_updated_like_its_layers_one_by_one(name):
 
 
 @pytest.mark.parametrize("name", sorted({*USABLE, "adamw"} - {"fromage", "lamb", "madgrad"}))
-def test_decay_layer_rates_and_freezing_mean_the_same_with_each_optimizer(name):
+def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer(name):
     """Kernels decay by 0.1 * 0.2 of themselves; a layer k below the head learns at 0.5^k."""
     params, grads = vit_tree(0), vit_tree(1)
     changes = {"freeze": ("patch_embedding/.*",)}
@@ -204,7 +204,7 @@ def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name
     assert sides == size
 
 
-def test_muon_leaves_the_head_and_tables_of_embeddings_to_adam():
+def test_muon_uses_adam_for_the_head_and_embedding_tables():
     params, grads = vit_tree(0), vit_tree(1)
     config = OptimizerConfig(name="muon", learning_rate=0.1, options={"adam_learning_rate": 0.3})
     optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
@@ -232,7 +232,7 @@ def test_schedule_free_evaluates_the_average_by_hand():
     np.testing.assert_array_equal(averaged["patch_embedding"]["kernel"], 1.0)
 
 
-def test_schedule_free_adamw_equals_that_of_optax():
+def test_schedule_free_adamw_equals_optax():
     params, grads = vit_tree(0), vit_tree(1)
     config = OptimizerConfig(
         name="schedule_free_adamw", learning_rate=0.1, weight_decay=0.3,
@@ -257,7 +257,7 @@ def test_the_moments_of_muon_and_the_average_of_schedule_free_are_sharded_like_p
         assert sum("fsdp" in sharding.spec for sharding in shardings) == count
 
 
-def test_a_frozen_stack_leaves_the_other_stacks_as_they_are():
+def test_freezing_one_stack_does_not_change_the_others():
     params = {**PARAMS, "trunk": {"blocks": {"kernel": jnp.full((2, 2, 2), 2.0)}}}
     grads = jax.tree.map(lambda p: 0.5 * p, params)
     found = []
@@ -336,7 +336,7 @@ def test_layers_of_a_resnet_by_hand():
     assert {name for name, powers in found.items() if powers == [0]} == head
 
 
-def test_the_stem_of_a_hybrid_learns_like_its_embedding():
+def test_the_stem_of_a_hybrid_has_the_learning_rate_of_the_embedding():
     found = powers_of_layer_decay("R26+ViT-S/32", num_registers=1, pooling="map", class_token=True)
     below = {name.split("/")[0] for name, powers in found.items() if powers == [13]}
     assert below == {
@@ -348,7 +348,7 @@ def test_the_stem_of_a_hybrid_learns_like_its_embedding():
     assert above == {"norm", "attention_pooling", "head"}
 
 
-def test_position_tables_of_every_block_learn_like_their_block():
+def test_position_tables_of_every_block_have_the_learning_rate_of_their_block():
     options = {"depth": 3, "position_placement": "every_layer"}
     found = powers_of_layer_decay("ViT-Ti/16", **options)
     assert found["encoder/blocks/position_embedding/table"] == [3, 2, 1]
@@ -372,7 +372,7 @@ def test_frozen_parameters_have_no_optimizer_state():
 
 
 @pytest.mark.parametrize(("name", "key"), [("adamw", "mu"), ("sgd", "trace")])
-def test_momentum_in_bfloat16(name, key):
+def test_momentum_may_be_bfloat16(name, key):
     state = build(name=name, state_dtype="bfloat16").init(PARAMS)
     found = [
         leaf.dtype

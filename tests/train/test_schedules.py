@@ -30,13 +30,13 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero():
     np.testing.assert_allclose(got, [1, 0.5, at_80, at_80 / 2, 0], rtol=1e-6, atol=1e-7)
 
 
-def test_constant_with_cooldown():
+def test_a_constant_schedule_may_end_with_a_cooldown():
     np.testing.assert_allclose(
         rates([0, 50, 75, 100], decay="constant", cooldown_steps=50), [1, 1, 0.5, 0], atol=1e-6
     )
 
 
-def test_durations_in_epochs_and_examples():
+def test_durations_may_be_in_epochs_and_examples():
     """100 examples per epoch, 10 per step: one epoch is 10 steps, 50 examples are 5."""
     assert rates([5], warmup_epochs=1) == pytest.approx([0.5])
     assert rates([1], warmup_examples=50) == pytest.approx([0.2])
@@ -50,7 +50,7 @@ def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_with_a_warning(caplo
     )
 
 
-def test_step_decay_of_bit():
+def test_step_decay_equals_that_of_bit():
     """500 warmup steps, then a tenth of the rate at 30, 60 and 90% of 10,000 steps."""
     got = rates(
         [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 9999], total=10_000, learning_rate=0.003,

@@ -50,7 +50,7 @@ def spread(state):
     return dataclasses.replace(state, params=params)
 
 
-def test_loss_and_norms_are_those_of_the_step():
+def test_logged_loss_and_norms_equal_those_of_the_step():
     built = program()
     state = spread(built.init())
     new, metrics = jax.jit(built.step_fn)(state, batch())
@@ -75,7 +75,7 @@ def test_the_first_loss_of_a_zero_head_is_log_of_the_classes():
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
-def test_accumulation_equals_the_large_batch(parts):
+def test_gradient_accumulation_equals_one_large_batch(parts):
     whole, cut = program(), program(accumulation_steps=parts)
     state = spread(whole.init())
     one, metrics = jax.jit(whole.step_fn)(state, batch())
@@ -113,7 +113,7 @@ def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
         config(optimizer=optimizer, ema_decay=0.9)
 
 
-def test_dropout_mixing_erasing_and_flips_follow_seed_and_step_alone():
+def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
     noisy = {
         "model": {"name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2,
                   "dropout": 0.3, "stochastic_depth": 0.2},
@@ -157,7 +157,7 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
-def test_total_steps_from_epochs():
+def test_total_steps_are_computed_from_epochs():
     """80 examples, 8 a step: 3 epochs are 30 steps."""
     built = build_program(
         config(train_steps=None, train_epochs=3.0), make_mesh(MeshConfig()), num_classes=5,

@@ -19,7 +19,7 @@ from vit_jax.train.telemetry import Telemetry, peak_flops
         ("cpu", None),
     ],
 )
-def test_peaks_of_devices(kind, tflops):
+def test_known_devices_have_their_peak_flops(kind, tflops):
     assert peak_flops(kind) == (None if tflops is None else tflops * 1e12)
 
 

@@ -26,7 +26,7 @@ def build(model):
     return build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
 
 
-def test_the_largest_logit_of_each_layer_is_over_some_images_without_dropout():
+def test_each_layers_largest_logit_is_measured_without_dropout():
     program = build(MODEL)
     params = program.init().params
     images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 3)).astype(np.uint8)

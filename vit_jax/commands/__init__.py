@@ -1,1 +1,1 @@
-"""The commands of `python -m vit_jax`, one module each: `add_arguments` and `run`."""
+"""The commands of `python -m vit_jax`. Each module has `add_arguments` and `run`."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder, hf:// or gs://")
     parser.add_argument(
-        "--what", help="analyses, separated by commas; default: all that apply to the model"
+        "--what", help="comma-separated analyses; default: all that apply to the model"
     )
     parser.add_argument(
         "--output",
@@ -61,19 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
     group.add_argument("--split", help="default: test, or the split that the run evaluates on")
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
-    group.add_argument("--num_images", type=positive, default=128, help="images at most (128)")
+    group.add_argument("--num_images", type=positive_int, default=128, help="images at most (128)")
     group.add_argument(
-        "--num_pictures", type=positive, default=8, help="images in pictures, e.g. of rollout (8)"
+        "--num_pictures",
+        type=positive_int,
+        default=8,
+        help="images in pictures, e.g. of rollout (8)",
     )
     group.add_argument(
-        "--num_gradients", type=positive, default=16, help="images for receptive_field (16)"
+        "--num_gradients", type=positive_int, default=16, help="images for receptive_field (16)"
     )
     group.add_argument(
         "--crop",
         choices=("central", "resize"),
         help="crop the central square, or squash the image; default: as in the weights' evaluation",
     )
-    parser.add_argument("--batch_size", type=positive, default=16, help="images at a time (16)")
+    parser.add_argument("--batch_size", type=positive_int, default=16, help="images at a time (16)")
     parser.add_argument(
         "--untrained", action="store_true", help="analyse the architecture with initial values"
     )
@@ -90,7 +93,7 @@ class _Job:
     Attributes:
         check: raises ModelError if it does not apply to the model.
         run: images, or None if it needs none -> its output.
-        count: which of the arguments --num_... says how many images it uses; None: no images.
+        count: its number of images, and the argument --num_... that sets it; None: no images.
     """
 
     check: Callable[[], Any]
@@ -153,7 +156,7 @@ def _chosen(option: str, text: str, known: Iterable[str]) -> list[str]:
 
 
 def _initial(loaded: "Loaded", seed: int) -> Any:
-    """Returns the architecture with new initial values, not those that its run started from."""
+    """Returns the architecture with newly drawn initial values, not those of its run."""
     from vit_jax.models.registry import create_model
 
     sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
@@ -177,7 +180,7 @@ def _jobs(args: argparse.Namespace, loaded: "Loaded") -> dict[str, _Job]:
 def _picture_jobs(
     args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None
 ) -> dict[str, _Job]:
-    """Returns the pictures that tasks offer of their own runs, by the task's name."""
+    """Returns task -> the analysis of a run that the task provides."""
     from vit_jax.analysis.output import Output
     from vit_jax.run.folder import read_config
     from vit_jax.tasks.task import load_pictures
@@ -199,7 +202,7 @@ def _picture_jobs(
                 raise ModelError(
                     f"{name} at {height}x{width} pixels of a model for {side}",
                     "the size that the model was trained at",
-                    "leave --image_size out",
+                    "remove --image_size",
                 )
 
         def run(images: "Images | None") -> "Output":
@@ -216,7 +219,7 @@ def _picture_jobs(
 
 
 def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
-    """Returns the analyses that apply to the model; an error if one that was asked for does not."""
+    """Returns the analyses that apply to the model; raises an error if a requested one does not."""
     found = []
     for name in asked or jobs:
         try:
@@ -314,7 +317,7 @@ def _describe(
     chosen: "dict[str, Count | None]",
     output: Path,
 ) -> None:
-    """Writes analysis.json: which model and images the other files are of."""
+    """Writes analysis.json, which names the model and images of the other files."""
 
     def used(count: "Count | None") -> Any:
         some = _some(images, count, args)

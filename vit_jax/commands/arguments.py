@@ -1,24 +1,24 @@
-"""Types of command-line arguments that several commands use."""
+"""Argument types that several commands use."""
 
 import argparse
 from pathlib import Path
 
 
-def whole(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """Parses a whole number of at least 0."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
-def positive(text: str) -> int:
+def positive_int(text: str) -> int:
     """Parses a whole number of at least 1."""
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
-def seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
     """Parses a duration above 0, in seconds."""
     try:
         value = float(text)

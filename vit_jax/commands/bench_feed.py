@@ -1,4 +1,4 @@
-"""Measure the data loader in images/s: by threads, processes and stage, with the model or tf.data.
+"""Measure the data loader's images/s, by stage, and compare it with the model's speed or tf.data.
 
     python -m vit_jax bench feed --source=cifar10 --data_dir=DATA --stages
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vit_jax.commands.arguments import output_file, positive, seconds, whole
+from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_seconds
 from vit_jax.config.file import load_config, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -27,16 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="recipe whose data section to measure")
     parser.add_argument("--source", help="dataset or path; replaces the recipe's")
     parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
-    parser.add_argument("--image_size", type=positive, default=None)
+    parser.add_argument("--image_size", type=positive_int, default=None)
     parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
-    parser.add_argument("--seconds", type=seconds, default=4.0, help="per measurement (4)")
-    parser.add_argument("--rounds", type=positive, default=3, help="interleaved (3)")
-    parser.add_argument("--processes", type=whole, default=None, help="reader processes; 0: none")
+    parser.add_argument("--seconds", type=positive_seconds, default=4.0, help="per measurement (4)")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="interleaved (3)")
+    parser.add_argument(
+        "--processes", type=non_negative_int, default=None, help="reader processes; 0: none"
+    )
     parser.add_argument("--compare", default="none", choices=["none", "tf.data"])
     parser.add_argument(
         "--model", default=None, help="also measure this model on this device and compare"
     )
-    parser.add_argument("--output", type=output_file, help="JSON file for the figures")
+    parser.add_argument("--output", type=output_file, help="JSON file for the results")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -127,7 +129,7 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for column in ("what", "images/s", "(min-max)", "CPU ms an image"):
+    for column in ("what", "images/s", "(min-max)", "CPU ms per image"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in rows:
         cpu = row["cpu_ms_per_image"]
@@ -176,7 +178,7 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
         name: statistics.median(column)
         for name, column in zip(names, zip(*rounds, strict=True), strict=True)
     }
-    # The ratio within a round: other load on the machine slows both down.
+    # The ratio is taken within a round, because other load on the machine slows both down.
     figures["ratio"] = statistics.median(round[0] / round[1] for round in rounds)
     print(
         f"decode, random crop, resize, flip from memory on {cores} cores: vit_jax"
@@ -188,7 +190,7 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
 
 
 def verdict(config: Config, feed_rate: float) -> str:
-    """Compares the speed of the feed with what the device needs, in a sentence."""
+    """Returns a sentence that compares the feed's speed with the images/s that the device needs."""
     import jax
 
     from vit_jax.bench.step import JaxStep, measure_interleaved

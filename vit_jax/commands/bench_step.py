@@ -12,13 +12,13 @@ import json
 import os
 from typing import Any
 
-from vit_jax.commands.arguments import output_file, positive
+from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import override_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
 
-# Overrides that do not change what the model computes.
+# Overrides that do not change the model's computation.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
 COMPARISONS = ("transformers", "timm", "timm-compiled")
 
@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch_size",
         default=32,
-        type=lambda text: text if text == "auto" else positive(text),
+        type=lambda text: text if text == "auto" else positive_int(text),
         help="global, or auto: the fastest that fits",
     )
-    parser.add_argument("--image_size", type=positive, default=224)
+    parser.add_argument("--image_size", type=positive_int, default=224)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument(
-        "--rounds", type=positive, default=5, help="alternating rounds; the table shows medians"
+        "--rounds", type=positive_int, default=5, help="alternating rounds; the table shows medians"
     )
-    parser.add_argument("--steps", type=positive, default=2, help="steps per round")
+    parser.add_argument("--steps", type=positive_int, default=2, help="steps per round")
     parser.add_argument(
         "--compare", default="transformers,timm", help=f"none, or some of {', '.join(COMPARISONS)}"
     )
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    # Leaves GPU memory to PyTorch.
+    # Leaves GPU memory for PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from vit_jax.bench.step import JaxStep, fastest_batch_size, measure_interleaved
     from vit_jax.run.folder import environment

@@ -3,8 +3,8 @@
     python -m vit_jax checkpoint inspect runs/quickstart
     python -m vit_jax checkpoint inspect runs/quickstart/checkpoints/1000 --json
 
-The path is a run folder, its checkpoints folder, or the folder of one step. Of a run, the latest
-step is shown, or the best step if early stopping has ended the run.
+The path is a run folder, its checkpoints folder, or the folder of one step. For a run, the latest
+step is shown, or the best step if early stopping ended the run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    inspect = what.add_parser("inspect", help="print arrays, config and origin")
+    inspect = what.add_parser("inspect", help="print arrays, config, step and git revision")
     inspect.add_argument("path", type=Path, help="run folder, its checkpoints folder or one step")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             f"argument '--config.{overrides[0]}'", "the arguments of python -m vit_jax checkpoint",
             "see python -m vit_jax checkpoint --help",
         )  # fmt: skip
-    # Only files are read: another process may be training on the accelerators.
+    # Only files are read. An accelerator may be in use by a training run.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from vit_jax.run.about import read_checkpoint_info
 

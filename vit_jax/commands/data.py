@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -64,21 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         sub.add_argument("--image_key")
         sub.add_argument("--label_key")
-    check.add_argument("--threads", type=positive, help="default: one per core")
+    check.add_argument("--threads", type=positive_int, help="default: one per core")
     prepare.add_argument(
         "images", type=Path, metavar="FOLDER", help="folder of images or tar files, or CSV file"
     )
     prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
-    prepare.add_argument("--short_side", type=positive, help="shrink larger images, in pixels")
+    prepare.add_argument("--short_side", type=positive_int, help="shrink larger images, in pixels")
     prepare.add_argument(
         "--val_fraction",
         type=_fraction,
         default=0.0,
         help="fraction of train for validation",
     )
-    prepare.add_argument("--shard_mb", type=positive, default=256, help="MB per shard (256)")
+    prepare.add_argument("--shard_mb", type=positive_int, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
-    prepare.add_argument("--threads", type=positive, help="default: one per core")
+    prepare.add_argument("--threads", type=positive_int, help="default: one per core")
     convert.add_argument("--to", type=Path, metavar="DIR", help="TFDS folder for a copy")
 
 

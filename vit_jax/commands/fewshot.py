@@ -4,8 +4,8 @@
     python -m vit_jax fewshot B_16.npz --dataset=cifar100 --data_dir=DATA --l2=1024
     python -m vit_jax fewshot runs/b16 --dataset=PHOTOS --shots=1,5 --method=least_squares,knn
 
-CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its averaged weights if
-it has them), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file, and may be
+CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its moving average if
+it has one), hf:// or gs://. --dataset is a TFDS name, a folder of images or a CSV file, and may be
 repeated. All other settings are keys of the config's fewshot section: --config=FILE reads them from
 a recipe, --config.fewshot.KEY=VALUE sets one.
 
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.data import DataConfig
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--features", choices=("pre_logits", "pooled"))
     parser.add_argument(
-        "--batch_size", type=positive, help=f"images per batch ({_BATCH_SIZE} per device)"
+        "--batch_size", type=positive_int, help=f"images per batch ({_BATCH_SIZE} per device)"
     )
     parser.add_argument("--workdir", type=Path, help="run folder for the results")
     parser.add_argument("--cache_dir", type=Path, help="folder in which features are cached")

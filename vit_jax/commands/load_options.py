@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from vit_jax.commands.arguments import positive, whole
+from vit_jax.commands.arguments import non_negative_int, positive_int
 from vit_jax.errors import ConfigError
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.models.registry import AutoConfig
@@ -19,14 +19,14 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         help="side, or HEIGHTxWIDTH, in pixels; resamples the position table",
     )
-    add("--patch_size", type=positive, help="resamples the patch embedding to this patch size")
-    add("--num_classes", type=whole, help="number of classes of a new head; 0: no head")
+    add("--patch_size", type=positive_int, help="resamples the patch embedding to this patch size")
+    add("--num_classes", type=non_negative_int, help="number of classes of a new head; 0: no head")
     add("--new_head", action="store_true", help="replace the head by one that starts at zero")
     add("--grid", type=_size, help="ROWSxCOLUMNS of the file's position table; default: square")
     add(
         "--normalization",
         choices=tuple(NORMALIZATIONS),
-        help="normalisation of images that the weights expect, if no config.json says it",
+        help="image normalisation that the weights expect, if no config.json has it",
     )
     add(
         "--position_resize",

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vit_jax.commands.arguments import positive, whole
+from vit_jax.commands.arguments import non_negative_int, positive_int
 from vit_jax.commands.load_options import model_overrides
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import ModelConfig
@@ -60,11 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--image_size",
-        type=positive,
+        type=positive_int,
         help="in pixels; default: 224, or 32 for Mini, Micro and Nano",
     )
     parser.add_argument(
-        "--num_classes", type=whole, default=1000, help="of the head; 0: no head; default: 1000"
+        "--num_classes",
+        type=non_negative_int,
+        default=1000,
+        help="of the head; 0: no head; default: 1000",
     )
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16"], help="of the activations"
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Silences log lines of models, such as the attention kernel, between the rows."""
+    """Silences log lines, such as the choice of the attention kernel, while the table is made."""
     logger = logging.getLogger("vit_jax")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -146,7 +149,7 @@ def _choose(
         except ConfigError as error:
             if args.names:
                 raise error.under("model") from None
-            left_out.append(name)  # Of a family without one of the options.
+            left_out.append(name)  # The model's family lacks one of the options.
             continue
         wanted = args.image_size or default_image_size(name)
         chosen.append((options, fitting_image_size(options, wanted)))

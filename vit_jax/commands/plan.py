@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import output_file, positive
+from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -37,9 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", required=True, help="v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, cpu:8, gpu"
     )
-    parser.add_argument("--num_classes", type=positive, help="default: those of the dataset")
+    parser.add_argument("--num_classes", type=positive_int, help="default: those of the dataset")
     parser.add_argument(
-        "--num_examples", type=positive, help="examples per epoch; default: those of the dataset"
+        "--num_examples",
+        type=positive_int,
+        help="examples per epoch; default: those of the dataset",
     )
     parser.add_argument(
         "--search",
@@ -198,7 +200,7 @@ def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
 
 @contextlib.contextmanager
 def _quiet() -> "Iterator[None]":
-    """Disables log messages of models, and the compilation cache, which would hide compile time."""
+    """Disables model log messages, and the compilation cache, which would hide the compile time."""
     import jax
 
     logger = logging.getLogger("vit_jax")

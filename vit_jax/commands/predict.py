@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import AugmentConfig
 from vit_jax.errors import DataError, WeightsError
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--model", required=True, help="file, folder, run folder, hf:// or gs://")
-    parser.add_argument("--top", type=positive, default=5, help="number of classes to show")
+    parser.add_argument("--top", type=positive_int, default=5, help="number of classes to show")
     parser.add_argument("--classes", type=Path, help="text file with one class name per line")
     parser.add_argument(
         "--crop",

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.commands.arguments import seconds
+from vit_jax.commands.arguments import positive_seconds
 from vit_jax.schema import Section
 
-# Keys that may differ between hosts: where the data is, and how fast it is read.
+# Keys that may differ between hosts: the path of the data, and how it is read.
 _HOST_KEYS = (
     "data.data_dir",
     "data.num_threads",
@@ -24,19 +24,21 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several processes")
     group.add_argument(
         "--cluster", choices=_CLUSTERS, default="auto",
-        help="what started the processes; none: this process is alone",
+        help="cluster that started the processes; none: a single process",
     )  # fmt: skip
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address on which process 0 listens"
+    )
     group.add_argument(
         "--num_processes", type=int, metavar="N", help="number of processes of the run"
     )
     group.add_argument("--process_id", type=int, metavar="K", help="number of this process, from 0")
     group.add_argument(
-        "--start_timeout_s", type=seconds, default=300, metavar="S",
+        "--start_timeout_s", type=positive_seconds, default=300, metavar="S",
         help="time limit for all processes to connect (%(default)g)",
     )  # fmt: skip
     group.add_argument(
-        "--peer_timeout_s", type=seconds, default=60, metavar="S",
+        "--peer_timeout_s", type=positive_seconds, default=60, metavar="S",
         help="time after which a process without heartbeat is considered lost (%(default)g)",
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = """
 columns: labels of the sweep; keys of config.json such as optimizer.learning_rate; final metrics;
   name, stage, seed, family, device, revision, train_examples, examples_seen, train_exaflops,
-  pretrain_examples, pretrain_exaflops (of the run that a run was initialised from). a+b joins two.
+  pretrain_examples, pretrain_exaflops (of the run in init_from). a+b joins two columns.
 metrics: {word} in a name matches any part and becomes a column:
   --plot 'x=shots,y=fewshot/{dataset}/{shots}_shot/accuracy_top1,panel=dataset,log_x'
 """
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     if overrides:
         raise ConfigError(
-            f"--config.{overrides[0]}", "no config: a report reads those of its runs",
+            f"--config.{overrides[0]}",
+            "no --config arguments: a report reads the configs of its runs",
             "remove it",
         )  # fmt: skip
     asked: dict[str, Any] = {"title": args.title}

@@ -8,7 +8,7 @@
 FILE.py defines get_sweep(), which returns or yields (config, overrides) pairs, Job and Selection;
 see `vit_jax.sweep`. Every job has a run folder below FOLDER/jobs. Run the same command again to
 resume; finished jobs are not run again. Ctrl-C stops the jobs, which save first, and exits with
-code 75. If the launcher is killed, its jobs go on, and the next launcher finds them.
+code 75. If the launcher is killed, its jobs keep running, and the next launcher finds them.
 
 --slurm.KEY=VALUE sets an option of submitit, such as --slurm.gpus_per_node=8 or
 --slurm.timeout_min=240. Jobs that reach the time limit or are preempted resume from a checkpoint.
@@ -23,17 +23,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vit_jax.commands.arguments import positive
+from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, only_launcher
+from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
 
-# Prefix of options that go to the cluster.
+# Prefix of the options of the cluster.
 OVERRIDES = "--slurm."
 _PRINT = "commands"
 _ENDS = {
@@ -52,12 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{' or '.join(EXECUTORS)}; {_PRINT}: only print the commands (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--at_once", type=positive, metavar="N",
+        "--at_once", type=positive_int, metavar="N",
         help="most jobs at the same time; local jobs (1) share the machine's devices",
     )  # fmt: skip
-    parser.add_argument(
-        "--retry_failed", action="store_true", help="run jobs that failed before again"
-    )
+    parser.add_argument("--retry_failed", action="store_true", help="run failed jobs again")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "remove it, or change the executor",
         )
     plan = Plan(read_sweep(args.sweep), args.workdir.expanduser().absolute())
-    with only_launcher(plan.folder):
+    with launcher_lock(plan.folder):
         if args.executor == _PRINT:
             return _print_commands(plan)
         return _launch(plan, args, {**plan.sweep.slurm, **_parse_options(overrides)})
@@ -107,14 +105,14 @@ def _print_commands(plan: Plan) -> int:
     status = SweepStatus(plan, lambda line: print(f"# {line}"))
     status.write_sweep(executor=_PRINT, started=time.time())
     for job in plan.jobs.values():
-        if job.undecided or status.jobs[job.name].state == "finished":
+        if job.awaits_selection or status.jobs[job.name].state == "finished":
             continue
         status.write_record(job)
         needs = [need for need in job.needs if status.jobs[need].state != "finished"]
         print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
         print(shlex.join(job.command(python="python")))
     for name, selection in plan.selections.items():
-        undecided = sum(plan.jobs[final].undecided for final in selection.final_names)
+        undecided = sum(plan.jobs[final].awaits_selection for final in selection.final_names)
         if undecided:
             print(
                 f"# {undecided} final runs of {name!r}: run this command again when the"

@@ -3,10 +3,10 @@
     python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m vit_jax train --config=FILE.py:ARG --workdir=DIR --config.optimizer.learning_rate=1e-3
 
-The same command on the same folder resumes the run; on a finished run it only says so. SIGTERM or
-Ctrl-C saves and exits with code 75. For several processes, start the same command on every host.
-They find each other through SLURM, a TPU pod, Kubernetes or Open MPI, or through --coordinator,
---num_processes and --process_id.
+The same command on the same folder resumes the run; if the run is finished, it only says so.
+SIGTERM or Ctrl-C saves and exits with code 75. For several processes, start the same command on
+every host. They find each other through SLURM, a TPU pod, Kubernetes or Open MPI, or through
+--coordinator, --num_processes and --process_id.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         # them, and uses none that sum in an undefined order.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    # Before the imports, so that a signal during them stops the run too.
+    # Set up before the imports, so that a signal during the imports stops the run too.
     with StopSignals() as stop:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         try:

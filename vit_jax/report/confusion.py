@@ -26,7 +26,7 @@ def draw_confusions(workdir: Path) -> list[Path]:
 def draw_confusion(table: Path) -> Path:
     """Draws a confusion matrix into a PNG with the name of its CSV file.
 
-    The shade of a cell is its share of the true class; the number in it counts examples.
+    A cell shows its number of examples; its shade is their share of the true class.
     """
     import matplotlib
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import suggest
-from vit_jax.report.curves import curves_data, draw_sheet
+from vit_jax.report.curves import curves_data, draw_learning_curves
 from vit_jax.report.frame import run_frame
 from vit_jax.report.overview import (
     all_runs_table,
@@ -49,15 +49,15 @@ class Content:
 
     Attributes:
         title: heading.
-        question: that the runs are meant to answer; "" if not given.
+        question: the question that the runs answer; "" if not given.
         states: number of runs in each state.
-        scores: tables of means.
-        plots: of means.
+        scores: tables of mean scores.
+        plots: plots of mean scores.
         curves: learning curves.
-        selections: how the settings of final runs were selected; None: they were not.
+        selections: how the settings of final runs were selected; None: no run was selected.
         missing: runs without a result; None: there are none.
-        all_runs: a row a run.
-        hardware: devices, and the hours of the runs on each.
+        all_runs: one row per run.
+        hardware: devices, and the hours that runs took on each.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Content:
         return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
 
     def markdown(self, folder: Path) -> str:
-        """Returns the report as Markdown without its title; `folder` leads to the pictures."""
+        """Returns the report as Markdown without its title; pictures are in `folder`."""
         parts = [self.summary]
         for table in self.scores:
             parts += [f"## {table.title}", table.markdown(), " ".join(table.notes)]
@@ -97,16 +97,17 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
 
     Args:
         found: the runs.
-        request: what to show; what is None is taken from the sweep files, or else suggested.
+        request: what to show. Fields that are None come from the sweep files, or else are chosen to
+            fit the runs.
         folder: where pictures are written.
 
     Raises:
-        ConfigError: no run has a column or metric that is asked for.
+        ConfigError: no run has a requested column or metric.
     """
     asked = _with_sweeps(found, request)
     frame, missing, palette = run_frame(found.runs), missing_table(found), Palette()
-    reported = suggest.reported(frame)
-    # All are computed before any is drawn: a wrong name is found early and leaves no files.
+    reported = suggest.exclude_candidates(frame)
+    # Everything is computed before anything is drawn, so a wrong name leaves no files behind.
     made: dict[str, list[Any]] = {}
     for kind, suggested, make in (
         ("tables", suggest.suggest_tables, lambda r: score_table(r, reported)),
@@ -127,7 +128,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
             plots.append(Picture(data.request.heading, f"plot-{i}", svg, data.notes))
     curves = []
     for i, data in enumerate((sheet for sheets in made["curves"] for sheet in sheets), 1):
-        svg = save(draw_sheet(data, palette), folder / f"curves-{i}")
+        svg = save(draw_learning_curves(data, palette), folder / f"curves-{i}")
         curves.append(Picture(data.title, f"curves-{i}", svg, [data.note]))
     states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
     states["finished"] = sum(run.finished for run in found.runs)
@@ -146,7 +147,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
 
 
 def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
-    """Returns the request; what is None is taken from the first sweep file that gives it."""
+    """Returns the request, its missing fields filled from the first sweep file that has them."""
     for folder, sweep in found.sweeps.items():
         if sweep.get("report"):
             given = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
@@ -158,7 +159,7 @@ def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
 
 
 def _make_all(make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool) -> list[Any]:
-    """Returns what is made of each request; if lenient, errors are logged."""
+    """Makes the item of each request; if lenient, logs errors and leaves those items out."""
     made = []
     for request in requests:
         try:

@@ -1,4 +1,4 @@
-"""Learning curves of one run, which `train` draws, and of many, for a report."""
+"""Learning curves: of one run, drawn by `train`, and of many runs, for a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.report.labels import legend_title, lower_first, natural, short_number, title_of
+from vit_jax.report.labels import legend_title, lower_first, natural_key, short_number, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run
 from vit_jax.report.style import DPI, Palette, add_legend, new_figure, plot_style
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `train` imports this module and does not need pandas.
 _MAX_MARKED = 9
 # Rows of panels in one picture.
 _MAX_ROWS = 5
-# The main score is that of the first of these splits that a run was evaluated on.
+# The main score is measured on the first of these splits that a run was evaluated on.
 _SPLITS = ("test", "validation", "val", "minival", "dev")
 
 
@@ -88,7 +88,7 @@ class CurvesData:
 
     @property
     def note(self) -> str:
-        """What the lines are, in a sentence or two."""
+        """A sentence or two that explain the lines."""
         runs = [run for members in self.rows.values() for run, _ in members]
         note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
         if any(not run.finished for run in runs):
@@ -104,21 +104,21 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
         frame: of all runs; those without steps in metrics.jsonl are left out.
 
     Raises:
-        ConfigError: no run has such a column, or a value that `where` asks for.
+        ConfigError: no run has such a column, or the value in `where`.
     """
-    from vit_jax.report.frame import check_columns, select, texts
+    from vit_jax.report.frame import check_columns, select, text_column
 
     for option, name in (("series", request.series), ("panel", request.panel)):
-        # No run may have a model or dataset; then all share one panel or colour.
+        # If no run has a model or dataset, all share one panel or colour.
         given = [part for part in name.split("+") if part not in ("model", "dataset")]
         check_columns(frame, **{option: "+".join(given)})
     frame = select(frame, request.where)
     rows: dict[str, list[tuple[Run, str]]] = defaultdict(list)
-    columns = texts(frame, request.panel), texts(frame, request.series)
+    columns = text_column(frame, request.panel), text_column(frame, request.series)
     for run, panel, series in zip(frame.index, *columns, strict=True):
         if any("train/loss" in row for row in run.metrics):
             rows[panel].append((run, series))
-    names, title = sorted(rows, key=natural), request.title or "Runs"
+    names, title = sorted(rows, key=natural_key), request.title or "Runs"
     parts = [names[i : i + _MAX_ROWS] for i in range(0, len(names), _MAX_ROWS)]
     return [
         CurvesData(
@@ -129,7 +129,7 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
     ]  # fmt: skip
 
 
-def draw_sheet(data: CurvesData, palette: Palette) -> Any:
+def draw_learning_curves(data: CurvesData, palette: Palette) -> Any:
     """Returns a matplotlib figure with training loss and main score against steps."""
     palette.add(data.series, [name for members in data.rows.values() for _, name in members])
     scores = [_drawn_score([run for run, _ in members]) for members in data.rows.values()]
@@ -158,7 +158,7 @@ def draw_sheet(data: CurvesData, palette: Palette) -> Any:
         for panel in axes[-1]:
             if panel.figure is not None:
                 panel.set_xlabel("step")
-        names = sorted(handles, key=natural)
+        names = sorted(handles, key=natural_key)
         add_legend(figure, [handles[name] for name in names], names, legend_title(data.series))
     return figure
 
@@ -173,12 +173,12 @@ def main_score(names: Iterable[str]) -> str | None:
 def _drawn_score(runs: Sequence[Run]) -> str | None:
     """Returns the main score, else the few-shot accuracy with the fewest shots.
 
-    Metrics that were measured only once are left out, because they make no curve.
+    Metrics that were measured only once are left out: one point is no curve.
     """
     counts = [Counter(name for row in run.metrics for name in row) for run in runs]
     repeated = {name for count in counts for name, times in count.items() if times > 1}
     few_shot = [n for n in repeated if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
-    return main_score(repeated) or min(few_shot, key=natural, default=None)
+    return main_score(repeated) or min(few_shot, key=natural_key, default=None)
 
 
 def _draw_run(panel: Any, run: Run, metric: str, scale: float, **style: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The data frame behind a report: a row a run, and how its columns are joined and filtered.
+"""The data frame behind a report, one row per run: making, joining and filtering its columns.
 
 Columns are, in order of precedence: the labels of the sweep, COLUMNS, config keys by their dotted
 name, and final metrics. The index holds the `Run` objects themselves.
@@ -12,14 +12,14 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, UserError, first_few, nearest
-from vit_jax.report.labels import family, is_number, join, natural, show
+from vit_jax.report.labels import family, format_value, is_number, join, natural_key
 from vit_jax.report.runs import Run
 
-# Columns that sweeps have as labels; for runs without labels they are config keys.
+# Label of a sweep -> the config key that gives it for runs without labels.
 _ALIASES = {"model": "model.name", "dataset": "data.name"}
 # Columns that `observations` adds.
 METRIC, VALUE = "@metric", "@value"
-# Config keys that say where a run is stored or how it is logged, not what is trained.
+# Config keys that change where a run is stored or how it is logged, but not what is trained.
 _BOOKKEEPING = re.compile(
     r"seed|(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
     r"|prefetch_batches)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*"
@@ -41,7 +41,7 @@ def examples_seen(run: Run) -> int | None:
 
 
 def train_exaflops(run: Run) -> float | None:
-    """Returns forward and backward operations, in 1e18; counted if result.json has none."""
+    """Returns the training compute in 1e18 FLOPs; computed if result.json has none."""
     seen = examples_seen(run)
     if "train_exaflops" in run.result or seen is None:
         return run.result.get("train_exaflops")
@@ -50,7 +50,7 @@ def train_exaflops(run: Run) -> float | None:
 
 
 def _pretraining(figure: Callable[[Run], Any], merge: Callable[[Any], Any]) -> Callable[[Run], Any]:
-    """Returns a column: a figure over the ancestors of a run, or its own if it has none."""
+    """Returns a column that merges a figure over a run's ancestors, or takes the run's own."""
 
     def over_ancestors(run: Run) -> Any:
         values = [figure(one) for one in run.ancestors or [run]]
@@ -59,7 +59,7 @@ def _pretraining(figure: Callable[[Run], Any], merge: Callable[[Any], Any]) -> C
     return over_ancestors
 
 
-# Column -> function of a run. A new column is one function and one line here.
+# Column -> function of a run. To add a column, write a function and add a line here.
 COLUMNS: dict[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
     "stage": lambda run: run.stage,
@@ -98,21 +98,21 @@ def unknown_pretraining(run: Run) -> str:
 
 
 def observations(frame: pd.DataFrame, pattern: str) -> pd.DataFrame:
-    """Returns a row for each finished run and each of its metrics that match a pattern.
+    """Returns one row per finished run and metric that matches a pattern.
 
     Args:
         frame: of runs.
-        pattern: name of a metric; {word} in it matches any part and becomes a column.
+        pattern: name of a metric; {word} matches any part of a name and becomes a column.
 
     Returns:
-        The columns of `frame`, one for each {word}, and METRIC and VALUE.
+        The columns of `frame`, one column per {word}, and METRIC and VALUE.
     """
     compiled, rows, index = metric_regex(pattern), [], []
     for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
         figures = run.figures if run.finished else {}
         if run.finished and pattern in row and pattern not in figures:
             figures = {pattern: row[pattern]} if is_number(row[pattern]) else {}
-        for name in sorted(figures, key=natural):
+        for name in sorted(figures, key=natural_key):
             if match := compiled.fullmatch(name):
                 words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
                 rows.append({**row, **words, METRIC: name, VALUE: float(figures[name])})
@@ -129,13 +129,13 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series:
     return pd.Series(joined, index=frame.index, dtype=object)
 
 
-def texts(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Returns a column, or several that are joined, as text."""
-    return column(frame, name).map(show)
+def text_column(frame: pd.DataFrame, name: str) -> pd.Series:
+    """Returns a column, or several joined columns, as text."""
+    return column(frame, name).map(format_value)
 
 
 def group_by(frame: pd.DataFrame, keys: Sequence[pd.Series]) -> dict[tuple[Any, ...], pd.DataFrame]:
-    """Returns the rows for each combination of keys that has some."""
+    """Returns the rows of each combination of keys that occurs."""
     return {tuple(key): group for key, group in frame.groupby(list(keys), sort=False)}
 
 
@@ -147,11 +147,11 @@ def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     """
     for name, wanted in where.items():
         check_columns(frame, where=name)
-        found = texts(frame, name)
+        found = text_column(frame, name)
         if len(frame) and wanted not in set(found):
             raise ConfigError(
                 f"where.{name}={wanted}: no remaining run has it",
-                f"one of {first_few(sorted(set(found), key=natural), 8)}",
+                f"one of {first_few(sorted(set(found), key=natural_key), 8)}",
                 f"did you mean {nearest(wanted, set(found))!r}?",
             )
         frame = frame[found == wanted]
@@ -163,7 +163,7 @@ def check_columns(frame: pd.DataFrame, **options: str | None) -> None:
 
     Args:
         frame: of runs or observations.
-        options: option in which the column was given -> column.
+        options: command-line option -> the column given in it.
     """
     known = {*frame.columns} - {METRIC, VALUE}
     for option, value in options.items():
@@ -214,7 +214,7 @@ def differing_within(groups: Iterable[pd.DataFrame]) -> list[str]:
     found = set()
     for runs in ([*group.index] for group in groups):
         labels = {name for run in runs for name in run.labels} - {"seed"}
-        found |= {n for n in labels if len({show(run.labels.get(n)) for run in runs}) > 1}
+        found |= {n for n in labels if len({format_value(run.labels.get(n)) for run in runs}) > 1}
         found |= {*differing_settings(runs)}
     return sorted(found)
 

@@ -1,4 +1,4 @@
-"""How names and values are written in tables and pictures."""
+"""Formats names and values for tables and pictures."""
 
 import math
 import re
@@ -46,14 +46,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as text: floats with four digits, None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(show, value))
+        return ", ".join(map(format_value, value))
     return str(value)
 
 
@@ -63,14 +63,16 @@ def join(names: Iterable[str], values: Iterable[Any]) -> str | None:
     >>> join(["dataset", "shots"], ["pets", 5])
     'pets · 5-shot'
     """
-    parts = [f"{v}-shot" if n == "shots" else show(v) for n, v in zip(names, values, strict=True)]
+    parts = [
+        f"{v}-shot" if n == "shots" else format_value(v) for n, v in zip(names, values, strict=True)
+    ]
     return JOIN.join(part for part in parts if part) or None
 
 
-def natural(value: Any) -> list[tuple[int, float, str]]:
+def natural_key(value: Any) -> list[tuple[int, float, str]]:
     """Returns a sort key that orders numbers inside a text by their size.
 
-    >>> sorted(["seed10", "seed9"], key=natural)
+    >>> sorted(["seed10", "seed9"], key=natural_key)
     ['seed9', 'seed10']
     """
     if is_number(value):
@@ -123,13 +125,13 @@ def legend_title(column: str) -> str:
     return "" if column.partition("+")[0] in ("model", "model.name", "family") else title_of(column)
 
 
-def number_text(value: float, metric: str, like: float | None = None) -> str:
+def format_metric(value: float, metric: str, like: float | None = None) -> str:
     """Returns a value of a metric as text.
 
     Args:
         value: the value; a fraction becomes a percentage with two decimals.
         metric: name of the metric.
-        like: for a standard deviation its mean, whose number of decimals is used.
+        like: uses as many decimals as this value, e.g. the mean of a standard deviation.
     """
     if is_fraction(metric):
         return f"{100 * value:.2f}"

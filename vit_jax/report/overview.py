@@ -1,4 +1,4 @@
-"""What a report says about the runs themselves: settings, selections, missing runs, hardware."""
+"""Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
 import os
 from collections import defaultdict
@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.report.frame import COLUMNS, differing_settings, run_frame, unknown_pretraining
-from vit_jax.report.labels import is_number, natural, show
+from vit_jax.report.labels import format_value, is_number, natural_key
 from vit_jax.report.runs import Run, Runs
 from vit_jax.report.tables import Cell, Table
 
-# The HTML page shows no more differing settings and metrics than this; runs.csv has all.
+# Largest number of differing settings and of metrics on the HTML page; runs.csv has all.
 _MAX_SETTINGS, _MAX_METRICS = 8, 6
 # Metrics that come after all others in runs.csv.
 _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
@@ -20,11 +20,11 @@ _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen",
 
 
 def runs_csv(found: Runs) -> pd.DataFrame:
-    """Returns a row a run: its labels, the settings that differ, and all its metrics."""
+    """Returns one row per run: its labels, the settings that differ, and all its metrics."""
     runs = found.runs
     names = sorted({name for run in runs for name in run.labels})
     settings = differing_settings(runs)
-    metrics = sorted({name for run in runs for name in run.figures} - {*_LAST}, key=natural)
+    metrics = sorted({name for run in runs for name in run.figures} - {*_LAST}, key=natural_key)
     rows = []
     for run, row in zip(runs, run_frame(runs).to_dict("records"), strict=True):
         computed = {name: COLUMNS[name](run) for name in _LAST if name in COLUMNS}
@@ -62,14 +62,14 @@ def all_runs_table(found: Runs, scores: Sequence[Table]) -> Table:
     shown = ["name", "state", "stage", *names, "seed", *settings[:_MAX_SETTINGS],
              *[n for n in metrics if n in frame][:_MAX_METRICS], "step", "wall_time_s", "device",
              "git_revision", "notes"]  # fmt: skip
-    shown = [n for n in dict.fromkeys(shown) if any(show(value) for value in frame[n])]
+    shown = [n for n in dict.fromkeys(shown) if any(format_value(value) for value in frame[n])]
     rows = [[_cell(name, value) for name, value in zip(shown, row, strict=True)]
             for row in frame[shown].itertuples(index=False)]  # fmt: skip
     return Table("All runs", [name.removeprefix("label.") for name in shown], rows)
 
 
 def selections_table(runs: Sequence[Run], scores: Sequence[Table]) -> Table | None:
-    """Returns how the settings of final runs were selected, one row a selection."""
+    """Returns how the settings of final runs were selected, one row per selection."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.job.get("selection"):
@@ -80,19 +80,21 @@ def selections_table(runs: Sequence[Run], scores: Sequence[Table]) -> Table | No
         selection, first = members[0].job["selection"], members[0].labels
         metric = str(selection.get("metric", ""))
         split = metric.split("/")[1] if metric.count("/") > 1 else ""
-        candidates = [(str(name), show(score)) for name, score in selection.get("candidates") or []]
+        candidates = [
+            (str(name), format_value(score)) for name, score in selection.get("candidates") or []
+        ]
         # The folder that all candidates share says nothing about the selection.
         folders = [name.rpartition("/")[0] for name, _ in candidates]
         start = len(os.path.commonpath(folders)) + 1 if folders and all(folders) else 0
         shared = {n for n in first if all(run.labels.get(n) == first[n] for run in members)}
         texts = [
-            ", ".join(show(value) for n, value in first.items() if n in shared - {"seed"}),
+            ", ".join(format_value(value) for n, value in first.items() if n in shared - {"seed"}),
             split + (" (also reported!)" if split in reported else ""),
             metric,
             str(selection.get("chosen", ""))[start:],
-            show(selection.get("score")),
+            format_value(selection.get("score")),
             ", ".join(f"{name[start:]} {score}" for name, score in candidates),
-            ", ".join(map(show, sorted((run.seed for run in members), key=natural))),
+            ", ".join(map(format_value, sorted((run.seed for run in members), key=natural_key))),
         ]
         rows.append([*map(Cell, texts)])
     header = ["final runs", "selection split", "metric", "selected", "score", "candidates", "seeds"]
@@ -129,7 +131,7 @@ def missing_table(found: Runs) -> Table | None:
 
 
 def hardware_table(runs: Sequence[Run]) -> Table:
-    """Returns the kinds of devices, and the hours of the runs on each."""
+    """Returns the kinds of devices, and the hours that runs took on each."""
     started = [run for run in runs if run.state != "not started"]
     rows = []
     for device in sorted({run.device or "unknown" for run in started}):
@@ -144,7 +146,7 @@ def hardware_table(runs: Sequence[Run]) -> Table:
 
 
 def short_revision(run: Run) -> str:
-    """Returns the first ten digits of the git revision, and whether there were local changes."""
+    """Returns the first ten digits of the git revision, and a suffix if files were changed."""
     first, dash, changes = (run.revision or "").partition("-")
     return first[:10] + dash + changes
 
@@ -152,4 +154,6 @@ def short_revision(run: Run) -> str:
 def _cell(name: str, value: Any) -> Cell:
     number = value if is_number(value) else None
     large = isinstance(number, int) and abs(number) >= 10_000
-    return Cell(f"{value:,}" if large else show(value), number, "state" if name == "state" else "")
+    return Cell(
+        f"{value:,}" if large else format_value(value), number, "state" if name == "state" else ""
+    )

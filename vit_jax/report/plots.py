@@ -11,22 +11,22 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import frame as frames
 from vit_jax.report import vtab
-from vit_jax.report.frame import column, texts
+from vit_jax.report.frame import column, text_column
 from vit_jax.report.labels import (
+    format_value,
     is_fraction,
     is_number,
     legend_title,
-    natural,
+    natural_key,
     short_number,
-    show,
     title_of,
 )
 from vit_jax.report.requests import PlotRequest
 from vit_jax.report.runs import Run
 from vit_jax.report.style import Palette, add_legend, new_figure, plot_style
-from vit_jax.report.tables import Summary, mean_over, summarize_group
+from vit_jax.report.tables import Summary, mean_over_datasets, summarize_group
 
-# With four panels they stand in one row, with more in rows of three.
+# Panels per row. Four panels also fit in one row.
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
 _MAX_PANELS = 9
@@ -53,12 +53,12 @@ class PlotData:
 
     @property
     def numeric(self) -> bool:
-        """Whether x is a number everywhere; else each x gets a row."""
+        """Whether every x is a number; otherwise each x gets a row."""
         return all(is_number(x) for series in self.panels.values() for x in _xs(series))
 
 
 def plot_data(request: PlotRequest, frame: pd.DataFrame) -> PlotData:
-    """Groups what a plot shows.
+    """Groups the observations of a plot into points.
 
     Args:
         request: what to plot.
@@ -71,15 +71,15 @@ def plot_data(request: PlotRequest, frame: pd.DataFrame) -> PlotData:
     observed = frames.observations(frame, request.y)
     frames.check_columns(observed, x=request.x, series=request.series, panel=request.panel)
     observed = frames.select(observed, request.where)
-    xs, series = column(observed, request.x), texts(observed, request.series)
+    xs, series = column(observed, request.x), text_column(observed, request.series)
     known = [
         x is not None and bool(name) and (not request.log_x or (is_number(x) and x > 0))
         for x, name in zip(xs, series, strict=True)
     ]
     unplaced = [run for run, is_known in zip(observed.index, known, strict=True) if not is_known]
     observed, xs, series = observed.loc[known], xs.loc[known], series.loc[known]
-    panels = texts(observed, request.panel) if request.panel else series.map(lambda _: "")
-    xs = xs.map(lambda x: x if is_number(x) else show(x)).astype(object)
+    panels = text_column(observed, request.panel) if request.panel else series.map(lambda _: "")
+    xs = xs.map(lambda x: x if is_number(x) else format_value(x)).astype(object)
     groups = frames.group_by(observed, [panels, series, xs])
     notes = _notes(request, groups, unplaced)
     if request.through is not None:
@@ -101,7 +101,7 @@ def _add_through(request: PlotRequest, groups: Groups) -> None:
     if groups and request.through not in names:
         raise ConfigError(
             f"through={request.through}: no {request.series} has this name",
-            f"one of {first_few(sorted(names, key=natural), 8)}",
+            f"one of {first_few(sorted(names, key=natural_key), 8)}",
             f"did you mean {nearest(str(request.through), names)!r}?",
         )
     for (panel, name, x), group in list(groups.items()):
@@ -112,8 +112,8 @@ def _add_through(request: PlotRequest, groups: Groups) -> None:
 
 
 def _summaries(request: PlotRequest, groups: Groups) -> dict[str, Series]:
-    """Returns the points of every panel; with several panels, their mean comes first."""
-    keys = sorted(groups, key=lambda key: [natural(part) for part in key])
+    """Returns the points of every panel; with several panels, one with their mean comes first."""
+    keys = sorted(groups, key=lambda key: [natural_key(part) for part in key])
     panels: dict[str, Series] = {key[0]: {} for key in keys}
     for panel, series, x in keys:
         summary = summarize_group(groups[panel, series, x])
@@ -123,12 +123,16 @@ def _summaries(request: PlotRequest, groups: Groups) -> dict[str, Series]:
     if len(panels) < 2:
         return panels
     means: dict[str, Series] = {}
-    sets = vtab.grouped(panels) or {f"Mean of {len(panels)} {_plural(request.panel)}": [*panels]}
-    places = sorted({key[1:] for key in groups}, key=lambda key: [natural(part) for part in key])
+    sets = vtab.group_tasks(panels) or {
+        f"Mean of {len(panels)} {_plural(request.panel)}": [*panels]
+    }
+    places = sorted(
+        {key[1:] for key in groups}, key=lambda key: [natural_key(part) for part in key]
+    )
     for (heading, members), (series, x) in itertools.product(sets.items(), places):
         found = [groups[name, series, x] for name in members if (name, series, x) in groups]
         if len(found) == len(members):
-            means.setdefault(heading, {}).setdefault(series, {})[x] = mean_over(found)
+            means.setdefault(heading, {}).setdefault(series, {})[x] = mean_over_datasets(found)
     return means if len(panels) > _MAX_PANELS and means else means | panels
 
 
@@ -152,7 +156,7 @@ def _notes(request: PlotRequest, groups: Groups, unplaced: list[Run]) -> list[st
     if unplaced:
         reasons = sorted({frames.unknown_pretraining(run) for run in unplaced} - {""})
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
-        names = sorted({run.name for run in unplaced}, key=natural)
+        names = sorted({run.name for run in unplaced}, key=natural_key)
         notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
     return notes
 
@@ -184,7 +188,7 @@ def draw(data: PlotData, palette: Palette) -> Any:
         for panel in axes.flat[len(panels) :]:
             panel.remove()
         if data.numeric or request.series != request.x:
-            names = sorted(handles, key=natural)
+            names = sorted(handles, key=natural_key)
             title = legend_title(request.series)
             add_legend(figure, [handles[name] for name in names], names, title)
     return figure
@@ -193,7 +197,7 @@ def draw(data: PlotData, palette: Palette) -> Any:
 def _draw_panel(
     panel: Any, series: Series, data: PlotData, palette: Palette, handles: dict[str, Any]
 ) -> None:
-    """Draws a line for each series; if x is a text, a row for each x with the score across."""
+    """Draws one line per series; if x is text, one row per x with the score on the x-axis."""
     request, members = data.request, _members(series)
     scale = 100 if is_fraction(request.y) else 1
     # Series that share a row are drawn below each other.
@@ -205,7 +209,7 @@ def _draw_panel(
         means = [scale * points[x].mean for x in points]
         bars = [scale * (points[x].std or 0) for x in points]
         shift = (i - (len(series) - 1) / 2) * 0.6 / len(series) if shared else 0.0
-        rows = [members.index(show(x)) + shift for x in points]
+        rows = [members.index(format_value(x)) + shift for x in points]
         for row, (x, summary) in zip(rows, points.items(), strict=True):
             values, n = [scale * value for value in summary.values], len(summary.values)
             places = ([x] * n, values) if data.numeric else (values, [row] * n)
@@ -255,7 +259,7 @@ def _xs(series: Series) -> Iterable[Any]:
 
 
 def _members(series: Series) -> list[str]:
-    return sorted({show(x) for x in _xs(series)}, key=natural)
+    return sorted({format_value(x) for x in _xs(series)}, key=natural_key)
 
 
 def _plural(name: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a report shows: tables, plots and learning curves, from the command line or a sweep file."""
+"""Requests for tables, plots and learning curves, from the command line or a sweep file."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -14,11 +14,11 @@ class TableRequest(Section):
     """A table of means and standard deviations over seeds."""
 
     metric: str
-    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    """Name of a metric; {word} matches any part of a name and becomes a column."""
     rows: str = option("model")
     """Label, setting or metric, or several joined by "+"."""
     columns: str = option("dataset")
-    """Likewise."""
+    """The same for columns."""
     where: dict[str, str] = option({})
     """Column -> the value it must have."""
     title: str | None = option(None)
@@ -29,17 +29,17 @@ class PlotRequest(Section):
     """A plot of means with standard deviations over seeds."""
 
     x: str
-    """Column for the horizontal axis; if its values are text, each gets a row."""
+    """Column for the x-axis; if its values are text, each gets a row."""
     y: str
-    """Name of a metric; {word} in it matches any part and becomes a column of the data."""
+    """Name of a metric; {word} matches any part of a name and becomes a column."""
     series: str = option("model")
-    """Column, or several joined by "+"; one colour each."""
+    """Column, or several joined by "+"; each value gets one colour."""
     panel: str | None = option(None)
-    """Column; one panel each. None: a single panel."""
+    """Column; each value gets one panel. None: a single panel."""
     through: str | None = option(None)
-    """Member of `series` whose points are part of every line, such as a baseline."""
+    """Value of `series`, such as a baseline, whose points are added to every line."""
     log_x: bool = option(False)
-    """Whether the horizontal axis is logarithmic."""
+    """Whether the x-axis is logarithmic."""
     where: dict[str, str] = option({})
     """Column -> the value it must have."""
     title: str | None = option(None)
@@ -53,12 +53,12 @@ class PlotRequest(Section):
 
 
 class CurvesRequest(Section):
-    """Learning curves: one line a run, training loss beside the main score."""
+    """Learning curves with one line per run: training loss, and the main score beside it."""
 
     series: str = option("model")
-    """Column, or several joined by "+"; one colour each."""
+    """Column, or several joined by "+"; each value gets one colour."""
     panel: str = option("dataset")
-    """Likewise; a row of two panels each."""
+    """Column, or several joined by "+"; each value gets a row of two panels."""
     where: dict[str, str] = option({})
     """Column -> the value it must have."""
     title: str | None = option(None)
@@ -66,12 +66,12 @@ class CurvesRequest(Section):
 
 
 class ReportRequest(Section):
-    """A whole report; what is None is taken from the sweep file or suggested by the runs."""
+    """A whole report. None: as the sweep file says, or else chosen to fit the runs."""
 
     title: str | None = option(None)
     """Title of the page."""
     question: str | None = option(None)
-    """The question that the runs are meant to answer."""
+    """The question that the runs answer."""
     tables: tuple[TableRequest, ...] | None = option(None)
     """Tables of scores."""
     plots: tuple[PlotRequest, ...] | None = option(None)

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.labels import is_number, natural
+from vit_jax.report.labels import is_number, natural_key
 from vit_jax.run.metrics import read_metrics
 
-# A folder with a config.json and any of these is a run.
+# A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
-# Folders inside a run folder that hold no runs.
+# Folders inside a run folder that contain no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
 # Exit codes after which the same command continues the run: success, stopped after saving a
 # checkpoint, lost a host, SIGTERM, SIGINT.
 _NOT_FAILED = (None, 0, 75, 76, -15, -2)
-# Config keys that say what a run was initialised from.
+# Config keys with the weights that a run was initialised from.
 _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
-# A longer chain of initialisations is a circle.
+# A longer chain of initialisations must be a cycle.
 _MAX_ANCESTORS = 20
 
 
 class Run:
-    """The files of one run folder; a file that is missing reads as empty.
+    """The files of one run folder; a missing file counts as empty.
 
     Args:
         path: the folder.
@@ -42,13 +42,13 @@ class Run:
         attempt: what the sweep recorded about the job's latest attempt.
         figures: the final value of every metric; the latest one if the run is not finished.
         ancestors: the runs this one was initialised from, nearest first.
-        unknown_init: why not all ancestors are known; "" if they are.
+        unknown_init: why some ancestors are unknown; "" if all are known.
         problems: files that could not be read, and why.
     """
 
     def __init__(self, path: Path, name: str = ""):
         self.path, self.problems = path, []
-        self.config = flat(self._read("config.json"))
+        self.config = flatten(self._read("config.json"))
         self.environment = self._read("env.json")
         self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
         self.result = self._read("result.json")
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def divergence_reports(self) -> list[Path]:
-        """The reports that training wrote when the loss was no longer finite."""
+        """The reports that training wrote when it diverged."""
         return sorted(self.path.glob("report/divergence-*.txt"))
 
     @property
@@ -148,7 +148,7 @@ class Runs(NamedTuple):
     def shown_path(self, path: str | Path) -> str:
         """Returns a path relative to the folder above all runs; other paths stay as they are.
 
-        A report can thus be passed on without showing where the runs were stored.
+        So a report that is shared does not show where the runs were stored.
         """
         above = Path(os.path.commonpath([run.path for run in self.runs])).parent
         inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
@@ -167,7 +167,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     for folder, root in zip(folders, roots, strict=True):
         if not root.is_dir():
             raise RunFolderError(
-                f"no folder {folder}", "run folders, or folders that contain some", "check the path"
+                f"no folder {folder}", "run folders, or folders that contain them", "check the path"
             )
         # The folder may lie inside a sweep.
         above = next((p for p in (root, *root.parents) if (p / "sweep.json").is_file()), None)
@@ -188,19 +188,19 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
     for run in runs.values():
         _link_ancestors(run, runs)
-    return Runs(sorted(runs.values(), key=lambda run: natural(run.name)), sweeps, roots)
+    return Runs(sorted(runs.values(), key=lambda run: natural_key(run.name)), sweeps, roots)
 
 
-def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a nested dict with dotted keys; an empty dict counts as a value.
 
-    >>> flat({"a": {"b": 1, "c": {}}, "d": [2]})
+    >>> flatten({"a": {"b": 1, "c": {}}, "d": [2]})
     {'a.b': 1, 'a.c': {}, 'd': [2]}
     """
     found = {}
     for key, value in mapping.items():
         nested = isinstance(value, dict) and value
-        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
 
 
@@ -217,7 +217,7 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
-    """Fills in the runs that a run was initialised from; those outside of `known` are read."""
+    """Fills in the ancestors of a run; ancestors outside `known` are read from their folders."""
     current = run
     while (origin := current.init_from) is not None:
         parent = _locate(origin, current, known)
@@ -234,7 +234,7 @@ def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
 
 
 def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
-    """Returns the run whose folder or checkpoint `origin` is, or None.
+    """Returns the run whose folder, or whose checkpoint, is at `origin`; None if there is none.
 
     If the folder of a whole sweep was moved, the run is found by its job name.
     """
@@ -255,7 +255,7 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
-    """Returns the object in a file, {} if it cannot be read, and why it cannot."""
+    """Returns the object in a file and "", or {} and why the file cannot be read."""
     if not path.is_file():
         return {}, ""
     try:
@@ -268,7 +268,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _may_be_running(attempt: dict[str, Any]) -> bool:
-    """Whether a job's process is alive; assumed on another machine, where it cannot be checked."""
+    """Whether a job's process is alive. One on another machine is assumed to be alive."""
     if attempt.get("host") != platform.node():
         return True
     try:

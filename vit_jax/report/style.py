@@ -1,8 +1,8 @@
 """The look of every picture: colours, markers, fonts and files.
 
 A series has the same colour in every picture of a report. Each colour has a contrast of at least
-2.9 with its background, and any two can be told apart under simulated protanopia, deuteranopia and
-tritanopia (Machado et al., 2009). Markers differ as well.
+2.9 with its background, and any two are distinguishable under simulated protanopia,
+deuteranopia and tritanopia (Machado et al., 2009). Markers differ as well.
 """
 
 import html
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vit_jax.report.labels import JOIN, natural
+from vit_jax.report.labels import JOIN, natural_key
 
 # (on white, on the dark background of the HTML page)
 COLOURS = (
@@ -51,7 +51,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 class Palette:
-    """Gives every value of a column its colour and marker, the same in all pictures.
+    """Assigns each value of a column a colour and marker, the same in all pictures.
 
     In columns joined by "+", the first one chooses the colour, and the others choose marker and
     dashes.
@@ -65,7 +65,7 @@ class Palette:
         first, joined, rest = column.partition("+")
         known = self._members.setdefault(first, [])
         parts = [member.partition(JOIN) if joined else (member, "", "") for member in members]
-        known.extend(m for m in sorted({p[0] for p in parts}, key=natural) if m not in known)
+        known.extend(m for m in sorted({p[0] for p in parts}, key=natural_key) if m not in known)
         if joined:
             self.add(rest, [part[2] for part in parts])
 
@@ -102,7 +102,7 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 def add_legend(
     figure: Any, handles: Sequence[Any], labels: Sequence[str], title: str = "", side: str = "left"
 ) -> None:
-    """Puts a legend above all panels, unless it has a single entry. The figure grows with it.
+    """Puts a legend above all panels and makes room for it; a single entry needs no legend.
 
     Args:
         figure: of matplotlib.
@@ -146,7 +146,7 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
 
     Args:
         svg: as matplotlib writes it.
-        prefix: for ids, which two pictures on a page must not share.
+        prefix: of all ids; pictures on one page need different ones.
         label: description for screen readers.
     """
     svg = svg[svg.index("<svg") :]

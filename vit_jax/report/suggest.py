@@ -1,41 +1,41 @@
-"""Suggests the tables, plots and curves that fit some runs, if the user asked for none."""
+"""Chooses tables, plots and curves that fit the runs, if the user requested none."""
 
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from vit_jax.report.curves import main_score
-from vit_jax.report.frame import column, differing_settings, metric_regex, observations, texts
-from vit_jax.report.labels import is_number, show, title_of
+from vit_jax.report.frame import column, differing_settings, metric_regex, observations, text_column
+from vit_jax.report.labels import format_value, is_number, title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
 from vit_jax.report.runs import Run
 
 _FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
-_ON_FEATURES = {
+_FROZEN_FEATURE_METRICS = {
     _FEW_SHOT: "dataset+shots",
     "linear_probe/{dataset}/accuracy_top1": "dataset",
     "knn/{dataset}/accuracy_top1": "dataset",
 }
-# Labels that do not tell one row of a table from another.
+# Labels that do not distinguish the rows of a table.
 _NOT_ROWS = ("dataset", "seed", "shots", "stage")
-# If more settings than this differ, rows have the names of runs.
+# If more settings than this differ, rows are named after the runs.
 _MAX_SETTINGS = 3
-# The order of the pictures of learning curves; other stages come last.
+# Order of the learning curves by stage; other stages come last.
 _STAGES = {"final": 0, "": 1, "search": 2}
-# Data or compute is an axis if it differs by at least this factor.
+# Data or compute becomes an axis if it differs by more than this factor.
 _MIN_RATIO = 1.5
 
 
-def reported(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs that were not only made to select a setting."""
+def exclude_candidates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns all runs except the candidates of selections."""
     return frame.loc[[run.stage != "search" for run in frame.index]]
 
 
 def row_column(runs: Sequence[Run]) -> str:
-    """Returns the column that tells models apart: labels that vary, else settings that differ."""
+    """Returns the column that distinguishes models: labels that vary, else settings that differ."""
     labels = sorted({name for run in runs for name in run.labels} - {*_NOT_ROWS})
     if labels:
-        varying = [n for n in labels if len({show(run.labels.get(n)) for run in runs}) > 1]
+        varying = [n for n in labels if len({format_value(run.labels.get(n)) for run in runs}) > 1]
         names = sorted(varying, key=lambda name: name != "model")
         return "+".join(names) or ("model" if "model" in labels else labels[0])
     differing = differing_settings(runs)
@@ -56,7 +56,7 @@ def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
             split = score.rpartition("/")[0]
             same_split = (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc")
             wanted = {name: "dataset" for name in same_split if name in metrics}
-        for pattern, columns in _ON_FEATURES.items():
+        for pattern, columns in _FROZEN_FEATURE_METRICS.items():
             if any(map(metric_regex(pattern).fullmatch, metrics)):
                 wanted[pattern] = columns
         known = {request.metric for request in found}
@@ -68,7 +68,7 @@ def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
 
 
 def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
-    """Returns the plots whose horizontal axis would have at least two different values."""
+    """Returns the plots whose x-axis would have at least two different values."""
     found: list[PlotRequest] = []
     for where, members in _by_stage(frame):
         known = {(request.x, request.y) for request in found}
@@ -93,7 +93,7 @@ def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
     rows, metrics = row_column([*frame.index]), _metrics(frame)
     score = main_score(metrics)
     if score is not None:
-        if texts(observations(frame, score), rows).nunique() > 1:
+        if text_column(observations(frame, score), rows).nunique() > 1:
             first = rows.partition("+")[0]
             yield PlotRequest(x=rows, y=score, series=first, panel="dataset", title=title_of(score))
         yield from _against_pretraining(score, frame, rows)
@@ -112,7 +112,9 @@ def _against_pretraining(pattern: str, frame: pd.DataFrame, rows: str) -> Iterat
     for x in ("pretrain_examples", "pretrain_exaflops"):
         places = [value for value in column(observed, x) if is_number(value) and value > 0]
         if places and max(places) > _MIN_RATIO * min(places):
-            num_models, num_families = (texts(observed, n).nunique() for n in ("model", "family"))
+            num_models, num_families = (
+                text_column(observed, n).nunique() for n in ("model", "family")
+            )
             by_family = x == "pretrain_exaflops" and num_models > num_families
             names = ["family" if by_family else "model"]
             names += [name for name in rows.split("+") if name != "model"]
@@ -124,8 +126,8 @@ def _needed(names: list[str], x: str, observed: pd.DataFrame) -> list[str]:
     """Returns the first column, and the others that x does not determine."""
     for name in names[1:]:
         others = [n for n in names if n != name]
-        place = [texts(observed, n) for n in [*others, "dataset", x]]
-        if (texts(observed, name).groupby(place).nunique() == 1).all():
+        place = [text_column(observed, n) for n in [*others, "dataset", x]]
+        if (text_column(observed, name).groupby(place).nunique() == 1).all():
             names = others
     return names
 
@@ -135,8 +137,8 @@ def _metrics(frame: pd.DataFrame) -> set[str]:
 
 
 def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Returns final runs apart from others, if there are both, with the filter for each."""
-    frame = reported(frame)
+    """Returns (filter, runs): final runs and other runs separately if there are both."""
+    frame = exclude_candidates(frame)
     final = column(frame, "stage") == "final"
     if frame.empty or not final.any() or final.all():
         return [] if frame.empty else [({}, frame)]

@@ -10,12 +10,12 @@ import pandas as pd
 
 from vit_jax.report import frame as frames
 from vit_jax.report import labels, vtab
-from vit_jax.report.frame import METRIC, VALUE, texts
-from vit_jax.report.labels import natural, number_text
+from vit_jax.report.frame import METRIC, VALUE, text_column
+from vit_jax.report.labels import format_metric, natural_key
 from vit_jax.report.requests import TableRequest
 
 Key = tuple[str, ...]
-_ON_FEATURES = ("fewshot/", "knn/", "linear_probe/")
+_FROZEN_FEATURE_METRICS = ("fewshot/", "knn/", "linear_probe/")
 
 
 class Summary(NamedTuple):
@@ -24,8 +24,8 @@ class Summary(NamedTuple):
     Attributes:
         mean: arithmetic mean.
         std: standard deviation with n - 1; None if n is 1.
-        values: one a run.
-        within: standard deviation over the draws of examples inside a single run, where n is 1.
+        values: one per run.
+        within: standard deviation over the draws of examples within one run, if n is 1.
     """
 
     mean: float
@@ -52,16 +52,16 @@ def summarize_group(group: pd.DataFrame) -> Summary:
     return summarize(group[VALUE], within if len(group) == 1 else None)
 
 
-def mean_over(groups: Sequence[pd.DataFrame]) -> Summary:
-    """Returns the mean over datasets, a group each.
+def mean_over_datasets(groups: Sequence[pd.DataFrame]) -> Summary:
+    """Returns the mean over datasets; each group holds the runs of one dataset.
 
-    Its standard deviation is over seeds, if all datasets have the same ones.
+    If all datasets have the same seeds, its standard deviation is over seeds.
     """
     by_seed = [
         {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
         for group in groups
     ]
-    seeds = sorted(by_seed[0], key=natural)
+    seeds = sorted(by_seed[0], key=natural_key)
     if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
         return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
     return summarize([statistics.fmean([statistics.fmean(group[VALUE]) for group in groups])])
@@ -72,11 +72,11 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: what it shows.
-        value: sorts the column on the HTML page; None: the text does.
+        text: the text shown.
+        value: sort key on the HTML page; None: sort by the text.
         kind: CSS classes: "best", "pending" or "state".
         detail: shown as a tooltip; several lines are shown below the text.
-        summary: the statistics it shows, if it is a score.
+        summary: its statistics, if it is a score.
     """
 
     text: str
@@ -93,9 +93,9 @@ class Table:
     Attributes:
         title: heading.
         header: of the columns.
-        rows: one cell a column.
+        rows: one cell per column.
         notes: sentences below the table.
-        metric: of a table of scores.
+        metric: of a table of scores, else "".
     """
 
     title: str
@@ -125,16 +125,18 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     observed = frames.observations(frame, metric)
     frames.check_columns(observed, rows=request.rows, columns=request.columns)
     observed = frames.select(observed, request.where)
-    keys = [texts(observed, request.rows), texts(observed, request.columns)]
+    keys = [text_column(observed, request.rows), text_column(observed, request.columns)]
     groups = {key: group for key, group in frames.group_by(observed, keys).items() if all(key)}
     summaries = {key: summarize_group(group) for key, group in groups.items()}
     pending = _pending(request, frame)
-    rows, columns = (sorted({key[i] for key in {*groups, *pending}}, key=natural) for i in (0, 1))
-    means = vtab.grouped(columns)
+    rows, columns = (
+        sorted({key[i] for key in {*groups, *pending}}, key=natural_key) for i in (0, 1)
+    )
+    means = vtab.group_tasks(columns)
     for row, (name, members) in ((row, item) for row in rows for item in means.items()):
         found = [groups[row, member] for member in members if (row, member) in groups]
         if len(found) == len(members):
-            summaries[row, name] = mean_over(found)
+            summaries[row, name] = mean_over_datasets(found)
     columns = list(dict.fromkeys([*means, *means.get(vtab.ALL, []), *columns]))
     best = _best(summaries, min if labels.lower_is_better(metric) else max)
     counts = Counter(len(summary.values) for summary in summaries.values())
@@ -153,7 +155,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
 
 
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
-    """Returns tables.csv: a row for each mean, at full precision."""
+    """Returns tables.csv: one row per mean, at full precision."""
     rows = [
         {
             "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
@@ -166,17 +168,17 @@ def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
 
 
 def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
-    """Returns the states of runs without a result, by the cell in which they belong."""
+    """Returns the states of runs without a result, by the cell that they belong to."""
     metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
     if asked & {*frames.metric_regex(metric).groupindex}:
-        return {}  # Only a result says in which of these cells a run belongs.
+        return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
-        frame = frame[texts(frame, name) == wanted]
-    rows, columns = texts(frame, request.rows), texts(frame, request.columns)
+        frame = frame[text_column(frame, name) == wanted]
+    rows, columns = text_column(frame, request.rows), text_column(frame, request.columns)
     for run, *key in zip(frame.index, rows, columns, strict=True):
         measured = run.job.get("command", "train") == "train"
-        if metric.startswith(_ON_FEATURES):
+        if metric.startswith(_FROZEN_FEATURE_METRICS):
             measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
         if measured and not run.finished and all(key):
             found[key[0], key[1]].append(run.state)
@@ -200,13 +202,13 @@ def _cell(
     if summary is None:
         return Cell(" ".join(parts), kind=kind)
     mean, std, values, within = summary
-    text = number_text(mean, metric)
+    text = format_metric(mean, metric)
     if std is not None:
-        text += f" ± {number_text(std, metric, like=mean)}"
+        text += f" ± {format_metric(std, metric, like=mean)}"
     elif within is not None:
-        text += f" (± {number_text(within, metric, like=mean)})"
+        text += f" (± {format_metric(within, metric, like=mean)})"
     text += f" (n={len(values)})" if len(values) != common_n else ""
-    detail = ", ".join(number_text(value, metric) for value in values)
+    detail = ", ".join(format_metric(value, metric) for value in values)
     return Cell(" ".join([text, *parts]), mean, kind, detail, summary)
 
 

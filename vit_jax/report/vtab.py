@@ -30,8 +30,8 @@ GROUPS = {
 }  # fmt: skip
 
 
-def grouped(datasets: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the datasets of each group and, as ALL, of all groups; {} unless all 19 are there."""
+def group_tasks(datasets: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the datasets of each group, and of all groups as ALL; {} unless all 19 are there."""
     names = list(datasets)
     # If there is a vtab_pets, "pets" is the whole dataset, not the VTAB task.
     names = [name for name in names if name.lower().startswith("vtab")] or names

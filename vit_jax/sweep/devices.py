@@ -12,9 +12,9 @@ from vit_jax.parallel.launch import visible_gpus
 
 T = TypeVar("T")
 
-# TPU chips of a process -> the topology that libtpu expects.
+# TPU chips per process -> the topology that libtpu expects.
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-# Jobs that share a GPU take this much of its memory together. (JAX alone takes 0.75.)
+# Fraction of a GPU's memory for all jobs that share it. (JAX alone takes 0.75.)
 _SHARED_MEMORY = 0.9
 
 
@@ -46,7 +46,7 @@ def divide_devices(jobs: int) -> list[Share]:
         SweepError: the TPU chips cannot be divided by the number of jobs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # submitit hides all GPUs from local jobs; this gives them back.
+    # submitit hides all GPUs from local jobs; unset the variable that it sets.
     unhidden = {"CUDA_VISIBLE_DEVICES": visible}
     platform = os.environ.get("JAX_PLATFORMS", "")
     gpus = 0 if platform in ("cpu", "tpu") else visible_gpus(os.environ)

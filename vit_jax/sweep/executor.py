@@ -1,4 +1,4 @@
-"""What runs the jobs of a sweep.
+"""The interface of executors, which run the jobs of a sweep.
 
 To add an executor, write a subclass of `Executor` with `submit` and `running` in a file of its own,
 and add a line to EXECUTORS.
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vit_jax.sweep.job_folder import read_attempt
 from vit_jax.sweep.plan import PlannedJob
 
-# Value of --executor -> class. They are imported when needed: submitit takes a while.
+# Value of --executor -> class, imported when needed because submitit imports slowly.
 EXECUTORS = {
     "local": "vit_jax.sweep.local:LocalExecutor",
     "slurm": "vit_jax.sweep.slurm:SlurmExecutor",
@@ -27,17 +27,17 @@ JobState = Literal["queued", "running"]
 
 
 class Executor(abc.ABC):
-    """Starts jobs and knows which of them run.
+    """Starts jobs and reports which of them run.
 
     Args:
         folder: of the sweep.
         at_once: largest number of jobs at the same time; None: the executor's default.
-        options: from the command line and the sweep file.
+        options: of the cluster, from the command line and the sweep file.
 
     Attributes:
         at_once: largest number of jobs at the same time; None: any number.
-        poll_s: time between two calls of `running`.
-        description: what each job gets, for the user; may be empty.
+        poll_s: seconds between two calls of `running`.
+        description: tells the user which devices each job gets; may be empty.
     """
 
     poll_s = 1.0
@@ -48,18 +48,18 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, job: PlannedJob) -> None:
-        """Starts or queues a job; it runs `JobProcess`, or `job.command()` in some other way."""
+        """Starts or queues a job: a `JobProcess`, or `job.command()` run in another way."""
 
     @abc.abstractmethod
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
-        """Returns the names of those jobs that are queued or running.
+        """Returns name -> state of the jobs that are queued or running.
 
-        This includes jobs that an earlier launcher has submitted. A job that has ended is left out
-        only when its files can be read here.
+        This includes jobs that an earlier launcher submitted. A job that has ended may be left out
+        only once its files can be read on this machine.
         """
 
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
-        """Asks jobs to save and end; called again until `running` no longer has them."""
+        """Asks jobs to save and end. It is called until `running` no longer returns them."""
         for job in jobs:
             attempt = read_attempt(job.folder)
             if attempt and not attempt.ended and attempt.host == platform.node():
@@ -67,7 +67,7 @@ class Executor(abc.ABC):
                     os.kill(attempt.pid, signal.SIGTERM)
 
     def final_state(self, job: PlannedJob) -> str | None:
-        """Returns the state in which the cluster has ended a job, such as "CANCELLED"."""
+        """Returns the cluster's final state of a job, such as "CANCELLED"; None: unknown."""
         del job
         return None
 

@@ -1,8 +1,8 @@
 """The files that a sweep keeps in a job's folder.
 
 A job's folder is a run folder. Beside the files of the run it holds job.json (what to run), log.txt
-(what the run printed) and .sweep/ (attempt.json: the latest start; a lock; submitit's files). They
-are all that a sweep knows about a job, so another launcher can go on from them.
+(what the run printed) and .sweep/ (attempt.json: the latest start; a lock; submitit's files). These
+files are the only record of a job, so another launcher can continue from them.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from vit_jax.files import is_locked, read_json, write_json
 from vit_jax.schema import differences
 from vit_jax.sweep.plan import PlannedJob
 
-# After these exit codes a job is started again: it was stopped and has saved, another host was
-# lost, or it was stopped before it could react.
+# A job that ends with one of these exit codes is started again: it was stopped and saved, it lost
+# another host, or a signal ended it before it could save.
 RESTART_CODES = (EXIT_STOPPED, HostsError.exit_code, -signal.SIGTERM, -signal.SIGINT)
 _RUN_FILES = ("result.json", "metrics.jsonl", "checkpoints")
 
@@ -43,7 +43,7 @@ class Attempt:
         started: Unix seconds.
         ended: Unix seconds; None: it is running, or its host died.
         exit_code: negative for a signal.
-        failure: why it is not to be started again, if the exit code does not show it.
+        failure: why it must not be started again, if the exit code does not show it.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Attempt:
 
     @property
     def why_failed(self) -> str | None:
-        """Why the job is not to be started again; None: it may be."""
+        """Why the job must not be started again; None: it may be started again."""
         code = self.exit_code
         if self.failure is not None:
             return self.failure
@@ -105,8 +105,8 @@ def write_attempt(folder: Path, attempt: Attempt) -> None:
     write_sweep_json(folder / ".sweep" / "attempt.json", dataclasses.asdict(attempt))
 
 
-def forget_failure(folder: Path) -> None:
-    """Makes a failed job look like a stopped one, so that it is started again."""
+def clear_failure(folder: Path) -> None:
+    """Records a failed job as stopped, so that it is started again."""
     attempt = read_attempt(folder)
     if attempt is not None and attempt.why_failed is not None:
         write_attempt(folder, dataclasses.replace(attempt, failure=None, exit_code=EXIT_STOPPED))
@@ -118,7 +118,7 @@ def job_lock(folder: Path) -> Path:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether the job runs on this host, also if whatever started it was killed."""
+    """Whether the job runs on this host, even if its launcher was killed."""
     return (job_lock(folder).exists() and is_locked(job_lock(folder))) or is_run_alive(folder)
 
 
@@ -131,7 +131,7 @@ def is_run_alive(folder: Path) -> bool:
         words = psutil.Process(attempt.pid).cmdline()
     except psutil.Error:
         return False
-    # After a restart of the host another process may have this id.
+    # After the host restarts, another process may have this id.
     return any(str(folder) in word for word in words)
 
 
@@ -141,29 +141,29 @@ def log_file(folder: Path) -> Path:
 
 
 def last_log_lines(folder: Path, count: int = 12) -> list[str]:
-    """Returns the last lines of a job's log, or of submitit's if the run never began."""
+    """Returns the last lines of a job's log, or of submitit's log if the run never began."""
     path = log_file(folder)
     if not path.is_file():
         logs = (folder / ".sweep" / "submitit").glob("*_log.err")
         path = max(logs, key=lambda log: log.stat().st_mtime, default=path)
-    return [line for line in _end_of(path, 4096) if line.strip()][-count:]
+    return [line for line in _tail(path, 4096) if line.strip()][-count:]
 
 
 def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
     """Returns the last logged step, the number of steps if known, and the latest accuracies."""
     step, scores = 0, {}
-    for line in _end_of(folder / "metrics.jsonl", 50_000):
+    for line in _tail(folder / "metrics.jsonl", 50_000):
         try:
             row = json.loads(line)
         except ValueError:  # Cut off.
             continue
         step = int(row.get("step", step))
         scores |= {key: value for key, value in row.items() if key.endswith("accuracy_top1")}
-    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", "\n".join(_end_of(log_file(folder), 4096)))
+    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", "\n".join(_tail(log_file(folder), 4096)))
     return step, int(totals[-1].replace(",", "")) if totals else None, scores
 
 
-def _end_of(path: Path, size: int) -> list[str]:
+def _tail(path: Path, size: int) -> list[str]:
     """Returns the lines in the last bytes of a text file; none if there is no such file."""
     try:
         with path.open("rb") as file:
@@ -174,10 +174,10 @@ def _end_of(path: Path, size: int) -> list[str]:
 
 
 def changed_settings(job: PlannedJob) -> str | None:
-    """Returns how the settings of a job differ from those that it was started with.
+    """Returns how a job's settings differ from those it was started with.
 
-    None: they do not, or the job has not begun. Folders of earlier versions record the overrides,
-    but not the settings of the config file.
+    None: they are the same, or the job has not started. Folders of earlier versions record only the
+    overrides, not the settings of the config file.
     """
     if not any((job.folder / name).exists() for name in _RUN_FILES):
         return None

@@ -25,8 +25,8 @@ from vit_jax.sweep.job_folder import (
     write_attempt,
 )
 
-# A launcher that checks the lock holds it for a moment.
-_SECONDS_FOR_LOCK = 5.0
+# A launcher that checks the lock holds it briefly, so wait this long for it.
+_LOCK_TIMEOUT_S = 5.0
 
 
 class JobProcess:
@@ -37,7 +37,7 @@ class JobProcess:
 
     Args:
         folder: of the job.
-        command: words of the command line.
+        command: command line, as a list of arguments.
         executor: "local" or "slurm".
         slot: index of the device share.
         share: devices to use.
@@ -58,10 +58,10 @@ class JobProcess:
         """Runs the job and returns its exit code; 75 if it was not started."""
         signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
         rank = int(os.environ.get("SLURM_PROCID", "0"))
-        if rank:  # The first of several tasks keeps the records.
+        if rank:  # Only the first of several tasks writes attempt.json.
             return self._run(self.folder / f"log-{rank}.txt", record=False)
         try:
-            with locked(job_lock(self.folder), _SECONDS_FOR_LOCK):
+            with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
                 if (self.folder / "result.json").exists():
                     return 0
                 if self._stopping or is_run_alive(self.folder):
@@ -96,12 +96,12 @@ class JobProcess:
                 env={key: value for key, value in environment.items() if value is not None},
                 preexec_fn=self._prepare,
             )
-        if self._stopping:  # The signal came before there was a process.
+        if self._stopping:  # The signal came before the process was started.
             self._stop()
         attempt = self._record_start(process.pid) if record else None
         try:
             _wait(process.pid)
-        finally:  # Left by an exception when submitit requeues the job.
+        finally:  # submitit raises an exception here to requeue the job.
             self._process = None
             code = process.wait()
             if attempt is not None:
@@ -111,11 +111,11 @@ class JobProcess:
 
     def _prepare(self) -> None:
         """Runs in the child process before the command."""
-        # SLURM sends SIGUSR2 to every process of a job; by default it ends them.
+        # SLURM sends SIGUSR2 to every process of a job; by default that would end the run.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
         if self.executor == "local":
-            os.setsid()  # Ctrl-C in the terminal is for the launcher.
+            os.setsid()  # Ctrl-C in the terminal then reaches only the launcher.
         if self.share.cores:
             os.sched_setaffinity(0, self.share.cores)
 
@@ -136,7 +136,7 @@ class JobProcess:
 
 
 def _wait(pid: int) -> None:
-    """Waits for a child to end, but leaves its exit code to others: a signal handler waits too."""
+    """Waits until a child ends but does not reap it: a signal handler may wait for it too."""
     if hasattr(os, "waitid"):  # Missing on macOS, where submitit sends no SIGUSR2.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -15,14 +15,15 @@ from vit_jax.sweep.job_folder import is_running, read_attempt
 from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import PlannedJob
 
-# submitit requires a time limit: a year.
+# submitit requires a time limit; this is a year.
 _TIMEOUT_MIN = 365 * 24 * 60
 
 
 class LocalExecutor(Executor):
     """Runs jobs as processes of this machine; each gets a share of its devices.
 
-    Jobs survive if the launcher is killed. Ctrl-C and a closed terminal reach the launcher only.
+    Jobs keep running if the launcher is killed. Ctrl-C and closing the terminal reach only the
+    launcher.
     """
 
     poll_s = 0.25
@@ -57,7 +58,7 @@ class LocalExecutor(Executor):
         return found
 
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
-        """Sends SIGTERM to the jobs, also to those that have not started their run yet."""
+        """Sends SIGTERM to all jobs, including those whose run has not started yet."""
         own = [job for job in jobs if job.name in self._submitted]
         for job in own:
             with contextlib.suppress(ProcessLookupError):
@@ -67,7 +68,7 @@ class LocalExecutor(Executor):
 
 @contextlib.contextmanager
 def _terminal_signals_blocked():
-    """Processes that are started while entered ignore Ctrl-C and a closed terminal."""
+    """Processes started inside this context ignore Ctrl-C and SIGHUP."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Expands a sweep into jobs: names, folders, checked configs, and which job needs which."""
+"""Expands a sweep into jobs with names, folders, checked configs and dependencies."""
 
 import copy
 import dataclasses
@@ -22,10 +22,11 @@ class PlannedJob:
     Attributes:
         name: unique in the sweep.
         folder: run folder.
-        job: as defined, with references replaced by folders.
+        job: its definition, with references replaced by folders.
         config: checked config of a training job; None for other commands.
-        settings: what config file and overrides set, before defaults; None for other commands.
-        needs: names of the jobs that have to finish first.
+        settings: values from the config file and overrides, without defaults; None for other
+            commands.
+        needs: names of the jobs that must finish first.
         choice: how its settings were selected, as job.json records it.
     """
 
@@ -38,12 +39,12 @@ class PlannedJob:
     choice: dict[str, Any] | None = None
 
     @property
-    def undecided(self) -> bool:
+    def awaits_selection(self) -> bool:
         """Whether its settings depend on a selection that has not been made yet."""
-        return self.is_repeat and self.choice is None
+        return self.is_final_run and self.choice is None
 
     @property
-    def is_repeat(self) -> bool:
+    def is_final_run(self) -> bool:
         """Whether it repeats the selected candidate of a selection."""
         return self.job.selection is not None and self.job.stage == "final"
 
@@ -94,8 +95,8 @@ class Plan:
         selections: name -> selection.
 
     Raises:
-        UserError: a config is invalid, a reference names no job, jobs need each other in a circle,
-            names clash, or a selection uses the examples that are reported.
+        UserError: a config is invalid, a reference names no job, jobs depend on each other in a
+            cycle, two jobs have the same name, or a selection uses examples of a reported split.
     """
 
     def __init__(self, sweep: Sweep, folder: Path):
@@ -110,7 +111,7 @@ class Plan:
         jobs = {name: self._plan_job(name, job) for name, job in self._defined.items()}
         self.jobs = _sort_by_needs(jobs)
         for selection in self.selections.values():
-            # One final run per candidate: the others differ in their seed.
+            # One final run per candidate is enough: the others differ only in their seed.
             finals = [selection.final_jobs(name) for name in selection.candidate_jobs]
             firsts = [self._plan_job(*next(iter(jobs.items()))) for jobs in finals if jobs]
             candidates = [self.jobs[name] for name in selection.candidate_jobs]
@@ -120,12 +121,12 @@ class Plan:
                 [job.config for job in firsts if job.config],
             )
 
-    def decide(self, name: str, choice: dict[str, Any]) -> None:
-        """Gives the final runs of a selection the settings of the selected candidate.
+    def apply_choice(self, name: str, choice: dict[str, Any]) -> None:
+        """Sets the final runs of a selection to the settings of the selected candidate.
 
         Args:
             name: of the selection.
-            choice: as job.json records it.
+            choice: in the format of job.json.
         """
         for final, job in self.selections[name].final_jobs(choice["chosen"]).items():
             self.jobs[final] = dataclasses.replace(self._plan_job(final, job), choice=choice)
@@ -182,7 +183,7 @@ class Plan:
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
-    """Returns overrides as KEY=VALUE, as they follow "--config." on the command line.
+    """Returns overrides as KEY=VALUE, the form that follows "--config." on the command line.
 
     >>> override_texts({"seed": 1, "ema_decay": None, "data.name": "digits", "model.scan": True})
     ['seed=1', 'ema_decay=none', 'data.name=digits', 'model.scan=true']
@@ -229,7 +230,7 @@ def _check_folders(names: Sequence[str]) -> None:
 
 
 def _sort_by_needs(jobs: Mapping[str, PlannedJob]) -> dict[str, PlannedJob]:
-    """Returns the jobs in their order, each moved behind the jobs that it needs."""
+    """Returns the jobs in the given order, but each after the jobs that it needs."""
     done: dict[str, PlannedJob] = {}
 
     def visit(name: str, path: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Runs a sweep: starts jobs that are ready, watches them, and starts interrupted ones again."""
+"""Runs a sweep: starts jobs that are ready, watches them, and restarts interrupted ones."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from vit_jax.files import locked
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,
-    forget_failure,
+    clear_failure,
     read_attempt,
     read_progress,
     write_attempt,
@@ -27,8 +27,8 @@ _SECONDS_BETWEEN_STOPS = 2.0
 
 
 @contextlib.contextmanager
-def only_launcher(folder: Path) -> Iterator[None]:
-    """Holds the lock of a sweep's folder while entered.
+def launcher_lock(folder: Path) -> Iterator[None]:
+    """Holds the lock of a sweep's folder inside this context.
 
     Raises:
         SweepError: another launcher holds it, or the folder is not writable.
@@ -59,9 +59,9 @@ class Scheduler:
 
     Args:
         status: the jobs.
-        executor: what runs them.
+        executor: runs the jobs.
         show: called with the status after every update.
-        stop: whether the user wants to stop.
+        stop: returns whether the user wants to stop.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Scheduler:
         self.status, self.plan = status, status.plan
         self.executor, self.show, self.stop = executor, show, stop
         self._running: set[str] = set()
-        # Job -> the step at which it last ended, and how many times in a row it ended there.
+        # Job -> the step at which it last ended, and how often in a row it ended at that step.
         self._ends: dict[str, tuple[int, int]] = {}
         self._cancelled: set[str] = set()
 
@@ -82,11 +82,11 @@ class Scheduler:
         """Returns the exit code: 0 all finished, 1 some failed, 75 stopped.
 
         Args:
-            retry_failed: starts jobs that failed before again, once.
+            retry_failed: whether to run previously failed jobs again, once.
         """
         if retry_failed:
             for job in self.plan.jobs.values():
-                forget_failure(job.folder)
+                clear_failure(job.folder)
         stopping, asked_at = False, float("-inf")
         self._update()
         while True:
@@ -109,18 +109,18 @@ class Scheduler:
         return EXIT_FAILED if unfinished else 0
 
     def _update(self) -> None:
-        """Brings the status up to date."""
+        """Updates the status from the executor and the job folders."""
         open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
         running = self.executor.running(open_jobs)
         for name in sorted(self._running - running.keys()):
-            self._judge(self.plan.jobs[name])
+            self._decide_restart(self.plan.jobs[name])
         for name in running.keys() - self._running:
             self.status.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
         self.status.update(running)
         self.show(self.status)
 
-    def _judge(self, job: PlannedJob) -> None:
+    def _decide_restart(self, job: PlannedJob) -> None:
         """Decides whether a job that has ended without a result is started again."""
         attempt = read_attempt(job.folder)
         if job.result.exists() or self.stop() or (attempt and attempt.why_failed):
@@ -148,7 +148,7 @@ class Scheduler:
         write_attempt(job.folder, attempt)
 
     def _start_ready(self) -> None:
-        """Starts as many jobs as the executor takes, in the order of the plan."""
+        """Starts ready jobs in the order of the plan, until the executor is full."""
         for name, status in self.status.jobs.items():
             if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
                 return

@@ -1,4 +1,4 @@
-"""Selecting the best of several runs, and checks that the selection is sound."""
+"""Selects the best of several runs, and checks that the selection uses no test examples."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from vit_jax.sweep.sweep_file import Selection
 
 
 def split_of(metric: str) -> str | None:
-    """Returns the split of a metric, as evaluation.splits names it; None: not of a split.
+    """Returns the name in evaluation.splits of the split that a metric is measured on, or None.
 
     >>> split_of("eval/dev/accuracy_top1")
     'dev'
@@ -24,16 +24,16 @@ def split_of(metric: str) -> str | None:
 def check_selection(
     selection: Selection, candidates: Sequence[Config], finals: Sequence[Config]
 ) -> None:
-    """Checks that every candidate has the metric and that its examples are used for nothing else.
+    """Checks that all candidates evaluate the metric's split, and that it is used for nothing else.
 
     Args:
-        selection: how to select.
+        selection: the selection.
         candidates: configs of the candidates.
-        finals: configs that the final runs may get.
+        finals: possible configs of the final runs.
 
     Raises:
-        SweepError: a candidate does not evaluate the metric's split or trains on it, or final runs
-            report it.
+        SweepError: a candidate does not evaluate the metric's split, a candidate trains on it, or
+            the final runs report it.
     """
     where, name = f"selection {selection.name!r}", split_of(selection.metric)
     for config in candidates:
@@ -71,9 +71,9 @@ def check_selection(
 
 
 def _check_not_reported(where: str, name: str, selected_on: str, final: Config) -> None:
-    """Checks that a final run does not report the examples of the selection.
+    """Checks that a final run does not report examples that the selection used.
 
-    It may evaluate the split of the selection if that is what stops the run early.
+    It may evaluate the selection's split if early stopping uses that split.
     """
     early_stopping = split_of(final.early_stopping.metric or "")
     reported = {
@@ -92,20 +92,21 @@ def _check_not_reported(where: str, name: str, selected_on: str, final: Config) 
         )
 
 
-def choose(
+def select_best(
     selection: Selection, results: Sequence[tuple[str, Mapping[str, Any] | None]]
 ) -> dict[str, Any]:
-    """Returns the choice as job.json records it.
+    """Returns the choice in the format of job.json.
 
     Args:
-        selection: how to select.
+        selection: the selection.
         results: (candidate, its result.json; None if it failed) for every candidate.
 
     Raises:
         SweepError: no candidate has a finite score.
 
     >>> losses = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
-    >>> choose(losses, [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})])["chosen"]
+    >>> results = [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})]
+    >>> select_best(losses, results)["chosen"]
     'b'
     """
     metric = selection.metric
@@ -118,7 +119,7 @@ def choose(
             f"one of {', '.join(metrics) or 'the metrics of result.json'}",
             f"did you mean {nearest(metric, metrics)!r}?" if metrics else "check the jobs",
         )
-    # The first of equal scores.
+    # Of equal scores, the first wins.
     chosen = (max if selection.mode == "max" else min)(known, key=lambda name: known[name])
     return {
         "metric": metric,

@@ -1,7 +1,7 @@
 """Executor for a SLURM cluster, through submitit.
 
-The state of a job follows from its files, squeue and scontrol. Accounting (sacct), which many small
-clusters lack, is not needed.
+The state of a job is read from its files, squeue and scontrol. Accounting (sacct) is not needed,
+because many small clusters lack it.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from vit_jax.sweep.plan import PlannedJob
 
 log = logging.getLogger(__name__)
 
-# submitit's names of options that it translates for SLURM; all others get the prefix "slurm_".
+# Options that submitit translates for SLURM; all others get the prefix "slurm_".
 _SHARED_OPTIONS = (
     "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node",
     "stderr_to_stdout",
 )  # fmt: skip
-# Jobs resume after the time limit, and short jobs wait less in the queue: hours, not days.
+# Four hours: jobs resume after the time limit, and short jobs wait less in the queue.
 DEFAULTS: dict[str, Any] = {"timeout_min": 240, "stderr_to_stdout": True}
-# submitit requeues a job that reaches its time limit at most this often.
-_MOST_TIMEOUTS = 1000
+# How often submitit requeues a job that reaches its time limit.
+_MAX_TIMEOUTS = 1000
 _COMMAND_TIMEOUT_S = 60
-_SECONDS_TO_APPEAR = 30.0  # in squeue after sbatch
-_SECONDS_TO_SEE = 20.0  # until files written by a node can be read here
+_APPEAR_TIMEOUT_S = 30.0  # after sbatch, until squeue lists the job
+_VISIBLE_TIMEOUT_S = 20.0  # until files written by a compute node are visible here
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED",
            "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT")  # fmt: skip
 _RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STOPPED", "RESIZING")
@@ -47,8 +47,8 @@ _RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STOPPED", "RESIZING")
 class SlurmExecutor(Executor):
     """Submits all jobs that are ready; --at_once limits their number in the queue.
 
-    A job's name in the queue is derived from the folders of sweep and job, so that another launcher
-    recognizes jobs that were submitted before.
+    A job's name in the queue is derived from the folders of the sweep and the job, so another
+    launcher recognises jobs that were submitted earlier.
 
     Raises:
         SweepError: this machine has no SLURM, or submitit does not know an option.
@@ -96,11 +96,11 @@ class SlurmExecutor(Executor):
                 "correct --slurm.KEY=VALUE or SLURM in the sweep file",
             ) from None
         self._ids[job.name] = submitted.job_id
-        # It may take a while until squeue lists it.
-        self._seen[job.name] = time.monotonic() + _SECONDS_TO_APPEAR - _SECONDS_TO_SEE
+        # squeue may not list it yet.
+        self._seen[job.name] = time.monotonic() + _APPEAR_TIMEOUT_S - _VISIBLE_TIMEOUT_S
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
-        """Returns the jobs in the queue, and those that left it so lately that files may lag."""
+        """Returns jobs in the queue, or that left it so recently that files may be outdated."""
         self._read_queue()
         found: dict[str, JobState] = {}
         now = time.monotonic()
@@ -109,7 +109,7 @@ class SlurmExecutor(Executor):
                 self._ids[job.name], state = self._queue[self._queue_name(job)]
                 self._seen[job.name] = now
                 found[job.name] = "running" if state in _RUNNING else "queued"
-            elif now - self._seen.get(job.name, float("-inf")) < _SECONDS_TO_SEE:
+            elif now - self._seen.get(job.name, float("-inf")) < _VISIBLE_TIMEOUT_S:
                 attempt = read_attempt(job.folder)
                 own = attempt is not None and attempt.id == self._ids.get(job.name)
                 if not job.result.exists() and not (own and attempt and attempt.ended):
@@ -123,7 +123,8 @@ class SlurmExecutor(Executor):
         running = [self._ids[name] for name, state in states.items() if state == "running"]
         if queued:
             _call("scancel", *queued)
-        if running:  # The signal does not reach the batch script, which waits for srun.
+        if running:
+            # This signals the job steps, not the batch script, which waits for srun.
             _call("scancel", "--signal=TERM", *running)
 
     def final_state(self, job: PlannedJob) -> str | None:
@@ -136,7 +137,7 @@ class SlurmExecutor(Executor):
 
     def _build_executor(self, folder: Path) -> submitit.AutoExecutor:
         executor = submitit.AutoExecutor(
-            folder, cluster="slurm", slurm_max_num_timeout=_MOST_TIMEOUTS
+            folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS
         )
         given = {k if k in _SHARED_OPTIONS else f"slurm_{k}": v for k, v in self.options.items()}
         executor.update_parameters(**given)

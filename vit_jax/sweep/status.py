@@ -15,10 +15,10 @@ from vit_jax.sweep.job_folder import (
     write_sweep_json,
 )
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.selection import choose
+from vit_jax.sweep.selection import select_best
 
-# In the order in which a short table shows them. "stopped": to be resumed; "waiting": for other
-# jobs; "blocked": another job failed.
+# In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
+# to finish first; "blocked": a job that it needs has failed.
 STATES = ("failed", "running", "queued", "ready", "stopped", "waiting", "blocked", "finished")
 
 
@@ -57,7 +57,7 @@ class JobStatus:
 
 
 class SweepStatus:
-    """Status of all jobs of a sweep. Selections are made as soon as their candidates allow.
+    """Status of all jobs of a sweep. Makes each selection as soon as its candidates are finished.
 
     Args:
         plan: the jobs.
@@ -67,13 +67,13 @@ class SweepStatus:
         jobs: name -> status.
 
     Raises:
-        SweepError: the folder belongs to another sweep, or a job in it has run with other settings.
+        SweepError: the folder belongs to another sweep, or a job in it ran with other settings.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]):
         self.plan, self.say = plan, say
         self.jobs = {name: JobStatus(job) for name, job in plan.jobs.items()}
-        # Failures that no attempt records.
+        # Failures that attempt.json does not record.
         self._failures: dict[str, str] = {}
         _check_same_sweep(plan)
         for job in plan.jobs.values():
@@ -97,13 +97,13 @@ class SweepStatus:
             self.update(running)
 
     def write_record(self, job: PlannedJob) -> None:
-        """Writes job.json, unless it is there already."""
+        """Writes job.json unless it has this content already."""
         record = job.record(self.plan.sweep.spec)
         if read_optional_json(job.folder / "job.json") != record:
             write_sweep_json(job.folder / "job.json", record)
 
     def write_sweep(self, **details: Any) -> None:
-        """Writes sweep.json, and job.json of finished jobs, whose labels may be new.
+        """Writes sweep.json, and job.json of finished jobs, because their labels may have changed.
 
         Args:
             **details: more entries of sweep.json.
@@ -142,16 +142,16 @@ class SweepStatus:
         return status
 
     def _check_needs(self, status: JobStatus) -> None:
-        """Lets a job wait for the jobs that it needs."""
+        """Marks a job as waiting or blocked if the jobs that it needs are not finished."""
         job, needs = status.job, [self.jobs[name] for name in status.job.needs]
         unmet = [other for other in needs if other.state != "finished"]
-        if job.job.selection is not None and job.is_repeat:
+        if job.job.selection is not None and job.is_final_run:
             selection = self.plan.selections[job.job.selection]
             skip = selection.on_failed == "skip"
             unmet = [
                 other for other in unmet
                 if other.job.name not in selection.candidate_jobs
-                or (job.undecided and not (skip and _is_lost(other)))
+                or (job.awaits_selection and not (skip and _is_lost(other)))
             ]  # fmt: skip
         lost = [repr(other.job.name) for other in unmet if _is_lost(other)]
         if lost:
@@ -159,33 +159,33 @@ class SweepStatus:
         elif unmet:
             names = first_few([other.job.name for other in unmet], 1)
             status.state, status.note = "waiting", f"needs {names}"
-        elif job.undecided:
+        elif job.awaits_selection:
             status.state, status.note = "waiting", "needs the selection"
 
     def _decide(self, name: str) -> bool:
-        """Makes a selection if it is due; returns whether it was."""
+        """Makes a selection if all its candidates are ready; returns whether it made one."""
         selection = self.plan.selections[name]
         candidates = [self.jobs[candidate] for candidate in selection.candidate_jobs]
         skip = selection.on_failed == "skip"
         finals = [self.plan.jobs[final] for final in selection.final_names]
         if (
-            not any(job.undecided and job.name not in self._failures for job in finals)
+            not any(job.awaits_selection and job.name not in self._failures for job in finals)
             or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates)
         ):  # fmt: skip
             return False
         try:
-            choice = choose(selection, [(c.job.name, c.result) for c in candidates])
+            choice = select_best(selection, [(c.job.name, c.result) for c in candidates])
         except SweepError as error:
             self._failures |= dict.fromkeys(selection.final_names, str(error))
             self.say(str(error))
             return True
-        self.plan.decide(name, choice)
+        self.plan.apply_choice(name, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
         self.say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
         for final in selection.final_names:
             self.jobs[final].job = self.plan.jobs[final]
             changes = changed_settings(self.plan.jobs[final])
-            if changes is not None:  # It was started after another choice.
+            if changes is not None:  # It was started when another candidate was selected.
                 self._failures[final] = f"was started with other settings ({changes})"
         return True
 
@@ -195,9 +195,9 @@ def _is_lost(status: JobStatus) -> bool:
 
 
 def _check_same_sweep(plan: Plan) -> None:
-    """Checks that the folder does not belong to a sweep without any job of this one.
+    """Checks that the folder does not belong to another sweep, one that has no job of this one.
 
-    A sweep file may gain and lose jobs between two launches.
+    Jobs may be added to a sweep file or removed from it between two launches.
     """
     known = read_optional_json(plan.folder / "sweep.json") or {}
     names = {job["name"] for job in known.get("jobs", ())}
@@ -211,7 +211,7 @@ def _check_same_sweep(plan: Plan) -> None:
 
 
 def _check_unchanged(job: PlannedJob) -> None:
-    changes = None if job.undecided else changed_settings(job)
+    changes = None if job.awaits_selection else changed_settings(job)
     if changes is not None:
         state = "is finished" if job.result.exists() else "was started"
         raise SweepError(

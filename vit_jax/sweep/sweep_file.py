@@ -5,7 +5,7 @@ A sweep file is a Python file with `get_sweep()` or `get_sweep(arg)`. It returns
 
     SLURM           dict: options for --executor=slurm
     REPORT          dict: title, question, tables, plots and curves for the `report` command
-    get_report(arg) instead of REPORT, where the report depends on ARG
+    get_report(arg) instead of REPORT, if the report depends on ARG
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from vit_jax.config.file import run_python
 from vit_jax.errors import SweepError, nearest
 from vit_jax.report.requests import read_report
 
-# Commands that write a run folder and can resume it.
+# Commands that write a run folder and can resume.
 COMMANDS = ("train", "fewshot")
 # An override or argument "job:NAME" is replaced by the folder of that job.
 REFERENCE = "job:"
@@ -37,7 +37,7 @@ class Job:
     """One run.
 
     "job:NAME" as the value of an override (such as init_from) or of an argument stands for the
-    folder of another job of the sweep. That job is finished before this one starts. For example,
+    folder of another job of the sweep. This job starts once that job is finished. For example,
     few-shot evaluation of a pretrained model:
 
         Job(None, command="fewshot", arguments=["job:pretrain", "--dataset=digits"], name="shots")
@@ -46,12 +46,12 @@ class Job:
         config: "FILE.py" or "FILE.py:ARG"; None for commands that take no config file.
         overrides: dotted config key -> value.
         name: folder below SWEEP_FOLDER/jobs; may contain "/". None: derived from the overrides in
-            which the unnamed jobs differ. Name the jobs of a sweep that will grow, so that their
-            folders stay the same.
+            which the unnamed jobs differ. If you will add jobs to the sweep later, name its jobs,
+            so that their folders stay the same.
         labels: columns by which reports group runs, such as {"model": "ViT-B/16"}.
         command: `vit_jax` command that runs the job.
         arguments: further arguments of the command, such as ("--deterministic",).
-        stage: "final" for runs to report, "search" for runs that only serve a selection.
+        stage: "final" for runs to report, "search" for candidates of a selection.
         selection: name of the selection that the job belongs to; set by `Selection`.
 
     Raises:
@@ -97,12 +97,12 @@ class Job:
 class Selection:
     """Runs candidates, selects the best by a metric, and repeats it with several seeds.
 
-    The selection is made when all candidates are finished; the first of equal scores wins. The
-    final runs use the config and overrides of the selected candidate; `final_config` and
-    `final_overrides` replace what they set, usually to train on all of the training split and to
-    evaluate the test split. Candidates are named search/NAME/..., final runs final/NAME/seed0, ...
+    The selection is made when all candidates are finished; of equal scores, the first wins. The
+    final runs use the config and overrides of the selected candidate. `final_config` and
+    `final_overrides` override them, usually to train on the whole training split and to evaluate
+    the test split. Candidates are named search/NAME/..., final runs final/NAME/seed0, ...
 
-    Source: arXiv:2010.11929, sections 4.1 and B.1.1: hyperparameters are selected on a dev split,
+    Source: arXiv:2010.11929, sections 4.1 and B.1.1: hyperparameters are selected on a dev split;
     results are reported on the test split.
 
     Attributes:
@@ -114,9 +114,9 @@ class Selection:
         final_config: config of the final runs; None: the candidate's.
         final_overrides: overrides of the final runs, on top of the candidate's.
         labels: of all jobs of the selection.
-        on_failed: "wait": final runs wait until failed candidates are run again; "skip": failed
-            candidates are left out.
-        choose_on_test: allows a metric of a split that the final runs report.
+        on_failed: "wait": the selection waits until failed candidates have been run again; "skip":
+            it ignores failed candidates.
+        choose_on_test: allows selection by a metric on a split that the final runs report.
 
     Raises:
         SweepError: an attribute is invalid.
@@ -190,8 +190,8 @@ class Sweep:
     Attributes:
         spec: "FILE.py" or "FILE.py:ARG".
         entries: jobs and selections, in the order of the file.
-        slurm: options of the cluster.
-        report: options of the `report` command.
+        slurm: options for --executor=slurm.
+        report: what the `report` command shows.
     """
 
     spec: str
@@ -234,7 +234,7 @@ def read_sweep(spec: str) -> Sweep:
 
 
 def derive_names(jobs: Sequence[Job]) -> list[str]:
-    """Returns each job's own name, or one made of the overrides in which the unnamed jobs differ.
+    """Returns each job's name, or one derived from the overrides in which the unnamed jobs differ.
 
     Args:
         jobs: of one sweep or one selection.
@@ -266,7 +266,7 @@ def _text(value: Any) -> str:
 
 
 def _short_key(key: str, keys: Sequence[str]) -> str:
-    """Returns the shortest end of a dotted key that no other key has."""
+    """Returns the shortest suffix of a dotted key that no other key has."""
     parts = key.split(".")
     ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
     others = [f".{k}" for k in keys if k != key]
@@ -274,7 +274,7 @@ def _short_key(key: str, keys: Sequence[str]) -> str:
 
 
 def _folder_word(text: str) -> str:
-    """Returns a value as part of a folder's name."""
+    """Returns a value in a form that can be part of a folder's name."""
     text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix(REFERENCE)).strip("-.") or "none"
     if len(text) > _LONGEST_VALUE:
         text = f"{text[: _LONGEST_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -291,7 +291,7 @@ def vary(key: str, values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def product(*lists: Iterable[Overrides]) -> list[dict[str, Any]]:
-    """Returns every combination of one member of each list; the last list varies fastest.
+    """Returns the Cartesian product of lists of overrides; the last list varies fastest.
 
     >>> product(vary("a", [1, 2]), vary("b", [3, 4]))
     [{'a': 1, 'b': 3}, {'a': 1, 'b': 4}, {'a': 2, 'b': 3}, {'a': 2, 'b': 4}]
@@ -303,7 +303,7 @@ def product(*lists: Iterable[Overrides]) -> list[dict[str, Any]]:
 
 
 def folder_name(text: str) -> str:
-    """Returns a text, such as a model's name, as one folder of a job's name.
+    """Returns a text, such as a model's name, in a form that can be a folder's name.
 
     >>> folder_name("R50+ViT-B/16")
     'R50-ViT-B-16'

@@ -15,7 +15,7 @@ from vit_jax.sweep.status import STATES, JobStatus, SweepStatus
 
 _COLOURS = {"failed": "red", "blocked": "red", "running": "green", "finished": "dim"}
 _WIDTH_WITHOUT_TERMINAL = 160
-# Lines of the terminal that the table leaves to its head, its caption and the prompt.
+# Terminal lines reserved for the table's header, its caption and the prompt.
 _OTHER_LINES = 7
 
 
@@ -42,7 +42,7 @@ class TableView:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, status: SweepStatus) -> None:
-        """Shows the jobs as they are now; without a terminal, those whose state has changed."""
+        """Shows all jobs; without a terminal, prints only those whose state has changed."""
         jobs = list(status.jobs.values())
         if self._is_terminal:
             most = max(1, self._console.height - _OTHER_LINES)
@@ -59,7 +59,7 @@ class TableView:
                 self.say(f"[{finished}/{len(jobs)}] {job.job.name}: {line}")
 
     def close(self, status: SweepStatus) -> None:
-        """Prints the final table and the end of the log of each failed job."""
+        """Prints the final table and the last log lines of each failed job."""
         self._live.stop()
         jobs = list(status.jobs.values())
         self._console.print(job_table(jobs, len(jobs), status.plan))
@@ -71,7 +71,7 @@ class TableView:
 
 
 def job_table(jobs: Sequence[JobStatus], most: int, plan: Plan) -> Table:
-    """Returns a table of at most `most` jobs; if there are more, those in the first of STATES."""
+    """Returns a table of at most `most` jobs, in the order of STATES if there are more."""
     shown = jobs
     if len(jobs) > most:
         shown = sorted(jobs, key=lambda job: STATES.index(job.state))[:most]
@@ -95,13 +95,13 @@ def job_table(jobs: Sequence[JobStatus], most: int, plan: Plan) -> Table:
 
 
 def summary(jobs: Sequence[JobStatus]) -> str:
-    """Returns how many jobs are in which state, such as "3 finished, 1 running"."""
+    """Returns the number of jobs in each state, such as "3 finished, 1 running"."""
     counts = Counter(job.state for job in jobs)
     return ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])
 
 
 def _score(job: JobStatus, plan: Plan) -> str:
-    """Returns the metric of the job's selection, or else a top-1 accuracy."""
+    """Returns the score of the job's selection, or else a top-1 accuracy."""
     keys = [key for key in job.scores if key.endswith("accuracy_top1")]
     if job.job.job.selection and job.job.job.stage == "search":
         keys = [plan.selections[job.job.job.selection].metric, *keys]
