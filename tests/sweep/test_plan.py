@@ -362,15 +362,3 @@ def test_wrong_arguments_are_one_line_errors(
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
     assert told in err[0]
-
-
-def test_settings_recorded_by_an_earlier_version_are_compared(tmp_path):
-    begun = plan(Job(TINY, {"seed": 0}, name="a"), folder=tmp_path).jobs["a"]
-    begun.folder.mkdir(parents=True)
-    record = begun.record("s.py")
-    record["settings"]["mesh"]["gradient_dtype"] = None  # Every earlier run recorded this key.
-    (begun.folder / "job.json").write_text(json.dumps(record))
-    begun.result.touch()
-    changed = plan(Job(TINY, {"seed": 1}, name="a"), folder=tmp_path).jobs["a"]
-    assert changed_settings(changed) == "seed: 0 before, 1 now"
-    assert changed_settings(begun) is None

@@ -419,3 +419,16 @@ def test_the_error_names_what_is_wrong_with_an_optimizer(options, words):
         build(**options)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["prodigy", "dadapt_adamw"])
+def test_optimizers_that_estimate_their_rate_survive_a_warmup_from_zero(name):
+    params = {"dense": {"kernel": jnp.ones((2, 3))}}
+    schedule = optax.linear_schedule(0.0, 1.0, 2)
+    optimizer = build_optimizer(OptimizerConfig(name=name, learning_rate=1.0), schedule, params)
+    state, trained = optimizer.init(params), params
+    for _ in range(4):
+        updates, state = optimizer.update(params, state, trained)
+        trained = optax.apply_updates(trained, updates)
+    assert jnp.isfinite(trained["dense"]["kernel"]).all()
+    assert (trained["dense"]["kernel"] < 1).all()

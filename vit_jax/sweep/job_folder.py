@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 
 from vit_jax.config.run import Config
-from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import EXIT_STOPPED, HostsError, SweepError, UserError, first_few
 from vit_jax.files import is_locked, read_json, write_json
 from vit_jax.schema import differences
@@ -184,8 +183,7 @@ def changed_settings(job: PlannedJob) -> str | None:
     before, now = read_optional_json(job.folder / "job.json") or {}, job.record("")
     if job.config is not None and before.get("settings"):
         try:
-            settings = upgrade_config(before["settings"])
-            rows = differences(Config.from_mapping(settings), job.config)
+            rows = differences(Config.from_mapping(before["settings"]), job.config)
         except UserError:  # Another version of the program has written them.
             rows = []
     else:

@@ -213,7 +213,10 @@ def _chain(
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
     traits = _TRAITS.get(name, _Traits())
     _check_combination(config, traits)
-    rate = schedule if traits.rate_inside else 1.0
+    rate: Any = 1.0
+    if traits.rate_inside:
+        # Not 0, as at the start of a warmup: prodigy would then divide 0 by 0.
+        rate = lambda step: jnp.maximum(schedule(step), 1e-6 * config.learning_rate)  # noqa: E731
     base, decays_inside = _base_optimizer(config, name, options, rate)
     if traits.per_tensor:
         base = _by_layer(base, params, loop=traits.loop_layers)
