@@ -49,17 +49,10 @@ def test_steps_filled_at_the_same_time_do_not_mix():
     assert (memory.whole(2)["image"] == 2).all()
 
 
-<<<<<<< HEAD:tests/data/test_batch_buffers.py
 def test_small_arrays_are_left_to_the_loader(monkeypatch):
     monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 8 * 12)
     assert BatchBuffers(ARRAYS, range(8)).part(0, range(8)).keys() == {"image", "tokens"}
     assert BatchBuffers(ARRAYS, range(7)).part(0, range(7)).keys() == set()
-=======
-def test_small_arrays_are_allocated_by_the_loader(monkeypatch):
-    monkeypatch.setattr(batch_memory, "_MIN_BYTES", 8 * 12)
-    assert BatchMemory(ARRAYS, range(8)).part(0, range(8)).keys() == {"image", "tokens"}
-    assert BatchMemory(ARRAYS, range(7)).part(0, range(7)).keys() == set()
->>>>>>> english3:tests/data/test_batch_memory.py
 
 
 def test_memory_is_reused_only_when_nothing_refers_to_it_or_to_a_part():
