@@ -149,7 +149,7 @@ def test_damaged_checkpoints_and_results_are_one_line_errors(run, digits_dir, ca
     assert train(run, digits_dir) == 2
     line = one_line(capfd)
     assert "result.json is damaged" in line
-    assert "remove it to finish again" in line
+    assert "remove it to finish the run again" in line
     (run / "result.json").unlink()
     # All files that hold arrays are cut, because each save distributes the arrays differently.
     for path in (run / "checkpoints" / "30" / "params").rglob("d/*"):
