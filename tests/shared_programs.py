@@ -11,14 +11,18 @@ from vit_jax.train.signals import StopSignals
 
 # Sections and keys that a program does not depend on.
 _SECTIONS = ("checkpoint", "logging", "divergence", "early_stopping", "fewshot")
-_KEYS = ("splits", "final_splits", "interval_steps", "interval_epochs", "interval_examples")
+_EVALUATION_KEYS = (
+    "splits", "final_splits", "interval_steps", "interval_epochs", "interval_examples",
+)  # fmt: skip
+_DATA_KEYS = ("data_dir", "train_split", "subset", "on_bad_example")
 _programs = {}
 
 
 def shared_program(config, mesh, **facts):
     """Returns `build_program(...)`, or what it returned before for a config with equal program."""
     mapping = {k: v for k, v in config.to_mapping().items() if k not in _SECTIONS}
-    mapping["evaluation"] = {k: v for k, v in mapping["evaluation"].items() if k not in _KEYS}
+    for section, keys in (("evaluation", _EVALUATION_KEYS), ("data", _DATA_KEYS)):
+        mapping[section] = {k: v for k, v in mapping[section].items() if k not in keys}
     weights = facts.get("class_weights")
     facts_key = [facts["num_classes"], facts["num_examples"], str(weights)]
     key = json.dumps([mapping, facts_key, str(mesh)], sort_keys=True)

@@ -99,14 +99,19 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     key = jax.random.key(0)  # The model has no dropout.
     loss, metrics = jax.jit(program.task.batch_loss)(params, ready, key, *frozen)
 
-    model = nnx.merge(program.graphdef, params)
-    logits, found = model(ready["image"], return_intermediates=("encoded",))
+    @jax.jit
+    def predict(params, images):
+        model = nnx.merge(program.graphdef, params)
+        logits, found = model(images, return_intermediates=("encoded",))
+        return logits, found["encoded"]
+
+    logits, encoded = predict(params, ready["image"])
     # Class token, distillation token, four patches.
-    assert found["encoded"].shape == (16, 6, 16)
+    assert encoded.shape == (16, 6, 16)
     head = params["distillation_head"]["linear"]
-    student = found["encoded"][:, 1] @ head["kernel"] + head["bias"][None]
+    student = encoded[:, 1] @ head["kernel"] + head["bias"][None]
     resized = jax.image.resize(ready["image"], (16, 16, 16, 3), "bilinear")
-    theirs = load(teacher).model(resized)
+    theirs = jax.jit(load(teacher).model)(resized)
     log_softmax = jax.nn.log_softmax(logits)
     label_loss = -np.mean(np.sum(ready["label"] * log_softmax, axis=1))
     teacher_loss = (soft_loss(student, theirs, 1.0) if targets == "soft"
@@ -187,7 +192,14 @@ def test_a_trained_student_loads_as_a_model_with_its_token_as_a_register(finishe
     assert set(about["arrays"]["params"]) == own
 
 
-@pytest.mark.parametrize(("arg", "classes"), [("deit", 1000), ("patient", 1000), ("small", 10)])
+@pytest.mark.parametrize(
+    ("arg", "classes"),
+    [
+        ("deit", 1000),
+        pytest.param("patient", 1000, marks=pytest.mark.slow),
+        pytest.param("small", 10, marks=pytest.mark.slow),
+    ],
+)
 def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
     random_weights(tmp_path / "weights", num_classes=classes, image_size=(16, 16))
     overrides = [f"distillation.teacher={tmp_path / 'weights'}"]

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from processes import one_line
 from random_models import randomize
-from shared_programs import stop_after
+from shared_programs import shared_program, stop_after
 
 from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
@@ -55,9 +55,9 @@ def config(digits_dir):
 
 
 @pytest.fixture(scope="module")
-def program():
-    config = Config.from_mapping(mapping())
-    return build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
+def program(config):
+    """The program of the finished run."""
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,7 @@ def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tm
     folder, _ = finished
     tuned = mapping(
         task="classification", model={"name": "auto"}, init_from=str(folder), train_steps=1,
+        evaluation={"splits": {}},
     )  # fmt: skip
     tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
     path = tmp_path / "config.py"

@@ -1,7 +1,10 @@
+import contextlib
+
 import jax
 import numpy as np
 import pytest
 from processes import TINY
+from shared_programs import shared_program
 
 import vit_jax
 from vit_jax.config.early_stopping import EarlyStoppingConfig
@@ -15,7 +18,6 @@ from vit_jax.run.checkpoints import result_params
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.loop import train
-from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 METRIC = "eval/dev/accuracy_top1"
@@ -60,7 +62,7 @@ def test_restored_state_continues_and_counts_an_evaluation_once():
 def tiny(digits_dir, *more) -> Config:
     overrides = [
         f"data.data_dir={digits_dir}", *SPLITS, "evaluation.final_splits={'test': 'test'}",
-        "train_steps=40", "evaluation.interval_steps=5", "checkpoint.interval_steps=100",
+        "train_steps=30", "evaluation.interval_steps=5", "checkpoint.interval_steps=100",
         "checkpoint.keep_last=1", "logging.interval_steps=5",
         "optimizer.schedule.warmup_steps=2", f"early_stopping.metric={METRIC}",
         "early_stopping.patience_evaluations=3",
@@ -75,8 +77,13 @@ def evaluator_of(config, program):
     )  # fmt: skip
 
 
-@pytest.fixture
-def scripted(monkeypatch):
+def program_of(config):
+    """The program of the runs."""
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
+
+
+@contextlib.contextmanager
+def scripted_evaluations():
     """Gives the evaluations at intervals the scores of SCORES. The final one is real."""
     original = SplitEvaluator.__call__
     state = {"evaluations": 0}
@@ -88,13 +95,28 @@ def scripted(monkeypatch):
             found[METRIC] = SCORES[5 * state["evaluations"]]
         return found
 
-    monkeypatch.setattr(SplitEvaluator, "__call__", evaluate)
-    return state
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SplitEvaluator, "__call__", evaluate)
+        yield state
 
 
-def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_path, scripted):
+@pytest.fixture
+def scripted():
+    with scripted_evaluations() as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def finished(digits_dir, tmp_path_factory):
+    """The folder of an uninterrupted run, and its result."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with scripted_evaluations():
+        return folder, train(tiny(digits_dir), folder, StopSignals())
+
+
+def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finished):
     config = tiny(digits_dir)
-    result = train(config, tmp_path, StopSignals())
+    tmp_path, result = finished
     assert (result["step"], result["best_step"], result[METRIC]) == (25, 10, 0.6)
     assert result["examples_seen"] == 25 * config.data.global_batch_size
     rows = read_metrics(tmp_path / "metrics.jsonl")
@@ -105,7 +127,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_p
         10, 25,
     }  # fmt: skip
     assert read_checkpoint_info(tmp_path).step == 10
-    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
+    program = program_of(config)
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = evaluator_of(config, program)
     again = evaluator(program.eval_step, params)
@@ -121,11 +143,10 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, tmp_p
 
 
 def test_a_stopped_run_remembers_its_best_step_and_patience(
-    digits_dir, tmp_path, scripted, monkeypatch
+    digits_dir, finished, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir)
-    want = train(config, tmp_path / "reference", StopSignals())
-    scripted["evaluations"] = 0
+    reference, want = finished
     for evaluations in (3, 5):  # In the middle, and right after the last evaluation.
         stop = StopSignals()
         counted = SplitEvaluator.__call__
@@ -143,8 +164,8 @@ def test_a_stopped_run_remembers_its_best_step_and_patience(
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
     texts = [
         [{k: v for k, v in row.items() if k.startswith("eval/") or k in ("step", "train/loss")}
-         for row in read_metrics(tmp_path / name / "metrics.jsonl")]
-        for name in ("run", "reference")
+         for row in read_metrics(folder / "metrics.jsonl")]
+        for folder in (tmp_path / "run", reference)
     ]  # fmt: skip
     assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
 
@@ -152,13 +173,14 @@ def test_a_stopped_run_remembers_its_best_step_and_patience(
 def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
     digits_dir, tmp_path, scripted, monkeypatch
 ):
-    config = tiny(digits_dir, "train_steps=30", "ema_decay=0.9")
+    config = tiny(digits_dir)
+    assert config.ema_decay == 0.9
     stopping = config.early_stopping.replace(patience_evaluations=None)
     config = config.replace(early_stopping=stopping)
     monkeypatch.setitem(SCORES, 30, 0.1)
     result = train(config, tmp_path, StopSignals())
     assert (result["step"], result["best_step"]) == (30, 10)
-    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
+    program = program_of(config)
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = evaluator_of(config, program)
     again = evaluator(program.eval_step, params)
@@ -167,11 +189,10 @@ def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
 
 
 def test_a_stop_while_a_resumed_run_evaluates_loses_no_evaluation(
-    digits_dir, tmp_path, scripted, monkeypatch
+    digits_dir, finished, tmp_path, scripted, monkeypatch
 ):
     config = tiny(digits_dir)
-    want = train(config, tmp_path / "reference", StopSignals())
-    scripted["evaluations"] = 0
+    want = finished[1]
     original = SplitEvaluator.__call__
     for _ in range(2):  # Stopped in the evaluation of step 5; then again when it is made up for.
         stop = StopSignals()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from interop.files import tiny, write_golden, write_npz
+from shared_programs import shared_program
 from weight_files import random_weights
 
 from vit_jax.config.file import load_config
@@ -24,7 +25,6 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.init_from import model_of_weights, start_from_weights
 from vit_jax.train.loop import train
-from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
@@ -66,7 +66,7 @@ def config_of(tmp_path, content):
 
 
 def program_of(config, num_classes=CLASSES):
-    return build_program(
+    return shared_program(
         config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=100
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_pa
     batch = {"image": images, "label": np.arange(8, dtype=np.int32) % CLASSES}
     batch |= {"mask": np.ones(8, bool)}
     kept = jax.tree.map(np.array, state.params)
-    new, metrics = program.compile()(state, batch)
+    new, metrics = program.compiled(state, batch)
     assert float(metrics["train/loss"]) == pytest.approx(np.log(CLASSES), abs=1e-6)
     # Steps give their memory away; what was read stays as it was, and so does the average's copy.
     moved = jax.tree.map(lambda old, now: bool((old != np.asarray(now)).any()), kept, new.params)
@@ -323,17 +323,16 @@ def test_reading_the_model_section_initialises_no_device(tmp_path, npz):
     program = (
         "import sys, jax\n"
         "from vit_jax.interop.opening import read_options\n"
-        "print(read_options(sys.argv[1], {'num_heads': 2})['name'])\n"
+        "for path in sys.argv[1:]:\n"
+        "    print(read_options(path, {'num_heads': 2})['name'])\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
     )
     random_weights(tmp_path / "ours")
-    for path, name in ((npz, "ViT-Ti/4"), (tmp_path / "ours", "ViT-Ti/8")):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(path)], capture_output=True, text=True
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == name
+    command = [sys.executable, "-c", program, str(npz), str(tmp_path / "ours")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ViT-Ti/4", "ViT-Ti/8"]
 
 
 def test_the_config_of_a_run_names_its_model(tmp_path, npz):

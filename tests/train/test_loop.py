@@ -3,13 +3,13 @@ import shutil
 
 import pytest
 from processes import TINY
+from shared_programs import shared_program
 
 from vit_jax.config.file import load_config
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
-from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 
@@ -88,7 +88,7 @@ def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeate
     assert result["step"] == 20
     batch_size = config.data.global_batch_size
     assert (result["train_examples"], result["examples_seen"]) == (1437, 20 * batch_size)
-    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
     assert result["train_exaflops"] * 1e18 == pytest.approx(
         20 * batch_size * program.flops_per_image
     )
@@ -144,8 +144,9 @@ def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path):
 
 
 def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
-    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    compiled = program.compiled
     for name in ("one", "two"):
         result = train(config, tmp_path / name, StopSignals(), program)
         assert result | {"wall_time_s": 0} == finished[1] | {"wall_time_s": 0}
-    assert program.compiled is program.compiled
+    assert program.compiled is compiled

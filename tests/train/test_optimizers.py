@@ -82,7 +82,14 @@ SHAPES = {
     "head/linear/kernel": (4, 3),
 }
 USABLE = [name for name in find_optimizers() if reason_refused(name) is None]
+# One optimizer of each kind. All others are tested with the slow tests.
+KINDS = {"adamw", "muon", "lamb", "adafactor", "schedule_free_adamw", "sgd"}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
+
+
+def others_are_slow(names):
+    """Marks the optimizers that are not in KINDS as slow tests."""
+    return [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def vit_tree(seed):
@@ -123,7 +130,7 @@ def two_steps(optimizer, params, grads):
     return run(params, grads)
 
 
-@pytest.mark.parametrize("name", USABLE)
+@pytest.mark.parametrize("name", others_are_slow(USABLE))
 def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     """The update of the scanned stack equals that of optax's own function on separate layers."""
     params, grads = vit_tree(0), vit_tree(1)
@@ -145,7 +152,9 @@ def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     assert max(float(jnp.abs(leaf).max()) for leaf in got.values()) > 0
 
 
-@pytest.mark.parametrize("name", sorted({*USABLE, "adamw"} - {"fromage", "lamb", "madgrad"}))
+@pytest.mark.parametrize(
+    "name", others_are_slow(sorted({*USABLE, "adamw"} - {"fromage", "lamb", "madgrad"}))
+)
 def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer(name):
     """Kernels decay by 0.1 * 0.2 of themselves; a layer k below the head learns at 0.5^k."""
     params, grads = vit_tree(0), vit_tree(1)

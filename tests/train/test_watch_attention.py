@@ -34,7 +34,8 @@ def test_each_layers_largest_logit_is_measured_without_dropout():
     model = nnx.merge(program.graphdef, params)
     # 4 of 10 images are wanted, so every second image is used.
     few = jax.numpy.asarray(images[::2], jax.numpy.float32) / 127.5 - 1
-    _, want = model(few, return_intermediates=("max_attention_logit",))
+    run = jax.jit(lambda images: model(images, return_intermediates=("max_attention_logit",)))
+    _, want = run(few)
     layers = np.asarray(want["max_attention_logit"]).max((1, 2))
     assert layers.shape == (3,)
     np.testing.assert_allclose(found, layers, rtol=1e-5)
