@@ -21,6 +21,7 @@ COMMANDS = {
     "sweep": "run many jobs, here or on a cluster, and choose among them",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
+    "config": "list the config keys, with their types, defaults and meaning",
     "checkpoint": "look into a checkpoint: arrays, config, git revision",
     "data": "list, look at, check, pack and convert datasets",
     "predict": "name what is on images",

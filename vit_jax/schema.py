@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import pydantic
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest
@@ -362,6 +363,12 @@ def _range(metadata: Iterable[Any]) -> str:
         if hasattr(bound, name)
     ]
     return " and ".join(bounds)
+
+
+def describe_field(field: FieldInfo) -> str:
+    """Returns the type and range of a field, in words."""
+    bounds = _range(field.metadata)
+    return f"{describe(field.annotation)}, {bounds}" if bounds else describe(field.annotation)
 
 
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}

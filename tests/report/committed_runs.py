@@ -29,7 +29,8 @@ def rebuild(name, folder):
         rows = list(csv.DictReader(file))
     for row in rows:
         _write_run(row, folder, _candidates(row, rows))
-    sweep = runpy.run_path(str(EXPERIMENTS / name / "sweep.py"))
+    script = "run.py" if name == "synthetic_attention" else "sweep.py"
+    sweep = runpy.run_path(str(EXPERIMENTS / name / script))
     report = sweep["get_report"]("") if "get_report" in sweep else sweep["REPORT"]
     (folder / "sweep.json").write_text(json.dumps({"report": report, "jobs": []}))
     return folder

@@ -187,7 +187,7 @@ def test_a_wrong_entry_is_refused_where_it_is_made(make, told):
         ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
         (
             "REPORT = {'titel': 'x'}\ndef get_sweep():\n    return [('a.py', {})]",
-            "unknown key 'titel'; expected one of title",
+            "unknown config key 'titel'",
         ),
         (
             "REPORT = {}\ndef get_report():\n    return {}\n"

@@ -92,7 +92,7 @@ def test_a_run_does_not_go_on_with_other_photos(photos, tmp_path):
     (workdir / "result.json").unlink()
     (photos / "ant" / "009.png").write_bytes(encoded(99, (30, 30), "BMP"))
     before = sorted(p.name for p in workdir.rglob("*"))
-    with pytest.raises(DataError, match="restore the dataset that the run began with"):
+    with pytest.raises(DataError, match="restore the dataset that the run started with"):
         train(folder_config(photos), workdir, StopSignals())
     assert sorted(p.name for p in workdir.rglob("*")) == before
 

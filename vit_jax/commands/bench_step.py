@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive
-from vit_jax.config.file import set_key
+from vit_jax.config.file import override_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
@@ -101,7 +101,7 @@ def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Confi
     }
     for override in overrides:
         key, _, text = override.partition("=")
-        set_key(mapping, key, parse_override(Config, key, text))
+        override_key(mapping, key, parse_override(Config, key, text, mapping))
     return Config.from_mapping(mapping)
 
 

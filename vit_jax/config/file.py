@@ -42,17 +42,14 @@ def load_config(
         ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
-    # The name first, because it decides which other keys the model section has.
-    for override in sorted(overrides, key=lambda o: not o.startswith("model.name=")):
+    # The model's name first, because it decides which other keys the model section has.
+    for override in sorted(overrides, key=lambda text: not text.startswith("model.name=")):
         key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
-        value = parse_override(Config, key, text, mapping)
-        if key == "model.name":
-            mapping["model"] = _options_for(value, mapping.get("model"))
-        set_key(mapping, key, value)
+        override_key(mapping, key, parse_override(Config, key, text, mapping))
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config
@@ -61,12 +58,19 @@ def load_config(
     return Config.from_mapping(mapping)
 
 
-def _options_for(name: str, section: Any) -> dict[str, Any]:
-    """Returns the options of a file's model section that the family of another model has too."""
-    from vit_jax.models.registry import options_class  # Imports JAX.
+def override_key(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key of a config file's content.
 
-    fields = options_class({"name": name}).model_fields
-    return {k: v for k, v in section.items() if k in fields} if isinstance(section, dict) else {}
+    A new `model.name` removes the options of the file that the new model's family does not have, so
+    override it before other keys of the model.
+    """
+    model = mapping.get("model")
+    if key == "model.name" and isinstance(model, dict):
+        from vit_jax.models.registry import options_class  # Imports JAX.
+
+        fields = options_class({"name": value}).model_fields
+        mapping["model"] = {name: old for name, old in model.items() if name in fields}
+    set_key(mapping, key, value)
 
 
 def read_mapping(spec: str) -> dict[str, Any]:

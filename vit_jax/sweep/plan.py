@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.file import read_mapping, set_key
+from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
 from vit_jax.sweep.selection import check_selection
@@ -171,8 +171,9 @@ class Plan:
                 if job.config not in self._recipes:
                     self._recipes[job.config] = read_mapping(job.config)
                 settings = copy.deepcopy(self._recipes[job.config])
-            for key, value in job.overrides.items():
-                set_key(settings, key, copy.deepcopy(value))
+            # The model's name first, because it decides which other keys the model section has.
+            for key in sorted(job.overrides, key=lambda key: key != "model.name"):
+                override_key(settings, key, copy.deepcopy(job.overrides[key]))
             if job.command == "train":
                 return Config.from_mapping(settings), settings
         except UserError as error:
