@@ -1,11 +1,11 @@
 import errno
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 from vit_jax import __main__ as program
 from vit_jax.__main__ import COMMANDS, main
@@ -182,13 +182,7 @@ def test_arguments_come_from_the_command_line_by_default(capsys, monkeypatch):
 
 
 def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_dir, train):
-    done = subprocess.run(
-        [sys.executable, "-m", "vit_jax", *train, "--config.data.name=digit"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-    )
+    done = run_command("-m", "vit_jax", *train, "--config.data.name=digit", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

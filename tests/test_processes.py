@@ -10,7 +10,7 @@ import pytest
 from processes import ROOT, run_command, start_command
 
 PROGRAM = """
-import json, os, signal, sys, threading
+import json, os, signal, sys, threading, time
 import jax
 print(json.dumps({
     "pid": os.getpid(), "argv": sys.argv, "cwd": os.getcwd(), "name": __name__,
@@ -23,8 +23,8 @@ print(json.dumps({
 print("to stderr", file=sys.stderr)
 if "raise" in sys.argv:
     raise ValueError("on purpose")
-if "wait" in sys.argv:
-    signal.pause()
+while "wait" in sys.argv:  # `signal.pause` would miss a signal that comes just before it.
+    time.sleep(0.01)
 sys.exit(3)
 """
 
@@ -67,7 +67,7 @@ def test_signals_reach_the_child_and_its_exit_is_reported(program):
     assert waiting.wait(60) == -signal.SIGTERM
     interrupted = start_command(program, "wait")
     while not interrupted.printed()[1]:
-        pass
+        assert interrupted.poll() is None
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.wait(60) == -signal.SIGINT
     assert "KeyboardInterrupt" in interrupted.communicate()[1]

@@ -15,7 +15,8 @@ from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.hooks.log import LogHook
 
-STEPS = 240
+STEPS = 120
+LENGTH = [f"--config.train_steps={STEPS}", "--config.evaluation.interval_steps=50"]
 # Figures that depend on the clock or the machine. All others must be equal.
 CLOCKED = ("time", "train/images_per_second", "train/images_per_second_per_device", "host/rss_mb",
            "train/step_time_s", "train/data_wait_fraction", "train/compile_time_s",
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 
 def run_here(workdir, digits_dir, *overrides):
     data = f"--config.data.data_dir={digits_dir}"
-    return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *overrides])
+    return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *LENGTH, *overrides])
 
 
 def wait_for(condition, process):
@@ -82,7 +83,7 @@ def reference(tmp_path_factory, digits_dir):
 
 def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, reference, caplog):
     workdir = tmp_path / "run"
-    process = start(workdir, digits_dir)
+    process = start(workdir, digits_dir, *LENGTH)
     wait_for(lambda: logged_step(workdir) >= 33, process)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
@@ -121,7 +122,7 @@ def test_a_run_killed_at_any_moment_resumes_from_its_last_complete_checkpoint(
 ):
     """It is killed at a random step first, and then while a checkpoint is half written."""
     workdir = tmp_path / "run"
-    process = start(workdir, digits_dir)
+    process = start(workdir, digits_dir, *LENGTH)
     wait_for(lambda: logged_step(workdir) >= random.Random(0).randint(20, 60), process)
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
@@ -132,7 +133,7 @@ def test_a_run_killed_at_any_moment_resumes_from_its_last_complete_checkpoint(
         return bool(half_written) and logged_step(workdir) > 70
 
     for _ in range(20):
-        process = start(workdir, digits_dir)
+        process = start(workdir, digits_dir, *LENGTH)
         wait_for(saving, process)
         process.kill()
         finish(process)

@@ -255,7 +255,7 @@ def test_the_relative_bias_of_the_vits_can_represent_a_convolution():
     np.testing.assert_allclose(found[:, inside], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [2, 300])
+@pytest.mark.parametrize("length", [2, 40, pytest.param(300, marks=pytest.mark.slow)])
 def test_one_block_of_attention_solves_association_at_any_length(length):
     task = Association(random_orthogonal(5, 8), length)
     batch = drawn(task.draw, 0, 64)
@@ -274,7 +274,9 @@ def test_association_marks_exactly_the_equal_tokens():
     assert (np.asarray(logits.argmax(-1)) == np.array([0, 0, 1, 0, 0, 1])).all()
 
 
-@pytest.mark.parametrize(("length", "most"), [(3, 1), (400, 30)])
+@pytest.mark.parametrize(
+    ("length", "most"), [(3, 1), (40, 6), pytest.param(400, 30, marks=pytest.mark.slow)]
+)
 def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     task = DoubleIf(most, length)
     batch = drawn(task.draw, 0, 64)
@@ -286,7 +288,9 @@ def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     assert int(far.labels[:, 0].min()) >= 1
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cnn", 3), ("dilated_cnn", 7)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [pytest.param("cnn", 3, marks=pytest.mark.slow), ("dilated_cnn", 7)]
+)
 def test_a_cnn_output_does_not_depend_on_tokens_beyond_its_reach(kind, expected):
     shape = Shape(layers=3, width=16)
     assert reach(kind, shape, 20) == expected

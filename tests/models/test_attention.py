@@ -56,7 +56,9 @@ def test_the_configured_implementation_is_used():
 def test_configuring_cudnn_where_it_cannot_work_is_an_error():
     with pytest.raises(ModelError, match="cudnn, but cuDNN needs a GPU, this is a cpu"):
         choose("cudnn", platform="cpu")
-    with pytest.raises(ModelError, match="cudnn, but the position bias"):
+    with pytest.raises(
+        ModelError, match="cudnn, but cuDNN has no gradient for a learned position bias"
+    ):
         choose("cudnn", has_bias=True)
 
 

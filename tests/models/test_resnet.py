@@ -47,6 +47,10 @@ def make(family, shape=ONE_STAGE, image_size=(8, 8), **options):
 
 
 FAMILIES = pytest.mark.parametrize("family", ["resnet", "hybrid"])
+# Where a hybrid's stem and encoder are those of models that are tested alone.
+HYBRID_SLOW = pytest.mark.parametrize(
+    "family", ["resnet", pytest.param("hybrid", marks=pytest.mark.slow)]
+)
 ROOTS = pytest.mark.parametrize("shape", [SHAPE, SMALL])
 SIZES = pytest.mark.parametrize("size", [(16, 24), (17, 23)])
 
@@ -175,13 +179,13 @@ def test_a_new_resnet_has_a_zero_head_kernel_and_the_configured_bias():
     np.testing.assert_array_equal(bias, np.full(5, -10, np.float32))
 
 
-@FAMILIES
+@HYBRID_SLOW
 def test_remat_and_unrolling_change_neither_output_nor_gradient(family):
     changes = ({}, {"remat": "full"}, {"remat": "dots"}, {"scan": False})
     assert_equal_training([make(family, **c) for c in changes], random_images(size=8))
 
 
-@FAMILIES
+@HYBRID_SLOW
 def test_only_full_remat_recomputes_convolutions(family):
     """In the stage's first unit as in the stack of the others."""
 
@@ -211,8 +215,8 @@ def test_every_parameter_of_a_hybrid_gets_a_gradient():
     ("name", "size", "options"),
     [
         ("BiT-R-Mini", 8, {}),
-        ("R+ViT-Mini/4", 8, {}),
-        ("R+ViT-Ti/16", 64, {"depth": 1}),
+        pytest.param("R+ViT-Mini/4", 8, {}, marks=pytest.mark.slow),
+        pytest.param("R+ViT-Ti/16", 64, {"depth": 1}, marks=pytest.mark.slow),
         pytest.param("R26+ViT-S/32", 64, {"depth": 1}, marks=pytest.mark.slow),
     ],
 )

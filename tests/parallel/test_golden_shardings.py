@@ -61,9 +61,14 @@ def cut(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def found():
-    return {name: shardings_of(name) for name in list_models()}
+@pytest.fixture(
+    scope="module",
+    params=[FAMILIES, pytest.param(None, marks=pytest.mark.slow)],
+    ids=["families", "every_model"],
+)
+def found(request):
+    """Shardings of a model of each family; with the slow tests, of every model."""
+    return {name: shardings_of(name) for name in request.param or list_models()}
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +81,12 @@ def test_the_golden_file_has_exactly_the_registered_models(golden):
     assert all(list(row) == list(PRESETS) for row in golden["values_per_device"].values())
 
 
-def test_every_model_has_its_golden_shardings(found, golden):
+def test_models_have_their_golden_shardings(found, golden):
     values = {
         name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
         for name, presets in found.items()
     }
-    assert values == golden["values_per_device"]
+    assert values == {name: golden["values_per_device"][name] for name in found}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

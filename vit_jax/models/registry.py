@@ -178,8 +178,8 @@ def create_model(
         ModelError: unknown name, or sizes that do not fit together.
         ConfigError: an option that the family does not have, or a wrong value.
 
-    >>> model = create_model("ViT-Ti/16", num_classes=10, image_size=32)
-    >>> model(jax.numpy.zeros((2, 32, 32, 3))).shape
+    >>> model = create_model("ViT-Mini/4", num_classes=10, image_size=8)
+    >>> jax.jit(model)(jax.numpy.zeros((2, 8, 8, 3))).shape
     (2, 10)
     """
     config = model_options(name, **options)
