@@ -45,7 +45,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _cpu() -> dict:
     return {
         "model": {
-            "width": 128, "depth": 6, "mlp_dim": 256, "num_heads": 2, "scan": False,
+            "width": 128,
+            "depth": 6,
+            "mlp_dim": 256,
+            "num_heads": 2,
+            "scan": False,
         },
         "data": {"global_batch_size": 128},
         "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 1.0}},
@@ -54,7 +58,7 @@ def _cpu() -> dict:
         "accumulation_steps": 4,
         "evaluation": {"interval_epochs": 5.0},
         "checkpoint": {"interval_epochs": 1.0},
-    }  # fmt: skip
+    }
 
 
 def _gpu() -> dict:

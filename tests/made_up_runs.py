@@ -47,8 +47,13 @@ def figures(config):
             macs = forward_macs(config.model, num_classes=10, image_size=(side, side))
         exaflops = training_flops(macs) * (config.train_examples or 2e9) / 1e18
     score = 0.5 + 0.03 * math.log10(1 + 1e8 * exaflops) + 0.01 * config.seed
-    made = {"step": 10, "wall_time_s": 5.0, "train_exaflops": exaflops, "examples_seen": 640,
-            "train_examples": 50_000}  # fmt: skip
+    made = {
+        "step": 10,
+        "wall_time_s": 5.0,
+        "train_exaflops": exaflops,
+        "examples_seen": 640,
+        "train_examples": 50_000,
+    }
     for split in config.evaluation.splits:
         made |= {f"eval/{split}/accuracy_top1": score, f"eval/{split}/loss": 1 - score}
     for dataset in config.fewshot.datasets:

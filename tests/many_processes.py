@@ -35,9 +35,17 @@ class Run:
     """
 
     def __init__(
-        self, folder, config, digits_dir, *overrides, count, devices, own=None, expected=None,
+        self,
+        folder,
+        config,
+        digits_dir,
+        *overrides,
+        count,
+        devices,
+        own=None,
+        expected=None,
         extra=None,
-    ):  # fmt: skip
+    ):
         self.folder, self.workdir = folder, folder / "run"
         self.processes = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,14 +53,19 @@ class Run:
         environment = {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
-            "TF_CPP_MIN_LOG_LEVEL": "3", **(extra or {}),
-        }  # fmt: skip
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            **(extra or {}),
+        }
         for process in range(count):
             command = [
-                RECORDED, str(folder / f"rows{process}.jsonl"), "train",
-                f"--config={config}", f"--workdir={self.workdir}",
-                f"--config.data.data_dir={digits_dir}", *overrides,
-            ]  # fmt: skip
+                RECORDED,
+                str(folder / f"rows{process}.jsonl"),
+                "train",
+                f"--config={config}",
+                f"--workdir={self.workdir}",
+                f"--config.data.data_dir={digits_dir}",
+                *overrides,
+            ]
             if (expected or count) > 1:
                 command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={process}"]
                 command += [f"--num_processes={expected or count}"]

@@ -121,9 +121,14 @@ def run_command(*arguments, env=None, cwd=ROOT, timeout=TIMEOUT_S):
 def start(workdir, digits_dir, *overrides):
     """Starts a training run of the tiny recipe."""
     return start_command(
-        "-m", "vit_jax", "train", f"--config={TINY}", f"--workdir={workdir}",
-        f"--config.data.data_dir={digits_dir}", *overrides,
-    )  # fmt: skip
+        "-m",
+        "vit_jax",
+        "train",
+        f"--config={TINY}",
+        f"--workdir={workdir}",
+        f"--config.data.data_dir={digits_dir}",
+        *overrides,
+    )
 
 
 def finish(process):
@@ -159,12 +164,15 @@ def _keep_server():
         with log.open("w") as file:
             server = subprocess.Popen(
                 [sys.executable, str(ROOT / "tests" / "fork_server.py"), str(path)],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
                 # In a session of its own, Ctrl-C does not reach it. Threads of OpenBLAS would
                 # already run when it forks.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + TIMEOUT_S
         while not path.exists():
             assert server.poll() is None, log.read_text()

@@ -78,8 +78,10 @@ class SlurmCluster:
     def __init__(self, folder, nodes):
         self.folder, self.nodes = Path(folder), nodes
         self.environment = {
-            **os.environ, "PATH": _PATH, "SLURM_CONF": str(self.folder / "slurm.conf")
-        }  # fmt: skip
+            **os.environ,
+            "PATH": _PATH,
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+        }
 
     def __enter__(self):
         try:
@@ -95,9 +97,13 @@ class SlurmCluster:
     def call(self, *command, **more):
         """Runs a command of SLURM and returns what it prints."""
         done = subprocess.run(
-            command, env=self.environment | more.pop("env", {}), text=True, capture_output=True,
-            timeout=_TIMEOUT_S, **more,
-        )  # fmt: skip
+            command,
+            env=self.environment | more.pop("env", {}),
+            text=True,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            **more,
+        )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 
@@ -129,10 +135,13 @@ class SlurmCluster:
         (folder / "slurm.conf").write_text(lines)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup_v1\n")
         self.call(
-            "munged", f"--key-file={key}", f"--socket={folder}/munge.socket",
-            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
+            "munged",
+            f"--key-file={key}",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log",
             f"--seed-file={folder}/munged.seed",
-        )  # fmt: skip
+        )
         self.call("slurmctld", "-f", str(folder / "slurm.conf"))
         for number in range(1, self.nodes + 1):
             self.call("slurmd", "-N", f"127.0.0.{number}", "-f", str(folder / "slurm.conf"))
@@ -144,9 +153,12 @@ class SlurmCluster:
 
     def _idle(self):
         done = subprocess.run(
-            ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=self.environment, text=True,
-            capture_output=True, timeout=_TIMEOUT_S,
-        )  # fmt: skip
+            ["sinfo", "-h", "-t", "idle", "-o", "%D"],
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+        )
         return int(done.stdout) if done.stdout.strip().isdigit() else 0
 
     def _stop(self):

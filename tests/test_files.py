@@ -91,8 +91,10 @@ def test_a_lock_excludes_other_processes_until_they_die(tmp_path):
         pass
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(LockedError, match="lock is locked by another process"), locked(path):

@@ -38,14 +38,18 @@ def program(tmp_path):
 
 def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path):
     env = {
-        "FORK_TEST": "a b", "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "FORK_TEST": "a b",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3",
-    }  # fmt: skip
+    }
     forked = run_command(program, "x", "--y=z", env=env, cwd=tmp_path)
     real = subprocess.run(
-        [sys.executable, str(program), "x", "--y=z"], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, str(program), "x", "--y=z"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-    )  # fmt: skip
+    )
     assert forked.returncode == real.returncode == 3
     assert forked.stderr == real.stderr == "to stderr\n"
     found, expected = json.loads(forked.stdout), json.loads(real.stdout)

@@ -176,9 +176,15 @@ def test_none_is_accepted_if_the_type_allows_it():
 
 def test_a_section_survives_the_round_trip_through_a_mapping():
     made = make(
-        wheel={"radius": 0.5}, spare={}, gears=3, sizes=[7], rules=[["x", True], ["y", False]],
-        extras={"b2": 0.9, "list": [1, 2]}, weights={"a": 2}, place="garden",
-    )  # fmt: skip
+        wheel={"radius": 0.5},
+        spare={},
+        gears=3,
+        sizes=[7],
+        rules=[["x", True], ["y", False]],
+        extras={"b2": 0.9, "list": [1, 2]},
+        weights={"a": 2},
+        place="garden",
+    )
     mapping = made.to_mapping()
     assert mapping["wheel"] == {"radius": 0.5, "spokes": 32, "colour": "red"}
     assert mapping["rules"] == [["x", True], ["y", False]]

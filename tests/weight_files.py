@@ -17,9 +17,7 @@ TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 
 
 @functools.cache
-def random_loaded(
-    name="ViT-Ti/8", *, num_classes=5, image_size=(32, 32), **options
-) -> Loaded:  # fmt: skip
+def random_loaded(name="ViT-Ti/8", *, num_classes=5, image_size=(32, 32), **options) -> Loaded:
     """Returns a model whose every parameter is random; the same one for the same arguments."""
     options = {**(TINY if name.startswith("ViT-Ti") else {}), **options}
     model = random_model(name, num_classes=num_classes, image_size=image_size, **options)

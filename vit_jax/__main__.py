@@ -82,14 +82,17 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise ConfigError(
-            f"unknown command {argv[0]!r}", f"one of {', '.join(COMMANDS)}",
+            f"unknown command {argv[0]!r}",
+            f"one of {', '.join(COMMANDS)}",
             f"did you mean {nearest(argv[0], COMMANDS)!r}?",
-        )  # fmt: skip
+        )
     module = importlib.import_module(f"vit_jax.commands.{argv[0]}")
     command = _Parser(
-        prog=f"python -m vit_jax {argv[0]}", description=module.__doc__, allow_abbrev=False,
+        prog=f"python -m vit_jax {argv[0]}",
+        description=module.__doc__,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     module.add_arguments(command)
     args, rest = command.parse_known_args(argv[1:])
     # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE.

@@ -119,8 +119,9 @@ def locked(path: Path, timeout_s: float | None = 0) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lock taken by one thread may be released by another one.
-    lock = filelock.FileLock(path, timeout=-1 if timeout_s is None else timeout_s,
-                             thread_local=False)  # fmt: skip
+    lock = filelock.FileLock(
+        path, timeout=-1 if timeout_s is None else timeout_s, thread_local=False
+    )
     with path.open("a"):  # An error here means that the file cannot be created.
         pass
     try:

@@ -45,9 +45,13 @@ def option(
             data folder or the logging interval. It may change when a run is resumed.
     """
     return pydantic.Field(
-        default, ge=at_least, gt=above, le=at_most, lt=below,
+        default,
+        ge=at_least,
+        gt=above,
+        le=at_most,
+        lt=below,
         json_schema_extra={"changes_result": changes_result},
-    )  # fmt: skip
+    )
 
 
 def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = True) -> Any:
@@ -87,9 +91,13 @@ class Section(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(),
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
         use_attribute_docstrings=True,
-    )  # fmt: skip
+    )
 
     kind: ClassVar[str] = ""
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
@@ -165,9 +173,11 @@ def unknown_key(key: str, names: Iterable[str], kind: str = "") -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
     names = sorted(names)
     return ConfigError(
-        f"unknown config key '{KEY}'{f' for {kind}' if kind else ''}", f"one of {', '.join(names)}",
-        f"did you mean '{PARENT}{nearest(key, names)}'?", key=key,
-    )  # fmt: skip
+        f"unknown config key '{KEY}'{f' for {kind}' if kind else ''}",
+        f"one of {', '.join(names)}",
+        f"did you mean '{PARENT}{nearest(key, names)}'?",
+        key=key,
+    )
 
 
 def differences(
@@ -206,8 +216,10 @@ def check_patterns(patterns: Iterable[str], key: str) -> None:
         except re.error as error:
             raise ConfigError(
                 f"has {pattern!r}, which is not a regular expression ({error})",
-                "a regular expression that matches whole parameter names", "correct it", key=key,
-            ) from None  # fmt: skip
+                "a regular expression that matches whole parameter names",
+                "correct it",
+                key=key,
+            ) from None
 
 
 def _fields_of(made: Section) -> dict[str, Any]:
@@ -321,9 +333,11 @@ def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserEr
     if "missing" in names:
         name = names["missing"]
         return ConfigError(
-            f"no '{KEY}' in the config", describe(cls.model_fields[name].annotation),
-            f"set it in the config file or with --config.{KEY}=VALUE", key=name,
-        )  # fmt: skip
+            f"no '{KEY}' in the config",
+            describe(cls.model_fields[name].annotation),
+            f"set it in the config file or with --config.{KEY}=VALUE",
+            key=name,
+        )
     if not rows[0]["loc"]:
         return _error_of_value(cls, error)
     name = str(rows[0]["loc"][0])

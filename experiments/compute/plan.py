@@ -65,9 +65,13 @@ class Row(NamedTuple):
     def texts(self) -> list[str]:
         """Returns the cells of its row."""
         return [
-            self.model, str(self.epochs), f"{self.gmacs:.2f}", f"{self.exaflops:,.1f}",
-            f"{self.paper:,}", f"{self.difference:+.1%}",
-        ]  # fmt: skip
+            self.model,
+            str(self.epochs),
+            f"{self.gmacs:.2f}",
+            f"{self.exaflops:,.1f}",
+            f"{self.paper:,}",
+            f"{self.difference:+.1%}",
+        ]
 
 
 NAMES = ("model", "epochs", "GMACs", "exaFLOPs", "Table 6", "difference")

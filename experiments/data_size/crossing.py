@@ -124,8 +124,9 @@ def table(folder: Path) -> str:
     if not lines:
         raise ConfigError(
             f"{folder} has no finished runs of a ResNet and another model on known amounts of data",
-            "the --workdir of the sweep data_size", "check the path, or let more jobs finish",
-        )  # fmt: skip
+            "the --workdir of the sweep data_size",
+            "check the path, or let more jobs finish",
+        )
     names = ["points ahead of the ResNet", "model", *(f"{s:,}" for s in sizes), "gets ahead at"]
     return markdown_table(names, lines)
 

@@ -80,8 +80,9 @@ def get_report(arg: str = "") -> dict[str, Any]:
         wanted = [(fewshot, {}, "few-shot")]
     else:
         own, other = {
-            "small": ("cifar10", "sign_language_digits"), "imagenet": ("imagenet2012", "pets"),
-        }[chosen["scale"]]  # fmt: skip
+            "small": ("cifar10", "sign_language_digits"),
+            "imagenet": ("imagenet2012", "pets"),
+        }[chosen["scale"]]
         split = "test" if own == "cifar10" else "validation"
         on_own = {"x": "train_examples", "y": f"eval/{split}/accuracy_top1"}
         wanted = [
@@ -155,9 +156,13 @@ def _pretraining(
         ], jobs
     candidates = [(config, {**settings, **more}) for more in _regularisations(labels["model"])]
     choice = Selection(
-        f"pretrain/{name}", candidates, "eval/dev/accuracy_top1", seeds=seeds,
-        final_overrides=final or {}, labels=labels,
-    )  # fmt: skip
+        f"pretrain/{name}",
+        candidates,
+        "eval/dev/accuracy_top1",
+        seeds=seeds,
+        final_overrides=final or {},
+        labels=labels,
+    )
     return [choice], {seed: f"final/pretrain/{name}/seed{seed}" for seed in seeds}
 
 
@@ -213,9 +218,12 @@ def _small_transfer(model: str, name: str, pretrained: str, seed: int) -> Job:
     }
     labels = {"model": model, "dataset": "sign_language_digits"}
     return Job(
-        "configs/transfer.py:tfds,test", settings, name=f"transfer/{name}/seed{seed}",
-        labels=labels, stage="final",
-    )  # fmt: skip
+        "configs/transfer.py:tfds,test",
+        settings,
+        name=f"transfer/{name}/seed{seed}",
+        labels=labels,
+        stage="final",
+    )
 
 
 def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
@@ -238,9 +246,12 @@ def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
         labels = {"model": model, "dataset": "imagenet2012"}
         jobs, names = _pretraining(
             "configs/pretrain.py:imagenet2012,B/32",
-            name, {**settings, **own, "model.representation_size": None}, labels,
-            seeds=(0, 1, 2), tuned=tuned,
-        )  # fmt: skip
+            name,
+            {**settings, **own, "model.representation_size": None},
+            labels,
+            seeds=(0, 1, 2),
+            tuned=tuned,
+        )
         yield from jobs
         yield _transfer("pets", f"{percent}_percent", model, names[0])
 
@@ -254,9 +265,12 @@ def _transfer(dataset: str, size: str, model: str, pretrained: str) -> Selection
         for setting in search_space(dataset, recipe)
     ]
     return Selection(
-        f"{dataset}/{size}/{folder_name(model)}", candidates, "eval/dev/accuracy_top1",
-        final_overrides=_on_test(dataset), labels={"model": model, "dataset": dataset},
-    )  # fmt: skip
+        f"{dataset}/{size}/{folder_name(model)}",
+        candidates,
+        "eval/dev/accuracy_top1",
+        final_overrides=_on_test(dataset),
+        labels={"model": model, "dataset": dataset},
+    )
 
 
 def _on_test(dataset: str) -> dict[str, Any]:
@@ -309,8 +323,13 @@ def _figure_3() -> Iterator[Job | Selection]:
                 "evaluation.interval_steps": 5_000,
             }
             jobs, names = _pretraining(
-                config, name, settings, labels, seeds=(0,), tuned=tuned,
+                config,
+                name,
+                settings,
+                labels,
+                seeds=(0,),
+                tuned=tuned,
                 final={"evaluation.splits": {}},
-            )  # fmt: skip
+            )
             yield from jobs
             yield _transfer("imagenet2012", dataset, model, names[0])

@@ -102,21 +102,29 @@ def get_report(arg: str = "") -> dict[str, Any]:
         "tables": [
             {"metric": metric, "title": "Head and norm", "where": heads, **head},
             {
-                "metric": metric, "title": "Shape", "where": shapes,
-                "rows": "scaled+shape", "columns": "dataset",
+                "metric": metric,
+                "title": "Shape",
+                "where": shapes,
+                "rows": "scaled+shape",
+                "columns": "dataset",
             },
         ],
         "plots": [
             {
-                "x": "train_exaflops", "y": metric, "series": "scaled", "through": "base",
-                "log_x": True, "title": "What is scaled", "where": shapes,
+                "x": "train_exaflops",
+                "y": metric,
+                "series": "scaled",
+                "through": "base",
+                "log_x": True,
+                "title": "What is scaled",
+                "where": shapes,
             },
         ],
         "curves": [
             {"series": series, "title": "Head and norm", "where": {**heads, **reported}},
             {"series": "scaled+shape", "title": "Shape", "where": {**shapes, **reported}},
         ],
-    }  # fmt: skip
+    }
 
 
 def _small() -> Iterator[Job | Selection]:
@@ -135,9 +143,12 @@ def _small() -> Iterator[Job | Selection]:
             seeds=SMALL_SEEDS,
             final_overrides={"data.train_split": "train", "evaluation.splits": {"test": "test"}},
             labels={
-                "study": "head and norm", "head": head, "norm": norm, "dataset": "cifar10",
+                "study": "head and norm",
+                "head": head,
+                "norm": norm,
+                "dataset": "cifar10",
             },
-        )  # fmt: skip
+        )
     for scaled, shape in _shapes(SMALL_BASE, SMALL_SHAPES):
         for seed in SMALL_SEEDS:
             yield Job(
@@ -159,10 +170,12 @@ def _paper() -> Iterator[Job]:
                 {**settings, "optimizer.learning_rate": rate, **_FEWSHOT},
                 name=f"{head.replace(' ', '-')}/{norm}-norm/{rate:g}",
                 labels={
-                    "study": "head and norm", "head": head, "norm": norm,
+                    "study": "head and norm",
+                    "head": head,
+                    "norm": norm,
                     "learning_rate": f"{rate:g}",
                 },
-            )  # fmt: skip
+            )
     for scaled, shape in _shapes(PAPER_BASE, PAPER_SHAPES):
         yield Job(
             # The model of Table 3 that is nearest in width and patch size.

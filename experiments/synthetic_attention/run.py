@@ -147,19 +147,39 @@ def _convolution_runs(small: bool, seeds: range) -> Iterator[Run]:
     for seed in seeds:
         for heads in all_heads:
             for kernel in ("full", "low") if heads == 5 else ("full",):
-                labels = {"model": "attention", "dataset": "convolution",
-                          "kernel": f"5 taps, {_KERNELS[kernel]}"}  # fmt: skip
+                labels = {
+                    "model": "attention",
+                    "dataset": "convolution",
+                    "kernel": f"5 taps, {_KERNELS[kernel]}",
+                }
                 options = ConvolutionOptions(
                     span=span, heads=heads, rank=2 if kernel == "low" else None
                 )
                 name = f"convolution/ring/{kernel}_rank/{heads}_heads/seed{seed}"
-                yield Run(name, labels, "convolution", length, seed,
-                          convolution=options, training=training)  # fmt: skip
-        labels = {"model": "attention", "dataset": "convolution on a torus",
-                  "kernel": f"3 x 3 taps, {_KERNELS['low']}"}  # fmt: skip
+                yield Run(
+                    name,
+                    labels,
+                    "convolution",
+                    length,
+                    seed,
+                    convolution=options,
+                    training=training,
+                )
+        labels = {
+            "model": "attention",
+            "dataset": "convolution on a torus",
+            "kernel": f"3 x 3 taps, {_KERNELS['low']}",
+        }
         torus = ConvolutionOptions((side, side), span=1, taps=9, heads=9, rank=2)
-        yield Run(f"convolution/torus/seed{seed}", labels, "convolution", side * side, seed,
-                  convolution=torus, training=training)  # fmt: skip
+        yield Run(
+            f"convolution/torus/seed{seed}",
+            labels,
+            "convolution",
+            side * side,
+            seed,
+            convolution=torus,
+            training=training,
+        )
 
 
 def _sequence_runs(small: bool, seeds: range) -> Iterator[Run]:
@@ -167,8 +187,12 @@ def _sequence_runs(small: bool, seeds: range) -> Iterator[Run]:
     network = Shape(layers=3) if small else Shape(layers=4, width=64, mlp_dim=128)
     training = Training(steps=800, batch_size=64) if small else Training(5000, 256)
     for task, model, length, seed in itertools.product(_TASKS, _MODELS, lengths, seeds):
-        labels = {"model": _MODELS[model], "dataset": _TASKS[task], "tokens": f"{length} tokens",
-                  "longest": "yes" if length == lengths[-1] else "no"}  # fmt: skip
+        labels = {
+            "model": _MODELS[model],
+            "dataset": _TASKS[task],
+            "tokens": f"{length} tokens",
+            "longest": "yes" if length == lengths[-1] else "no",
+        }
         name = f"{task}/{model}/{length}/seed{seed}"
         yield Run(name, labels, task, length, seed, model, network=network, training=training)
 
@@ -180,9 +204,13 @@ def build(run: Run) -> tuple[Any, Any]:
         options = run.convolution
         grid, rank = options.grid or (1, run.length), options.rank or options.features
         task = tasks.Convolution.random(
-            grid, features=options.features, taps=options.taps, span=options.span, rank=rank,
+            grid,
+            features=options.features,
+            taps=options.taps,
+            span=options.span,
+            rank=rank,
             seed=run.seed,
-        )  # fmt: skip
+        )
         return task, OffsetAttention(grid, options.features, options.heads, rank, rngs=rngs)
     if run.task == "association":
         matrix = jax.random.orthogonal(stream(run.seed, "association"), 8)
@@ -307,8 +335,12 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     if run.task == "convolution":
         title = f"attention, {run.convolution.heads} heads"
         draw_attention(task, np.asarray(jax.nn.softmax(model.bias[...])), folder / "report", title)
-    result = {"step": run.training.steps, **figures, "parameters": count_parameters(model),
-              "wall_time_s": time.perf_counter() - begin}  # fmt: skip
+    result = {
+        "step": run.training.steps,
+        **figures,
+        "parameters": count_parameters(model),
+        "wall_time_s": time.perf_counter() - begin,
+    }
     write_json(folder / "result.json", result)
     return result
 
@@ -334,8 +366,9 @@ def draw_attention(task: tasks.Convolution, weights: np.ndarray, folder: Path, t
     ordered = weights[heads][:, order].reshape(-1, *task.grid)
     top, left = offsets.min(0) - 0.5
     if task.grid[0] == 1:
-        figure = Figure(figsize=(min(3 + 0.13 * grid[1], 10), 1.6 + 0.28 * len(heads)),
-                        layout="constrained")  # fmt: skip
+        figure = Figure(
+            figsize=(min(3 + 0.13 * grid[1], 10), 1.6 + 0.28 * len(heads)), layout="constrained"
+        )
         panels = [figure.subplots()]
         ordered, shape = ordered.transpose(1, 0, 2), (len(heads) - 0.5, -0.5)
         panels[0].set(xlabel="offset, tokens (squares: taps of the kernel)", ylabel="head")
@@ -352,10 +385,21 @@ def draw_attention(task: tasks.Convolution, weights: np.ndarray, folder: Path, t
         if shown is None:
             panel.remove()
             continue
-        image = panel.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto",
-                             extent=(left, left + grid[1], *shape))  # fmt: skip
-        panel.plot(*zip(*marks, strict=True), "s", markerfacecolor="none",
-                   markeredgecolor="#ab5200", clip_on=False)  # fmt: skip
+        image = panel.imshow(
+            shown,
+            cmap="Blues",
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            extent=(left, left + grid[1], *shape),
+        )
+        panel.plot(
+            *zip(*marks, strict=True),
+            "s",
+            markerfacecolor="none",
+            markeredgecolor="#ab5200",
+            clip_on=False,
+        )
     figure.suptitle(f"{title} (squares: taps of the kernel)", fontweight="bold")
     figure.colorbar(image, ax=figure.axes, label="attention", shrink=0.8)
     figure.savefig(folder / "attention.png", dpi=160)

@@ -59,9 +59,13 @@ def test_tables_of_every_layer_are_compared_one_by_one():
 def test_fixed_tables_are_reported_as_not_learned():
     for placement in ("stem", "every_layer"):
         model = random_model(
-            "ViT-Ti/4", image_size=16, position_embedding="sincos_2d",
-            position_placement=placement, pooling="gap", **TINY,
-        )  # fmt: skip
+            "ViT-Ti/4",
+            image_size=16,
+            position_embedding="sincos_2d",
+            position_placement=placement,
+            pooling="gap",
+            **TINY,
+        )
         found = position_similarity(model)
         assert found.similarity.shape == (1, 4, 4, 4, 4)
         assert found.kind == "sincos_2d (not learned)"

@@ -31,9 +31,12 @@ class Stack(nnx.Module):
         found = []
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             x = jax.lax.conv_general_dilated(
-                x, kernel[...], (stride, stride), ((1, 1), (1, 1)),
+                x,
+                kernel[...],
+                (stride, stride),
+                ((1, 1), (1, 1)),
                 dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )  # fmt: skip
+            )
             found.append(x)
         return found
 

@@ -31,8 +31,10 @@ def test_the_command_prints_and_writes_its_figures(digits_dir, tmp_path, capsys)
     shown = capsys.readouterr().out
     assert "1 thread" in [row["name"] for row in found["feed"]]
     assert [row["name"] for row in found["stages"]] == [
-        "read, in chunks of 32", "decode, whole image", "decode, crop and resize"
-    ]  # fmt: skip
+        "read, in chunks of 32",
+        "decode, whole image",
+        "decode, crop and resize",
+    ]
     for row in found["feed"] + found["stages"]:
         assert 0 < row["least"] <= row["images_per_second"] <= row["most"]
         assert f"{row['images_per_second']:,.0f}" in shown
@@ -154,9 +156,10 @@ def test_wrong_arguments_are_one_line_errors(argument, capsys):
 def test_the_configured_subset_is_measured(digits_dir, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(
-        feed, "measure_feed",
+        feed,
+        "measure_feed",
         lambda source, *_, **__: seen.append(len(source)) or feed.Rate("1 thread", 1.0),
-    )  # fmt: skip
+    )
     where = f"--config.data.data_dir={digits_dir}"
     assert main(["bench", "feed", where, "--config.data.subset.examples=50", *SHORT]) == 0
     assert set(seen) == {50}

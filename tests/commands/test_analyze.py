@@ -110,8 +110,11 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
     only = ["--what=filters", "--formats=pdf"]
     assert main(["analyze", str(tmp_path / "resnet"), output, *only]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "analysis.json", "filters.csv", "filters.npz", "filters.pdf",
-    ]  # fmt: skip
+        "analysis.json",
+        "filters.csv",
+        "filters.npz",
+        "filters.pdf",
+    ]
 
 
 @pytest.mark.parametrize(

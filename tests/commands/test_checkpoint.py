@@ -41,8 +41,10 @@ def test_arrays_config_step_and_revision_are_printed_without_the_arrays(workdir,
     assert main(["checkpoint", "inspect", str(workdir)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
-        str(workdir / "checkpoints" / "20"), "step            20", "other steps     10",
-    ]  # fmt: skip
+        str(workdir / "checkpoints" / "20"),
+        "step            20",
+        "other steps     10",
+    ]
     assert lines[3] == f"git revision    {git_revision()}"
     assert lines[4].startswith("written on      1 cpu, 1 host")
     assert "data examples seen 640" in lines
@@ -56,8 +58,11 @@ def test_arrays_config_step_and_revision_are_printed_without_the_arrays(workdir,
     assert "optimizer: 5 arrays, 17 values, 0.00 MB" in lines
     assert "ema: 3 arrays, 12 values, 0.00 MB" in lines
     assert lines[lines.index("config") + 1 :] == [
-        "  seed = 3", '  model.name = "ViT-Ti/16"', "  model.depth = null", "  mesh.rules = []",
-    ]  # fmt: skip
+        "  seed = 3",
+        '  model.name = "ViT-Ti/16"',
+        "  model.depth = null",
+        "  mesh.rules = []",
+    ]
 
 
 @pytest.mark.parametrize(("below", "step"), [("", 20), ("checkpoints", 20), ("checkpoints/10", 10)])

@@ -24,9 +24,16 @@ def base(weights, digits_dir, tmp_path_factory):
     """Arguments of all runs on digits."""
     cache = tmp_path_factory.mktemp("cache")
     return [
-        "fewshot", str(weights), "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
-        "--batch_size=100", f"--cache_dir={cache}", "--shots=1,5", "--seeds=0,1,2",
-    ]  # fmt: skip
+        "fewshot",
+        str(weights),
+        "--dataset=digits",
+        f"--data_dir={digits_dir}",
+        "--crop=resize",
+        "--batch_size=100",
+        f"--cache_dir={cache}",
+        "--shots=1,5",
+        "--seeds=0,1,2",
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +63,16 @@ def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsy
     arguments = [*base, methods, *small, f"--workdir={folder}"]
     first = run_json(arguments, capsys)
     assert figures(first).keys() == {
-        *(f"fewshot/digits/{k}_shot/{m}" for k in (1, 5)
-          for m in ("accuracy_top1", "accuracy_top1_std", "l2")),
-        "knn/digits/accuracy_top1", "knn/digits/neighbours",
-        "linear_probe/digits/accuracy_top1", "linear_probe/digits/c",
-    }  # fmt: skip
+        *(
+            f"fewshot/digits/{k}_shot/{m}"
+            for k in (1, 5)
+            for m in ("accuracy_top1", "accuracy_top1_std", "l2")
+        ),
+        "knn/digits/accuracy_top1",
+        "knn/digits/neighbours",
+        "linear_probe/digits/accuracy_top1",
+        "linear_probe/digits/c",
+    }
     # Of ten classes, with random weights.
     assert first["fewshot/digits/1_shot/accuracy_top1"] > 0.15
     assert (
@@ -219,7 +231,8 @@ def test_the_fewshot_section_of_a_recipe_is_used(weights, digits_dir, tmp_path, 
         "            'fewshot': {'datasets': {'numbers': {'name': 'digits', 'crop': 'resize'}},\n"
         "                        'shots': [2], 'seeds': [5], 'l2': 8.0}}\n"
     )
-    found = run_json(["fewshot", f"--config={config}", "--no_cache",
-                      f"--config.checkpoint={weights}"], capsys)  # fmt: skip
+    found = run_json(
+        ["fewshot", f"--config={config}", "--no_cache", f"--config.checkpoint={weights}"], capsys
+    )
     assert found["fewshot/numbers/2_shot/l2"] == 8
     assert found["fewshot/numbers/2_shot/accuracy_top1_std"] == 0

@@ -61,8 +61,14 @@ def test_the_table_of_models_has_their_figures(show, monkeypatch):
     lines = show()
     assert lines[0] == "4 models, 1,000 classes, float32"
     assert row(lines, "ViT-B/16") == [
-        "ViT-B/16", "224", "197", "86.6 M", "17.56", "35.13", "154.9 MB",
-    ]  # fmt: skip
+        "ViT-B/16",
+        "224",
+        "197",
+        "86.6 M",
+        "17.56",
+        "35.13",
+        "154.9 MB",
+    ]
     assert row(lines, "ViT-Mini/4")[:4] == ["ViT-Mini/4", "32", "65", "1.5 M"]
     assert row(lines, "BiT-R26x1")[1:3] == ["224", "-"]
     assert row(lines, "Mixer-S/32")[1:4] == ["224", "49", "19.1 M"]
@@ -73,8 +79,14 @@ def test_a_narrow_terminal_truncates_nothing(show, monkeypatch):
     few(monkeypatch, "ViT-G/8")
     monkeypatch.setenv("COLUMNS", "40")
     assert row(show(), "ViT-G/8") == [
-        "ViT-G/8", "224", "785", "1,844.7 M", "1,543.29", "3,086.57", "6,882.1 MB",
-    ]  # fmt: skip
+        "ViT-G/8",
+        "224",
+        "785",
+        "1,844.7 M",
+        "1,543.29",
+        "3,086.57",
+        "6,882.1 MB",
+    ]
 
 
 @pytest.mark.slow
@@ -86,9 +98,13 @@ def test_every_registered_model_is_shown(show):
 
 def test_named_models_are_listed_with_options(show):
     lines = show(
-        "ViT-Ti/15", "R+ViT-Mini/4", "--image_size=50", "--num_classes=10", "--dtype=bfloat16",
+        "ViT-Ti/15",
+        "R+ViT-Mini/4",
+        "--image_size=50",
+        "--num_classes=10",
+        "--dtype=bfloat16",
         "--model.num_registers=2",
-    )  # fmt: skip
+    )
     assert lines[0] == "2 models, 10 classes, bfloat16"
     assert row(lines, "ViT-Ti/15")[1:3] == ["60", str(16 + 3)]
     assert row(lines, "R+ViT-Mini/4")[1:3] == ["52", str(13**2 + 3)]
@@ -116,8 +132,10 @@ def test_a_hybrid_and_a_resnet_are_shown_in_detail(show):
     lines = show("BiT-R-Mini")
     assert row(lines, "units") == ["units", "4", "1 + 1 + 2"]
     assert row(lines, "last feature map") == [
-        "last feature map", "8 x 8", "512 channels, stride 4",
-    ]  # fmt: skip
+        "last feature map",
+        "8 x 8",
+        "512 channels, stride 4",
+    ]
     assert not any("attention weights" in line for line in lines if line.startswith("  "))
 
 
@@ -136,11 +154,17 @@ def test_complexity_prints_a_table_of_layers(show):
     )
     assert row(lines, "self-attention")[1:] == ["2,362,368", "524,391,936", "1", "1"]
     assert row(lines, "convolution, 3x3 on the grid")[1:] == [
-        "5,309,184", "1,040,449,536", "1", "13",
-    ]  # fmt: skip
+        "5,309,184",
+        "1,040,449,536",
+        "1",
+        "13",
+    ]
     assert row(lines, "convolution, 3 in sequence")[1:] == [
-        "1,770,240", "348,585,984", "1", "196",
-    ]  # fmt: skip
+        "1,770,240",
+        "348,585,984",
+        "1",
+        "196",
+    ]
     assert row(lines, "recurrence (tanh RNN)")[1:] == ["1,180,416", "232,390,656", "197", "197"]
     orders = [line.split() for line in lines if line.startswith("    order")]
     assert orders == [

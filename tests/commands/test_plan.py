@@ -57,15 +57,20 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
 def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     found = tmp_path / "best.json"
     done = plan(
-        "--topology=cpu:2", "--search", "--batch_sizes=64,128", "--meshes=1,2,1",
-        f"--output={found}", *SMALL,
-    )  # fmt: skip
+        "--topology=cpu:2",
+        "--search",
+        "--batch_sizes=64,128",
+        "--meshes=1,2,1",
+        f"--output={found}",
+        *SMALL,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("<- fastest") == 1
     # Parameters sharded and replicated; the third preset is the same as one of these.
     assert [line.split()[2] for line in done.stdout.splitlines() if " 1,2,1 " in line] == [
-        "fsdp_tensor", "replicated"
-    ]  # fmt: skip
+        "fsdp_tensor",
+        "replicated",
+    ]
     best = json.loads(found.read_text())
     assert best["global_batch_size"] == 128
     (marked,) = [line for line in done.stdout.splitlines() if "<- fastest" in line]

@@ -200,9 +200,14 @@ def test_config_survives_json():
 def test_only_keys_that_change_the_result_count_as_differences():
     config = Config.from_mapping(mapping())
     harmless = mapping(
-        data__data_dir="/elsewhere", data__num_threads=3, data__prefetch_batches=1,
-        checkpoint__keep_last=3, logging__tensorboard=False, mesh__tensor=1, mesh__data=4,
-    )  # fmt: skip
+        data__data_dir="/elsewhere",
+        data__num_threads=3,
+        data__prefetch_batches=1,
+        checkpoint__keep_last=3,
+        logging__tensorboard=False,
+        mesh__tensor=1,
+        mesh__data=4,
+    )
     assert differences(config, Config.from_mapping(harmless)) == []
     changed = mapping(data__name="cifar10", model__depth=2, seed=1)
     assert differences(config, Config.from_mapping(changed)) == [
@@ -222,11 +227,17 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     config = load_config(
         str(config_file),
         [
-            "seed=1", "seed=2", "optimizer.learning_rate=2e-3", "model.pooling=gap",
-            "data.augment.flip=false", "optimizer.options.b2=0.9", "evaluation.splits.test=test",
-            "model.layer_scale=1e-5", "data.num_classes=none",
+            "seed=1",
+            "seed=2",
+            "optimizer.learning_rate=2e-3",
+            "model.pooling=gap",
+            "data.augment.flip=false",
+            "optimizer.options.b2=0.9",
+            "evaluation.splits.test=test",
+            "model.layer_scale=1e-5",
+            "data.num_classes=none",
         ],
-    )  # fmt: skip
+    )
     assert config.seed == 2
     assert config.optimizer.learning_rate == 0.002
     assert config.model.pooling == "gap"
@@ -265,9 +276,11 @@ def test_replacing_one_unit_leaves_other_durations_alone():
     set_key(nested, "eval.interval_steps", 7)
     set_key(nested, "new.deep.key", 1)
     assert nested == {
-        "accumulation_steps": 2, "train_epochs": 3, "eval": {"interval_steps": 7},
+        "accumulation_steps": 2,
+        "train_epochs": 3,
+        "eval": {"interval_steps": 7},
         "new": {"deep": {"key": 1}},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

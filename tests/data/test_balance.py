@@ -70,9 +70,11 @@ def config_of(**options):
         {
             "model": {"name": "ViT-Ti/4"},
             "data": {"name": "digits", "global_batch_size": 8, **options.pop("data", {})},
-            "optimizer": {"learning_rate": 0.1}, "train_steps": 1, **options,
+            "optimizer": {"learning_rate": 0.1},
+            "train_steps": 1,
+            **options,
         }
-    )  # fmt: skip
+    )
 
 
 def test_the_config_chooses_weights_and_order(digits_dir):

@@ -68,8 +68,9 @@ class Labelled:
 def test_a_label_beyond_the_class_count_is_bad():
     report = check_split(Labelled([0, 2, 1, -1]), "train")
     assert report.bad == [
-        ("number 1", "label 2 is not 0 to 1"), ("number 3", "label -1 is not 0 to 1"),
-    ]  # fmt: skip
+        ("number 1", "label 2 is not 0 to 1"),
+        ("number 3", "label -1 is not 0 to 1"),
+    ]
     assert report.per_class.tolist() == [1, 1]
 
 

@@ -76,9 +76,9 @@ def test_every_pixel_format_becomes_rgb(encoded, expected):
 
 def test_16_bit_rgb_keeps_its_high_bytes():
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(
-            ">I", zlib.crc32(name + data)
-        )  # fmt: skip
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
     row = b"\0" + struct.pack(">3H", 0x0AFF, 0x8000, 0xFFFF)

@@ -188,9 +188,13 @@ def mix_often(images, times: int = 8, *, mixup_alpha=0.0, cutmix_alpha=0.0):
     @jax.vmap
     def run(key):
         return mix(
-            images, labels, num_classes=count + 1, mixup_alpha=mixup_alpha,
-            cutmix_alpha=cutmix_alpha, key=key,
-        )  # fmt: skip
+            images,
+            labels,
+            num_classes=count + 1,
+            mixup_alpha=mixup_alpha,
+            cutmix_alpha=cutmix_alpha,
+            key=key,
+        )
 
     return zip(*map(np.asarray, run(jax.random.split(jax.random.key(0), times))), strict=True)
 

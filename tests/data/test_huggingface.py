@@ -69,9 +69,10 @@ class TestReal:
         same = [HuggingFaceSource("tiny", "train", one).fingerprint for _ in range(2)]
         assert same[0] == same[1]
         prints = {
-            *same, HuggingFaceSource("tiny", "test", one).fingerprint,
+            *same,
+            HuggingFaceSource("tiny", "test", one).fingerprint,
             HuggingFaceSource("tiny", "train", other).fingerprint,
-        }  # fmt: skip
+        }
         assert len(prints) == 3
 
     def test_one_of_several_class_features_must_be_named(self, saved):

@@ -136,10 +136,12 @@ def test_a_rule_for_another_dataset_is_a_one_line_error(digits_dir):
 def config_of(**data):
     return Config.from_mapping(
         {
-            "model": {"name": "ViT-Ti/4"}, "data": {"global_batch_size": 8, **data},
-            "optimizer": {"learning_rate": 0.1}, "train_steps": 1,
+            "model": {"name": "ViT-Ti/4"},
+            "data": {"global_batch_size": 8, **data},
+            "optimizer": {"learning_rate": 0.1},
+            "train_steps": 1,
         }
-    )  # fmt: skip
+    )
 
 
 def test_the_config_names_the_rule(scenes):

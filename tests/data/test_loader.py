@@ -89,8 +89,9 @@ def train(source, spec, start=0, end=10, seed=0, preprocessing=NOISY):
 
 def numbers(batches) -> np.ndarray:
     """Numbers of the examples, batch after batch."""
-    return np.concatenate([b["image"][:, 0, 0, 0] if b["image"].ndim == 4
-                           else b["image"][:, 0, 0] for b in batches])  # fmt: skip
+    return np.concatenate(
+        [b["image"][:, 0, 0, 0] if b["image"].ndim == 4 else b["image"][:, 0, 0] for b in batches]
+    )
 
 
 def assert_equal(one, other):
@@ -148,8 +149,10 @@ def test_the_order_of_an_epoch_is_a_permutation(size, max_in_memory, monkeypatch
     # Any place by itself, whatever was asked before.
     place = size // 2
     assert order([size + place, place, size + place]) == [
-        second[place], first[place], second[place]
-    ]  # fmt: skip
+        second[place],
+        first[place],
+        second[place],
+    ]
     assert size == 1 or ExampleOrder(size, seed=4)(range(100)) != first[:100]
 
 

@@ -29,7 +29,7 @@ def test_the_permutation_of_303_million_examples_takes_no_memory():
     def positions(start, end):
         batches = train_batches(
             _Endless(), preprocessing, spec, seed=0, start_step=start, end_step=end
-        )  # fmt: skip
+        )
         return [batch["position"].copy() for batch in batches]
 
     preprocessing = Preprocessing({"position": ArraySpec((), np.uint32)}, make_row)

@@ -126,9 +126,10 @@ def test_the_order_of_the_members_in_the_config_does_not_matter():
 def test_fingerprint_differs_by_member_and_weight():
     a, b, c = Numbers("a", 4), Numbers("b", 9), Numbers("c", 9)
     mixtures = [
-        mix({"a": 1.0, "b": 1.0}, a=a, b=b), mix({"a": 2.0, "b": 1.0}, a=a, b=b),
+        mix({"a": 1.0, "b": 1.0}, a=a, b=b),
+        mix({"a": 2.0, "b": 1.0}, a=a, b=b),
         mix({"a": 1.0, "b": 1.0}, a=a, b=c),
-    ]  # fmt: skip
+    ]
     assert len({m.fingerprint for m in mixtures}) == 3
 
 
@@ -165,9 +166,11 @@ def test_a_config_names_datasets_and_weights(config):
 
 def test_members_may_be_given_on_the_command_line(digits_dir):
     overrides = [
-        "data.mixture.a.name=digits", "data.mixture.b.name=digits", "data.mixture.b.weight=2",
+        "data.mixture.a.name=digits",
+        "data.mixture.b.name=digits",
+        "data.mixture.b.weight=2",
         f"data.data_dir={digits_dir}",
-    ]  # fmt: skip
+    ]
     config = load_config(str(TINY), overrides)
     assert config.data.mixture["b"] == MemberConfig(name="digits", weight=2.0)
     assert len(open_training_data(config.data).source) == 3 * 1437
@@ -184,10 +187,11 @@ def test_an_error_in_a_member_names_its_whole_key(member, fix):
     with pytest.raises(ConfigError, match=re.escape(fix)):
         Config.from_mapping(
             {
-                "model": {"name": "ViT-Ti/4"}, "optimizer": {"learning_rate": 0.1},
+                "model": {"name": "ViT-Ti/4"},
+                "optimizer": {"learning_rate": 0.1},
                 "data": {"name": "m", "global_batch_size": 1, "mixture": {"a": member}},
             }
-        )  # fmt: skip
+        )
 
 
 def test_evaluation_reads_all_members_once_or_one_of_them(config):

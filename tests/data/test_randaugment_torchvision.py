@@ -107,12 +107,18 @@ def test_translation_is_by_whole_pixels_and_fills_with_black():
 def inverse_affine(angle, shear_x, shear_y, centre):
     """torchvision's matrix, written out: rotation and shear around a centre, then inverted."""
     rotation, x, y = np.radians(angle), np.radians(shear_x), np.radians(shear_y)
-    forward = np.array([
-        [np.cos(rotation - y) / np.cos(y),
-         -np.cos(rotation - y) * np.tan(x) / np.cos(y) - np.sin(rotation)],
-        [np.sin(rotation - y) / np.cos(y),
-         -np.sin(rotation - y) * np.tan(x) / np.cos(y) + np.cos(rotation)],
-    ])  # fmt: skip
+    forward = np.array(
+        [
+            [
+                np.cos(rotation - y) / np.cos(y),
+                -np.cos(rotation - y) * np.tan(x) / np.cos(y) - np.sin(rotation),
+            ],
+            [
+                np.sin(rotation - y) / np.cos(y),
+                -np.sin(rotation - y) * np.tan(x) / np.cos(y) + np.cos(rotation),
+            ],
+        ]
+    )
     inverse = np.linalg.inv(forward)
     return inverse, np.array(centre) - inverse @ np.array(centre)
 

@@ -386,6 +386,8 @@ def test_tensorflow_is_not_imported_even_if_it_is_installed(tmp_path):
     path = os.pathsep.join([str(trap.parent), str(_ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", code],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.stdout.split() == ["1437", "2", "False"], done.stderr

@@ -96,10 +96,13 @@ def test_the_test_split_of_vtab_is_the_published_one(name, test):
 @pytest.mark.parametrize("size", [50_000, 1_281_167, 3680])
 def test_minitrain_and_minival_are_the_parts_of_train(size, percent):
     parts = [
-        read_split(expand_presets(f"{part}_{percent}_percent", {"train": size}, "x"),
-                   {"train": [size]}, "x")[0]
+        read_split(
+            expand_presets(f"{part}_{percent}_percent", {"train": size}, "x"),
+            {"train": [size]},
+            "x",
+        )[0]
         for part in ("minitrain", "minival")
-    ]  # fmt: skip
+    ]
     assert (parts[0].start, parts[0].stop, parts[1].stop) == (0, parts[1].start, size)
     np.testing.assert_allclose(parts[1].stop - parts[1].start, size * percent / 100, atol=0.5)
 

@@ -154,9 +154,12 @@ def test_the_manifest_lists_the_examples(digits_dir):
     message = np.bincount([e.label for e in subset.read(range(len(subset)))])
     assert message.tolist() == manifest["examples_per_class"]
     assert {k: manifest[k] for k in ("dataset", "rule", "seed", "examples", "of")} == {
-        "dataset": "digits/1.0.0 train", "rule": {"fraction": 0.1}, "seed": 0, "examples": 144,
+        "dataset": "digits/1.0.0 train",
+        "rule": {"fraction": 0.1},
+        "seed": 0,
+        "examples": 144,
         "of": 1437,
-    }  # fmt: skip
+    }
     assert manifest["fingerprint"] == source.fingerprint
     json.dumps(manifest)
     # Golden: the same on every machine.
@@ -207,10 +210,16 @@ def test_a_label_out_of_range_is_named():
 
 def test_presets_are_the_sizes_of_the_paper():
     assert {SubsetConfig(preset=name).rule for name in SUBSET_PRESETS} == {
-        ("fraction", 0.01), ("fraction", 0.03), ("fraction", 0.1), ("fraction", 0.3),
-        ("fraction", 1.0), ("examples", 9_000_000), ("examples", 30_000_000),
-        ("examples", 90_000_000), ("examples", 303_000_000),
-    }  # fmt: skip
+        ("fraction", 0.01),
+        ("fraction", 0.03),
+        ("fraction", 0.1),
+        ("fraction", 0.3),
+        ("fraction", 1.0),
+        ("examples", 9_000_000),
+        ("examples", 30_000_000),
+        ("examples", 90_000_000),
+        ("examples", 303_000_000),
+    }
     assert counts(SKEWED, preset="30_percent") == counts(SKEWED, fraction=0.3)
     with pytest.raises(ConfigError):
         SubsetConfig(preset="2_percent")

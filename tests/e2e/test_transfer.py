@@ -48,13 +48,19 @@ def photos(tmp_path_factory):
 def run(workdir, arg, weights, *overrides):
     return main(
         [
-            "train", f"--config={RECIPE}:{arg}", f"--workdir={workdir}",
-            f"--config.init_from={weights}", "--config.data.global_batch_size=8",
-            "--config.train_steps=4", "--config.optimizer.schedule.warmup_steps=1",
-            "--config.logging.interval_steps=1", "--config.logging.tensorboard=false",
-            "--config.logging.curves=false", *overrides,
+            "train",
+            f"--config={RECIPE}:{arg}",
+            f"--workdir={workdir}",
+            f"--config.init_from={weights}",
+            "--config.data.global_batch_size=8",
+            "--config.train_steps=4",
+            "--config.optimizer.schedule.warmup_steps=1",
+            "--config.logging.interval_steps=1",
+            "--config.logging.tensorboard=false",
+            "--config.logging.curves=false",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

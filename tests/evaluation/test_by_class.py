@@ -29,8 +29,9 @@ def collected(logits, labels, size, names=()):
 
 def drawn(num_classes, count=101):
     rng = np.random.default_rng(num_classes)
-    labels = rng.choice(num_classes, count, p=np.arange(1, num_classes + 1) * 2
-                        / (num_classes * (num_classes + 1))).astype(np.int32)  # fmt: skip
+    labels = rng.choice(
+        num_classes, count, p=np.arange(1, num_classes + 1) * 2 / (num_classes * (num_classes + 1))
+    ).astype(np.int32)
     logits = rng.normal(size=(count, num_classes)).astype(np.float32)
     logits[np.arange(count), labels] += 1
     return logits, labels
@@ -82,8 +83,10 @@ def test_a_nan_logit_is_wrong_and_a_class_without_examples_does_not_count():
     found = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
     np.testing.assert_array_equal(found.confusion, [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]])
     assert found.metrics() == {
-        "accuracy_per_class_mean": 0.75, "accuracy_class/x (0)": 0.5, "accuracy_class/x (2)": 1.0
-    }  # fmt: skip
+        "accuracy_per_class_mean": 0.75,
+        "accuracy_class/x (0)": 0.5,
+        "accuracy_class/x (2)": 1.0,
+    }
 
 
 def test_the_table_and_the_picture(tmp_path):

@@ -57,9 +57,13 @@ def test_a_fraction_of_every_class_is_held_out():
 
 def check(counts, needed, held_out, tested=(5, 5, 5)):
     check_shots(
-        np.array(counts), np.array(tested), ("cat", "dog", "owl"), needed,
-        held_out=held_out, dataset="pets train",
-    )  # fmt: skip
+        np.array(counts),
+        np.array(tested),
+        ("cat", "dog", "owl"),
+        needed,
+        held_out=held_out,
+        dataset="pets train",
+    )
 
 
 def test_the_error_names_the_class_with_too_few_examples():

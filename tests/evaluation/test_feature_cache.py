@@ -35,8 +35,10 @@ def test_stored_features_are_loaded_only_under_their_key(cache, tmp_path):
         assert cache.load({**KEY, name: "other"}) is None
     assert cache.load({**KEY, "more": 1}) is None
     assert sorted(p.name for p in entry(tmp_path).iterdir()) == [
-        "about.json", "features.npy", "labels.npy",
-    ]  # fmt: skip
+        "about.json",
+        "features.npy",
+        "labels.npy",
+    ]
 
 
 @pytest.mark.parametrize("name", ["features.npy", "labels.npy"])

@@ -25,9 +25,15 @@ def test_accuracies_equal_those_from_sorting_all_similarities(vote):
     queries = (centres[wanted] + 1.5 * rng.normal(size=(1500, 8))).astype(np.float32)
     counts = [1, 4, 20, 300]
     found = knn_accuracies(
-        bank, labels.astype(np.int32), queries, wanted.astype(np.int32), counts,
-        num_classes=5, vote=vote, temperature=0.07,
-    )  # fmt: skip
+        bank,
+        labels.astype(np.int32),
+        queries,
+        wanted.astype(np.int32),
+        counts,
+        num_classes=5,
+        vote=vote,
+        temperature=0.07,
+    )
     expected = [
         (by_numpy(bank, labels, queries, k, 5, vote, 0.07) == wanted).mean() for k in counts
     ]
@@ -42,11 +48,17 @@ def one(vote, k, temperature=0.07):
     query = np.array([[7, 0]], np.float32)
     found = [
         knn_accuracies(
-            bank, np.array([1, 0, 0], np.int32), query, np.array([label], np.int32), [k],
-            num_classes=2, vote=vote, temperature=temperature,
+            bank,
+            np.array([1, 0, 0], np.int32),
+            query,
+            np.array([label], np.int32),
+            [k],
+            num_classes=2,
+            vote=vote,
+            temperature=temperature,
         )[0]
         for label in (0, 1)
-    ]  # fmt: skip
+    ]
     return int(np.argmax(found))
 
 

@@ -65,11 +65,18 @@ def test_minibatch_training_reaches_about_the_same_accuracy(data):
     x, labels = data
     found = [
         probe_accuracies(
-            x[:1000], labels[:1000], x[1000:], labels[1000:], STRENGTHS,
-            num_classes=4, by_gradient=by_gradient, epochs=100, seed=0,
+            x[:1000],
+            labels[:1000],
+            x[1000:],
+            labels[1000:],
+            STRENGTHS,
+            num_classes=4,
+            by_gradient=by_gradient,
+            epochs=100,
+            seed=0,
         )
         for by_gradient in (False, True)
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(*found, atol=0.01)
 
 

@@ -59,16 +59,19 @@ def test_figure_3_tunes_regularisation_only_on_the_small_datasets(plan):
     counts = {key: len(names) for key, names in by_dataset.items()}
     # Three weight decays, two dropouts, two smoothings.
     assert counts == {
-        ("imagenet2012", "search"): 4 * 12, ("imagenet2012", "final"): 4,
-        ("imagenet21k", "search"): 4 * 12, ("imagenet21k", "final"): 4,
+        ("imagenet2012", "search"): 4 * 12,
+        ("imagenet2012", "final"): 4,
+        ("imagenet21k", "search"): 4 * 12,
+        ("imagenet21k", "final"): 4,
         ("jft", "final"): 7,
-    }  # fmt: skip
+    }
     fine_tuned = [job for name, job in jobs.items() if name.startswith("final/imagenet2012/")]
     assert len(fine_tuned) == 3 * (4 + 4 + 7)
     rates = {
         job.config.optimizer.learning_rate
-        for name, job in jobs.items() if name.startswith("search/imagenet2012/jft/ViT-B-32/")
-    }  # fmt: skip
+        for name, job in jobs.items()
+        if name.startswith("search/imagenet2012/jft/ViT-B-32/")
+    }
     assert rates == {0.003, 0.01, 0.03, 0.06}  # Table 4.
 
 
@@ -90,8 +93,9 @@ def test_models_of_equal_cost_see_nested_subsets_and_equally_many_images(plan, s
     for job in pretrained:
         config = job.config
         assert {config.train_steps or config.train_examples} == {
-            "small": {76_800}, "imagenet": {300 * 1_281_167},
-        }[scale]  # fmt: skip
+            "small": {76_800},
+            "imagenet": {300 * 1_281_167},
+        }[scale]
         assert "dev" in config.evaluation.splits
         assert config.early_stopping.patience_evaluations is not None
         assert config.fewshot.datasets
@@ -147,13 +151,21 @@ def test_curves_are_read_from_run_folders(tmp_path):
                 job = {"stage": "final", "labels": {"model": model}, "command": "train"}
                 score = 0.5 + sign * (by + shift)
                 figures = result(score, 400, examples=examples) | {fewshot: 0.3}
-                write(tmp_path / "pretrain" / name, job=job, result=figures,
-                      config=config(model, seed=seed))  # fmt: skip
+                write(
+                    tmp_path / "pretrain" / name,
+                    job=job,
+                    result=figures,
+                    config=config(model, seed=seed),
+                )
                 tuned = config(
                     model, "signs", seed=seed, init_from=str(tmp_path / "pretrain" / name)
                 )
-                write(tmp_path / "transfer" / name, job=job, config=tuned,
-                      result=result(score - 0.2, 40, examples=100))  # fmt: skip
+                write(
+                    tmp_path / "transfer" / name,
+                    job=job,
+                    config=tuned,
+                    result=result(score - 0.2, 40, examples=100),
+                )
     lines = crossing["table"](tmp_path).splitlines()
     assert lines[0] == "| points ahead of the ResNet | model | 480 | 48,000 | gets ahead at |"
     # Linear from -10 (-8) points at 480 to +10 (+12): at half and at two fifths of the way.
@@ -177,8 +189,10 @@ def test_the_report_of_each_scale_finds_its_metrics(plan, tmp_path, arg):
                 f"eval/{split}/accuracy_top1": 0.5 for split in job.config.evaluation.all_splits
             }
             for dataset in job.config.fewshot.datasets:
-                figures |= {f"fewshot/{dataset}/{n}_shot/accuracy_top1": 0.4
-                            for n in job.config.fewshot.shots}  # fmt: skip
+                figures |= {
+                    f"fewshot/{dataset}/{n}_shot/accuracy_top1": 0.4
+                    for n in job.config.fewshot.shots
+                }
             about = {"stage": "final", "labels": dict(job.job.labels), "command": "train"}
             write(tmp_path / name, result=figures, config=job.config.to_mapping(), job=about)
     frame = run_frame(read_runs([tmp_path]).runs)

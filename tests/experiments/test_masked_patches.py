@@ -17,15 +17,19 @@ def test_at_full_scale_the_sweep_is_section_4_6(plan):
     assert [stages.count(s) for s in (None, "search", "final")] == [3, 3 * 4, 3 * 3]
     masked = paper["pretrain/masked"].config
     assert (masked.task, masked.model.name, masked.data.name) == (
-        "masked_patches", "ViT-B/16", "jft",
-    )  # fmt: skip
+        "masked_patches",
+        "ViT-B/16",
+        "jft",
+    )
     assert (masked.train_steps, masked.data.global_batch_size) == (1_000_000, 4096)
     # 1M steps of 4096 of 303 million images: "ca. 14 epochs".
     assert masked.train_steps * 4096 / 303e6 == pytest.approx(13.5, abs=0.05)
     schedule = masked.optimizer.schedule
     assert (masked.optimizer.learning_rate, schedule.warmup_steps, schedule.decay) == (
-        2e-4, 10_000, "cosine",
-    )  # fmt: skip
+        2e-4,
+        10_000,
+        "cosine",
+    )
     section = masked.masked_patches
     assert (section.corrupt, section.mask, section.random) == (0.5, 0.8, 0.1)
     assert section.num_colours == 512

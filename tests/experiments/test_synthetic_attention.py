@@ -69,8 +69,10 @@ def test_the_small_runs_are_those_of_the_committed_results():
     runs = {run.name: run for run in script.list_runs("small")}
     assert runs.keys() == committed.keys()
     assert Counter(run.task for run in runs.values()) == {
-        "association": 3 * 3 * 3, "double_if": 3 * 3 * 3, "convolution": 18
-    }  # fmt: skip
+        "association": 3 * 3 * 3,
+        "double_if": 3 * 3 * 3,
+        "convolution": 18,
+    }
     for name, run in runs.items():
         row, config = committed[name], run.config()
         assert run.labels == {k[6:]: v for k, v in row.items() if k.startswith("label.") and v}
@@ -94,10 +96,14 @@ def test_the_full_runs_have_sequences_of_512_tokens_and_five_seeds():
 
 def test_a_run_trains_and_writes_a_run_folder(tmp_path):
     run = script.Run(
-        "ring", {}, "convolution", 8, 0,
+        "ring",
+        {},
+        "convolution",
+        8,
+        0,
         convolution=script.ConvolutionOptions(features=2, taps=2, heads=2),
         training=script.Training(120, learning_rate=0.03, warmup_steps=10, interval_steps=60),
-    )  # fmt: skip
+    )
     result = script.execute(run, tmp_path)
     assert json.loads((tmp_path / "result.json").read_text()) == result
     assert result["step"] == 120
@@ -114,9 +120,15 @@ def test_a_run_trains_and_writes_a_run_folder(tmp_path):
 
 def test_figures_of_a_sequence_run():
     run = script.Run(
-        "x", {}, "association", 8, 0, "cnn", network=Shape(layers=1, width=8, mlp_dim=8),
+        "x",
+        {},
+        "association",
+        8,
+        0,
+        "cnn",
+        network=Shape(layers=1, width=8, mlp_dim=8),
         training=script.Training(steps=2, batch_size=4, warmup_steps=1),
-    )  # fmt: skip
+    )
     built, model = script.build(run)
     assert [
         step for step, _ in script.train(model, built.draw, cross_entropy, run.training, 0)
@@ -166,9 +178,7 @@ def test_double_if_at_a_distance_has_no_counted_tokens_beyond_it():
 
 def test_only_selected_labels_count():
     logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]]))
-    batch = Batch(
-        jnp.zeros((1, 3, 1)), jnp.array([[1, 1, 1]]), jnp.array([[False, True, True]])
-    )  # fmt: skip
+    batch = Batch(jnp.zeros((1, 3, 1)), jnp.array([[1, 1, 1]]), jnp.array([[False, True, True]]))
     assert accuracy(lambda inputs: logits, batch) == 0.5
     expected = -(np.log(0.75) + np.log(0.1)) / 2
     np.testing.assert_allclose(cross_entropy(lambda inputs: logits, batch), expected, rtol=1e-6)

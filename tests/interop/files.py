@@ -71,10 +71,16 @@ def write_transformers(folder, tensors, **config):
     """Writes a folder as of `save_pretrained`."""
     folder.mkdir(exist_ok=True)
     sizes = {
-        "model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH,
-        "intermediate_size": HIDDEN, "num_attention_heads": HEADS, "patch_size": PATCH,
-        "image_size": IMAGE_SIZE[0], "hidden_act": "gelu_new", "layer_norm_eps": 1e-6,
-    }  # fmt: skip
+        "model_type": "vit",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "intermediate_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "patch_size": PATCH,
+        "image_size": IMAGE_SIZE[0],
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-6,
+    }
     (folder / "config.json").write_text(json.dumps(sizes | config))
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
@@ -169,9 +175,7 @@ def to_timm(tensors):
         linear(new, tensors[f"{old}/kernel"], tensors[f"{old}/bias"], inputs)
 
     def joined(new, old, names):
-        parts = [
-            [tensors[f"{old}/{n}/{leaf}"] for n in names] for leaf in ("kernel", "bias")
-        ]  # fmt: skip
+        parts = [[tensors[f"{old}/{n}/{leaf}"] for n in names] for leaf in ("kernel", "bias")]
         linear(new, np.stack(parts[0], 1), np.stack(parts[1]))
 
     found["patch_embed.proj.weight"] = tensors["embedding/kernel"].transpose(3, 2, 0, 1)

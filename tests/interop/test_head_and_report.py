@@ -53,8 +53,10 @@ def test_a_new_head_is_zero(tiny_path, arguments):
     assert not found[HEAD[0]].any()
     assert not found[HEAD[1]].any()
     assert counts(loaded.report) == {
-        Status.TAKEN: NAMES - 2, Status.REINITIALISED: 2, Status.LEFT_OUT: 2,
-    }  # fmt: skip
+        Status.TAKEN: NAMES - 2,
+        Status.REINITIALISED: 2,
+        Status.LEFT_OUT: 2,
+    }
     assert sorted(loaded.report.names(Status.LEFT_OUT)) == sorted(HEAD)
     assert sorted(loaded.report.names(Status.REINITIALISED)) == sorted(HEAD)
 
@@ -156,8 +158,10 @@ def test_a_resampled_table_is_counted_with_both_shapes(tiny_path):
     report = load(tiny_path, image_size=24).report
     assert counts(report) == {Status.TAKEN: NAMES - 1, Status.RESIZED: 1}
     assert (
-        Status.RESIZED, "position_embedding/table", "(1, 17, 16) -> (1, 37, 16)",
-    ) in report.entries  # fmt: skip
+        Status.RESIZED,
+        "position_embedding/table",
+        "(1, 17, 16) -> (1, 37, 16)",
+    ) in report.entries
 
 
 def test_the_printed_table(tiny_path, capsys):

@@ -132,8 +132,11 @@ def test_the_tanh_layer_is_left_out_with_a_new_head(tmp_path):
     loaded = load(path, num_classes=7)
     assert loaded.options.representation_size is None
     assert loaded.report.names(Status.LEFT_OUT) == [
-        "head/pre_logits/kernel", "head/pre_logits/bias", "head/linear/kernel", "head/linear/bias",
-    ]  # fmt: skip
+        "head/pre_logits/kernel",
+        "head/pre_logits/bias",
+        "head/linear/kernel",
+        "head/linear/bias",
+    ]
     assert params(loaded.model)["head/linear/kernel"].shape == (WIDTH, 7)
 
 

@@ -157,8 +157,10 @@ def test_configs_beside_a_weights_file_are_fetched_too(cache, remote):
         remote.pipe_file(f"/models/vit/{name}", name.encode())
     path = local_path("memory://models/vit/model.safetensors")
     assert set(files(path.parent)) == {
-        "config.json", "preprocessor_config.json", "model.safetensors"
-    }  # fmt: skip
+        "config.json",
+        "preprocessor_config.json",
+        "model.safetensors",
+    }
 
 
 def test_a_whole_run_folder_is_fetched(cache, remote):

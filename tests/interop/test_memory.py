@@ -55,9 +55,11 @@ def python(script, *arguments):
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

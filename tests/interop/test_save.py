@@ -235,9 +235,11 @@ def _run(script, *arguments):
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=root, capture_output=True, text=True,
+        cwd=root,
+        capture_output=True,
+        text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -161,8 +161,13 @@ def test_an_unknown_architecture_lists_the_formats(tmp_path, suffix):
     )
     assert f"one of the formats {known_formats()}" in said
     assert {
-        "vision_transformer", "big_vision", "big_transfer", "transformers", "timm", "vit_jax",
-    } <= set(known_formats().split(", "))  # fmt: skip
+        "vision_transformer",
+        "big_vision",
+        "big_transfer",
+        "transformers",
+        "timm",
+        "vit_jax",
+    } <= set(known_formats().split(", "))
 
 
 def test_another_transformers_model_is_refused(tmp_path):

@@ -214,8 +214,11 @@ def test_logits_equal_those_of_timm(tmp_path, name, size, heads, options):
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
         [sys.executable, "-c", _SAVE, name, str(tmp_path), str(size), str(heads)],
-        cwd=root, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = load(tmp_path / "m.safetensors", image_size=size)
     for key, value in options.items():

@@ -89,9 +89,13 @@ def test_macs_of_conditions_loops_and_groups_are_counted():
 
     def grouped(x):
         return jax.lax.conv_general_dilated(
-            x, jnp.ones((3, 2, 8)), (1,), "SAME",
-            dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=2,
-        )  # fmt: skip
+            x,
+            jnp.ones((3, 2, 8)),
+            (1,),
+            "SAME",
+            dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=2,
+        )
 
     def macs(function, x):
         return count_macs(jax.make_jaxpr(function)(x).jaxpr)

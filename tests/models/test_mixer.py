@@ -56,8 +56,14 @@ def test_parameter_counts_are_those_of_the_paper(name, millions):
 def test_the_listed_names_are_those_of_the_paper():
     listed = [name for name in list_models() if name.startswith("Mixer")]
     assert [name.removeprefix("Mixer-") for name in listed] == [
-        "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14",
-    ]  # fmt: skip
+        "S/32",
+        "S/16",
+        "B/32",
+        "B/16",
+        "L/32",
+        "L/16",
+        "H/14",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,16 @@ def test_sincos_by_hand():
     table = sincos_2d((2, 3), 8)
     assert table.shape == (1, 6, 8)
     a, b = 2.0, 1.0
-    want = [np.sin(a), np.sin(a / 1e4), np.cos(a), np.cos(a / 1e4),
-            np.sin(b), np.sin(b / 1e4), np.cos(b), np.cos(b / 1e4)]  # fmt: skip
+    want = [
+        np.sin(a),
+        np.sin(a / 1e4),
+        np.cos(a),
+        np.cos(a / 1e4),
+        np.sin(b),
+        np.sin(b / 1e4),
+        np.cos(b),
+        np.cos(b / 1e4),
+    ]
     np.testing.assert_allclose(table[0, 5], want, rtol=1e-6)
     np.testing.assert_allclose(table[0, 0], [0, 0, 1, 1, 0, 0, 1, 1])
 

@@ -45,16 +45,28 @@ def config(data_dir: str, mesh: dict[str, Any] | None = None, **model: Any) -> C
         {
             "seed": 3,
             "model": {
-                "name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 4,
-                "dropout": 0.1, "stochastic_depth": 0.1, **model,
+                "name": "ViT-Ti/4",
+                "width": 16,
+                "depth": 2,
+                "mlp_dim": 32,
+                "num_heads": 4,
+                "dropout": 0.1,
+                "stochastic_depth": 0.1,
+                **model,
             },
             "data": {
-                "name": "digits", "data_dir": data_dir, "image_size": 8, "global_batch_size": 32,
-                "num_threads": 1, "augment": {"crop": "pad", "pad_pixels": 1},
+                "name": "digits",
+                "data_dir": data_dir,
+                "image_size": 8,
+                "global_batch_size": 32,
+                "num_threads": 1,
+                "augment": {"crop": "pad", "pad_pixels": 1},
             },
             "mixing": {"mixup_alpha": 0.2, "cutmix_alpha": 0.2},
             "optimizer": {
-                "name": "sgd", "learning_rate": 0.05, "weight_decay": 0.01,
+                "name": "sgd",
+                "learning_rate": 0.05,
+                "weight_decay": 0.01,
                 "clip_global_norm": 1.0,
             },
             "accumulation_steps": 2,
@@ -64,7 +76,7 @@ def config(data_dir: str, mesh: dict[str, Any] | None = None, **model: Any) -> C
             "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
             "mesh": mesh or {},
         }
-    )  # fmt: skip
+    )
 
 
 def go_on(source: Path, step: int, run: Config, workdir: Path) -> None:

@@ -87,8 +87,9 @@ def main(path: str) -> None:
     }
     batch = {
         "image": np.zeros((8, 48, 48, 3), np.uint8),
-        "label": np.arange(8, dtype=np.int32) % 7, "mask": np.ones(8, bool),
-    }  # fmt: skip
+        "label": np.arange(8, dtype=np.int32) % 7,
+        "mask": np.ones(8, bool),
+    }
     _, metrics = program.lower().compile()(state, to_devices(batch, mesh))
     found["loss"] = float(metrics["train/loss"])
     print(json.dumps(found))

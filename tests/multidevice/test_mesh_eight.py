@@ -149,12 +149,15 @@ def find_sums(mesh: Any) -> list[dict[str, int]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         program(
-            SMALL | {"dtype": "bfloat16"}, 8, mesh,
+            SMALL | {"dtype": "bfloat16"},
+            8,
+            mesh,
             compiler_options={
-                "xla_dump_to": folder, "xla_dump_hlo_as_text": True,
+                "xla_dump_to": folder,
+                "xla_dump_hlo_as_text": True,
                 "xla_dump_hlo_pass_re": "spmd-partitioning",
             },
-        ).compile()  # fmt: skip
+        ).compile()
         (file,) = Path(folder).glob("*step_fn*after_spmd-partitioning*")
         rows = collectives(file.read_text())
     values = [value for row in rows if row["kind"] == "all-reduce" for value in row["values"]]

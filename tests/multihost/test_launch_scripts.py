@@ -20,9 +20,13 @@ SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 
 def dry(script, *arguments, **environment):
     done = subprocess.run(
-        ["bash", str(LAUNCH / script), *arguments, "--dry_run"], cwd=ROOT, text=True,
-        capture_output=True, env={**os.environ, **environment}, timeout=TIMEOUT_S,
-    )  # fmt: skip
+        ["bash", str(LAUNCH / script), *arguments, "--dry_run"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=TIMEOUT_S,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.replace("\\", "")
 
@@ -78,20 +82,35 @@ def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_
     """Two nodes, a process each, train the quickstart's model; a requeue comes in the middle."""
     workdir = tmp_path / "run"
     short = [
-        "--config.train_epochs=none", "--config.train_steps=150", "--config.model.scan=true",
-        "--config.logging.interval_steps=1", "--config.evaluation.interval_epochs=none",
+        "--config.train_epochs=none",
+        "--config.train_steps=150",
+        "--config.model.scan=true",
+        "--config.logging.interval_steps=1",
+        "--config.evaluation.interval_epochs=none",
         f"--config.data.data_dir={digits_dir}",
-    ]  # fmt: skip
+    ]
     port = str(free_port())
     settings = {
-        "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "CONFIG": "configs/quickstart.py",
-        "WORKDIR": str(workdir), "ARGUMENTS": " ".join(short), "JAX_PLATFORMS": "cpu",
-        "JAX_COORDINATOR_PORT": port, "XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "3",
-    }  # fmt: skip
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "CONFIG": "configs/quickstart.py",
+        "WORKDIR": str(workdir),
+        "ARGUMENTS": " ".join(short),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COORDINATOR_PORT": port,
+        "XLA_FLAGS": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     printed = cluster.call(
-        "sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--chdir={ROOT}",
-        f"--output={tmp_path}/job.log", str(LAUNCH / "slurm_per_node.sh"), env=settings,
-    )  # fmt: skip
+        "sbatch",
+        "--parsable",
+        "--gpus-per-node=0",
+        "--cpus-per-task=1",
+        f"--chdir={ROOT}",
+        f"--output={tmp_path}/job.log",
+        str(LAUNCH / "slurm_per_node.sh"),
+        env=settings,
+    )
     job = int(printed.split(";")[0])
     log = tmp_path / "job.log"
 
@@ -115,7 +134,8 @@ def test_a_job_requeued_by_slurm_resumes_and_finishes(cluster, tmp_path, digits_
     assert 5 <= saved < 150
     assert f"resuming from step {saved}" in message
     assert message.count("2 processes, 2 devices (started by slurm)") == 2
-    trained = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")
-               if "train/loss" in row]  # fmt: skip
+    trained = [
+        row["step"] for row in read_metrics(workdir / "metrics.jsonl") if "train/loss" in row
+    ]
     assert trained == list(range(1, 151))
     assert (workdir / "result.json").exists()

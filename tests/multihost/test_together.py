@@ -119,9 +119,7 @@ def test_processes_with_different_configs_do_not_start(tmp_path, digits_dir):
 
 @pytest.mark.slow
 def test_processes_that_never_connect_end_with_an_error(tmp_path, digits_dir):
-    run = Run(
-        tmp_path, TINY, digits_dir, "--start_timeout_s=20", count=2, devices=1, expected=4
-    )  # fmt: skip
+    run = Run(tmp_path, TINY, digits_dir, "--start_timeout_s=20", count=2, devices=1, expected=4)
     assert run.codes() == [76, 76]
     for process in (0, 1):
         (line,) = run.printed(process).splitlines()

@@ -12,9 +12,14 @@ from vit_jax.parallel.devices import check_devices, local_devices, print_devices
 
 def row(host="a", platform="gpu", count=4, allocated=None, node=None):
     return {
-        "host": host, "node": node, "pid": 7, "platform": platform, "kind": f"{platform} kind",
-        "ids": list(range(count)), "allocated": allocated,
-    }  # fmt: skip
+        "host": host,
+        "node": node,
+        "pid": 7,
+        "platform": platform,
+        "kind": f"{platform} kind",
+        "ids": list(range(count)),
+        "allocated": allocated,
+    }
 
 
 @pytest.mark.parametrize(

@@ -71,5 +71,6 @@ def test_sums_are_sorted_by_received_bytes():
     large = Collectives("all-reduce", 4, "backward", 1, 1000)
     sums = sum_collectives([small, large, small])
     assert [(s.kind, s.count, s.bytes, s.received) for s in sums] == [
-        ("all-reduce", 1, 1000, 1500.0), ("all-gather", 4, 400, 300.0)
-    ]  # fmt: skip
+        ("all-reduce", 1, 1000, 1500.0),
+        ("all-gather", 4, 400, 300.0),
+    ]

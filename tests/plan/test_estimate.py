@@ -17,8 +17,12 @@ WIDTH, DEPTH, MLP, BATCH, TOKENS = 32, 3, 64, 8, 5
 
 def config(**changes):
     model = {
-        "name": "ViT-Ti/4", "width": WIDTH, "depth": DEPTH, "mlp_dim": MLP, "num_heads": 2
-    } | changes  # fmt: skip
+        "name": "ViT-Ti/4",
+        "width": WIDTH,
+        "depth": DEPTH,
+        "mlp_dim": MLP,
+        "num_heads": 2,
+    } | changes
     return Config.from_mapping(
         {
             "model": model,

@@ -10,8 +10,13 @@ def test_computations_run_once_per_iteration_of_their_loop():
     program = parse(LOOP)
     assert program.entry == "main"
     assert program.runs == {
-        "main": 1, "body": 24, "condition": 24, "sliced": 24, "kept": 24, "add": 24
-    }  # fmt: skip
+        "main": 1,
+        "body": 24,
+        "condition": 24,
+        "sliced": 24,
+        "kept": 24,
+        "add": 24,
+    }
     assert program.unknown_loops == ()
 
 

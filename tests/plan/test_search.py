@@ -36,9 +36,19 @@ def toy(config):
     work = Work(3.0 * batch, flops, 0.0, 8.0 if mesh.fsdp > 1 else 0.0)
     chip = type(CHIP)("toy", "toy", 100.0, 1.0, 1.0, 1.0, "ours")
     return Plan(
-        config, chip, {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1}, SIZES, 10, 1,
-        Memory({"parameters": total}, 0, 0, ()), work, (), 0, 1.0, True,
-    )  # fmt: skip
+        config,
+        chip,
+        {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": 1},
+        SIZES,
+        10,
+        1,
+        Memory({"parameters": total}, 0, 0, ()),
+        work,
+        (),
+        0,
+        1.0,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +106,10 @@ def test_each_mesh_stops_at_the_first_setting_that_fits():
     )
     assert [(t.batch_size, t.mesh[1], t.remat) for t in tries] == [
         # 128 bytes, then 96: dots fits. With fsdp 80 fit at once.
-        (32, 1, "none"), (32, 1, "dots"), (32, 4, "none")
-    ]  # fmt: skip
+        (32, 1, "none"),
+        (32, 1, "dots"),
+        (32, 4, "none"),
+    ]
     best = fastest(tries)
     assert best is not None
     # Both are bound by 96 s of compute; the one with less memory wins.
@@ -107,8 +119,11 @@ def test_each_mesh_stops_at_the_first_setting_that_fits():
 def test_smaller_batches_are_tried_if_larger_ones_do_not_fit():
     tries = list(search(config(), batch_sizes=[8, 512], mesh_sizes=[(4, 1, 1)], plan=toy))
     assert [(t.batch_size, t.remat) for t in tries] == [
-        (512, "none"), (512, "dots"), (512, "full"), (8, "none")
-    ]  # fmt: skip
+        (512, "none"),
+        (512, "dots"),
+        (512, "full"),
+        (8, "none"),
+    ]
 
 
 def test_an_impossible_setting_is_kept_with_its_reason():

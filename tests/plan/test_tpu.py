@@ -22,12 +22,21 @@ def plan(tmp_path, topology, *overrides):
     path = tmp_path / "plan.json"
     done = subprocess.run(
         [
-            sys.executable, "-m", "vit_jax", "plan", f"--config={ROOT / 'configs/augreg.py'}:Ti/16",
-            f"--topology={topology}", f"--output={path}", "--config.model.depth=3", *overrides,
+            sys.executable,
+            "-m",
+            "vit_jax",
+            "plan",
+            f"--config={ROOT / 'configs/augreg.py'}:Ti/16",
+            f"--topology={topology}",
+            f"--output={path}",
+            "--config.model.depth=3",
+            *overrides,
         ],
-        capture_output=True, text=True, timeout=1500,
+        capture_output=True,
+        text=True,
+        timeout=1500,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(path.read_text()), done.stdout
 
@@ -50,8 +59,11 @@ def test_a_small_step_compiles_for_a_tpu_slice(tmp_path):
 
 def test_a_run_that_does_not_fit_is_reported_without_an_error(tmp_path):
     figures, shown = plan(
-        tmp_path, "v5e:1x1", "--config.data.global_batch_size=8192", "--config.model.scan=false",
+        tmp_path,
+        "v5e:1x1",
+        "--config.data.global_batch_size=8192",
+        "--config.model.scan=false",
         "--config.model.dtype=float32",
-    )  # fmt: skip
+    )
     assert (figures["devices"], figures["fits"]) == (1, False)
     assert "Does not fit" in shown

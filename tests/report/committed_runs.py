@@ -41,9 +41,10 @@ def _write_run(row, folder, selection):
     names = sorted((k for k in row if k.startswith("label.")), key=_label_order)
     labels = {k.removeprefix("label."): row[k] for k in names if row[k]}
     settings = {
-        k: _value(v) for k, v in row.items()
+        k: _value(v)
+        for k, v in row.items()
         if k not in _ABOUT | _RESULT and not k.startswith("label.") and "/" not in k
-    }  # fmt: skip
+    }
     settings["seed"] = _value(row["seed"])
     # A setting of this name is hidden by the metric, but its column is among the settings.
     if list(row).index("train_examples") < list(row).index("step") - 1:
@@ -61,8 +62,13 @@ def _write_run(row, folder, selection):
     count, _, kind = row["device"].partition(" x ")
     environment = {"device_count": int(count), "device_kind": kind, "packages": {"jax": "0.10.2"},
                    "git_revision": row["git_revision"]}  # fmt: skip
-    job = {"name": row["name"], "stage": row["stage"] or None, "labels": labels,
-           "command": command, "selection": selection}  # fmt: skip
+    job = {
+        "name": row["name"],
+        "stage": row["stage"] or None,
+        "labels": labels,
+        "command": command,
+        "selection": selection,
+    }
     path = folder / row["folder"]
     path.mkdir(parents=True)
     files = {"config": settings, "env": environment, "job": job, "result": figures}
@@ -70,8 +76,11 @@ def _write_run(row, folder, selection):
         (path / f"{file}.json").write_text(json.dumps(content))
     curve = [k for k in figures if k == "train/loss" or k.endswith("/accuracy_top1")]
     if "train/loss" in curve:
-        lines = [{"step": round(figures["step"] * part / 4), "time": part} |
-                 {k: figures[k] * part / 4 for k in curve} for part in (1, 2, 3, 4)]  # fmt: skip
+        lines = [
+            {"step": round(figures["step"] * part / 4), "time": part}
+            | {k: figures[k] * part / 4 for k in curve}
+            for part in (1, 2, 3, 4)
+        ]
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -84,8 +93,7 @@ def _candidates(row, rows):
     if not row["name"].startswith("final/") or not scores:
         return None
     chosen, score = max(scores, key=lambda candidate: candidate[1])
-    return {"metric": metric, "mode": "max", "chosen": chosen, "score": score,
-            "candidates": scores}  # fmt: skip
+    return {"metric": metric, "mode": "max", "chosen": chosen, "score": score, "candidates": scores}
 
 
 def _label_order(column):

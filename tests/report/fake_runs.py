@@ -57,8 +57,14 @@ def curve(final, steps, split, random_state, until=None):
     for step in range(steps // 40, (until or steps) + 1, steps // 40):
         share = 1 - math.exp(-4 * step / steps)
         loss = 0.25 + 2.0 * (1 - share * final) + random_state.gauss(0, 0.04)
-        rows.append({"step": step, "time": 1.7e9 + step * 0.5, "train/loss": loss,
-                     "train/learning_rate": 0.01 * (1 - step / steps)})  # fmt: skip
+        rows.append(
+            {
+                "step": step,
+                "time": 1.7e9 + step * 0.5,
+                "train/loss": loss,
+                "train/learning_rate": 0.01 * (1 - step / steps),
+            }
+        )
         if step % (steps // 8) == 0:
             score = final * share / (1 - math.exp(-4)) + random_state.gauss(0, 0.004)
             figures = {f"eval/{split}/accuracy_top1": score, f"eval/{split}/loss": loss + 0.1}
@@ -69,11 +75,16 @@ def curve(final, steps, split, random_state, until=None):
 def result(score, steps, *, split="test", examples=5000, exaflops=0.01):
     """Returns a result.json."""
     return {
-        "step": steps, "parameters": 5_300_000, "wall_time_s": steps * 0.5,
-        "train_examples": examples, "examples_seen": steps * 64, "train_exaflops": exaflops,
-        f"eval/{split}/accuracy_top1": score, f"eval/{split}/loss": 1.3 - score,
+        "step": steps,
+        "parameters": 5_300_000,
+        "wall_time_s": steps * 0.5,
+        "train_examples": examples,
+        "examples_seen": steps * 64,
+        "train_exaflops": exaflops,
+        f"eval/{split}/accuracy_top1": score,
+        f"eval/{split}/loss": 1.3 - score,
         f"eval/{split}/examples": 500,
-    }  # fmt: skip
+    }
 
 
 def write_sweep(folder):
@@ -88,11 +99,13 @@ def write_sweep(folder):
             examples = int(50_000 * (fraction or 1))
             score = level + 1.5 * loss + state.gauss(0, 0.003)
             write(
-                base, job=_job(f"pretrain/{slug}", {**labels, "dataset": "cifar10"}, None),
+                base,
+                job=_job(f"pretrain/{slug}", {**labels, "dataset": "cifar10"}, None),
                 config=config(model, data__subset__fraction=fraction, steps=2000),
-                env=ENVIRONMENT, metrics=curve(score, 2000, "test", state),
+                env=ENVIRONMENT,
+                metrics=curve(score, 2000, "test", state),
                 result=result(score, 2000, examples=examples, exaflops=0.02 * (i + 1)),
-            )  # fmt: skip
+            )
             _write_fewshot(jobs, slug, base, labels, level + loss, state)
             for dataset, more in DATASETS.items():
                 _write_transfer(
@@ -110,9 +123,16 @@ def write_sweep(folder):
 
 
 def _job(name, labels, stage, selection=None, command="train"):
-    return {"sweep": "experiments/transfer/sweep.py:small", "name": name, "command": command,
-            "config": "configs/transfer.py", "labels": labels, "stage": stage,
-            "overrides": {"optimizer.learning_rate": 0.01}, "selection": selection}  # fmt: skip
+    return {
+        "sweep": "experiments/transfer/sweep.py:small",
+        "name": name,
+        "command": command,
+        "config": "configs/transfer.py",
+        "labels": labels,
+        "stage": stage,
+        "overrides": {"optimizer.learning_rate": 0.01},
+        "selection": selection,
+    }
 
 
 def _write_fewshot(jobs, slug, base, labels, level, state):
@@ -126,10 +146,12 @@ def _write_fewshot(jobs, slug, base, labels, level, state):
         figures[f"knn/{dataset}/accuracy_top1"] = level + more - 0.2 + state.gauss(0, 0.01)
     name = f"fewshot/{slug}"
     write(
-        jobs / name, job=_job(name, labels, None, command="fewshot"), env=ENVIRONMENT,
+        jobs / name,
+        job=_job(name, labels, None, command="fewshot"),
+        env=ENVIRONMENT,
         config={"command": "fewshot", "checkpoint": str(base), "fewshot": {"seeds": [0, 1, 2]}},
         result=figures,
-    )  # fmt: skip
+    )
 
 
 def _write_transfer(jobs, slug, base, labels, level, state):
@@ -140,20 +162,31 @@ def _write_transfer(jobs, slug, base, labels, level, state):
         score = level - 0.05 * abs(math.log10(rate / 0.01)) + state.gauss(0, 0.01)
         candidates.append([name, score])
         write(
-            jobs / name, job=_job(name, labels, "search"), env=ENVIRONMENT,
-            config=config(**settings, rate=rate), metrics=curve(score, 400, "dev", state),
+            jobs / name,
+            job=_job(name, labels, "search"),
+            env=ENVIRONMENT,
+            config=config(**settings, rate=rate),
+            metrics=curve(score, 400, "dev", state),
             result=result(score, 400, split="dev", examples=4500),
-        )  # fmt: skip
+        )
     chosen, best = max(candidates, key=lambda c: c[1])
-    selection = {"metric": "eval/dev/accuracy_top1", "mode": "max", "chosen": chosen,
-                 "score": best, "candidates": candidates}  # fmt: skip
+    selection = {
+        "metric": "eval/dev/accuracy_top1",
+        "mode": "max",
+        "chosen": chosen,
+        "score": best,
+        "candidates": candidates,
+    }
     for seed in SEEDS:
         name, score = f"final/{dataset}/{slug}/seed{seed}", level + state.gauss(0, 0.012)
         write(
-            jobs / name, job=_job(name, labels, "final", selection), env=ENVIRONMENT,
-            config=config(**settings, seed=seed), metrics=curve(score, 400, "test", state),
+            jobs / name,
+            job=_job(name, labels, "final", selection),
+            env=ENVIRONMENT,
+            config=config(**settings, seed=seed),
+            metrics=curve(score, 400, "test", state),
             result=result(score, 400),
-        )  # fmt: skip
+        )
 
 
 def _remove_results(jobs):

@@ -54,9 +54,14 @@ def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
     """As in Figure 9 of the paper: pretraining without held-out data."""
     for i, name in enumerate(("a", "b")):
         shots = [
-            {"step": s, "time": s, "fewshot/pets/5_shot/accuracy_top1": 0.1 * (s + i),
-             "fewshot/pets/25_shot/accuracy_top1": 0.9} for s in (1, 2)
-        ]  # fmt: skip
+            {
+                "step": s,
+                "time": s,
+                "fewshot/pets/5_shot/accuracy_top1": 0.1 * (s + i),
+                "fewshot/pets/25_shot/accuracy_top1": 0.9,
+            }
+            for s in (1, 2)
+        ]
         job = {"name": name, "labels": {"model": name, "dataset": "jft"}}
         put(
             tmp_path / name,
@@ -91,8 +96,11 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     assert len(cut.get_xydata()) == sum("train/loss" in row for row in rows[:8])
     assert cross.get_marker() == "x"
     assert cross.get_xydata().tolist() == cut.get_xydata()[-1:].tolist()
-    accuracy = [100 * row["eval/test/accuracy_top1"] for row in rows if len(row) == 4 and
-                "eval/test/loss" in row]  # fmt: skip
+    accuracy = [
+        100 * row["eval/test/accuracy_top1"]
+        for row in rows
+        if len(row) == 4 and "eval/test/loss" in row
+    ]
     assert score.lines[0].get_ydata().tolist() == accuracy
     cross_note = "A cross marks the end of a run without a result."
     assert sheet.note == f"A line for each of 2 runs. {cross_note}"
@@ -157,8 +165,11 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
     ((sheet, figure),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
     titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
     assert titles == [
-        "10 · classification", "10 · masked", "100 · classification", "100 · masked",
-    ]  # fmt: skip
+        "10 · classification",
+        "10 · masked",
+        "100 · classification",
+        "100 · masked",
+    ]
     assert sheet.title == "Both"
     first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
     assert first != second

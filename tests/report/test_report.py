@@ -42,15 +42,17 @@ def table(page, title):
 def test_means_and_standard_deviations_are_computed_over_the_runs(sweep, report):
     values = scores(sweep, "sign_language_digits", "R+ViT-Mini-4-100")
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    rows = {row[0]: row[1:] for row in table((report / "report.md").read_text(),
-                                             "Top-1 accuracy, test")}  # fmt: skip
+    rows = {
+        row[0]: row[1:] for row in table((report / "report.md").read_text(), "Top-1 accuracy, test")
+    }
     assert rows["R+ViT-Mini/4 · 100 %"][1] == f"**{100 * mean:.2f} ± {100 * std:.2f}**"
     with (report / "tables.csv").open() as file:
         found = [
-            row for row in csv.DictReader(file)
+            row
+            for row in csv.DictReader(file)
             if (row["row"], row["column"]) == ("R+ViT-Mini/4 · 100 %", "sign_language_digits")
             and row["metric"] == "eval/test/accuracy_top1"
-        ]  # fmt: skip
+        ]
     assert [(float(f["mean"]), float(f["std"]), f["n"]) for f in found] == [(mean, std, "3")]
     assert f"{100 * mean:.2f} ± {100 * std:.2f}</td>" in (report / "report.html").read_text()
 
@@ -82,8 +84,10 @@ def test_every_run_has_a_row_with_its_labels_settings_and_figures(sweep, report)
     assert (row["pretrain_examples"], row["train_examples"]) == ("5000", "5000")
     assert float(row["pretrain_exaflops"]) == 0.06
     assert row["git_revision"].startswith("a53388d")
-    assert rows["search/clothing_small/BiT-R-Mini-10/learning_rate=0.03"][
-        "optimizer.learning_rate"] == "0.03"  # fmt: skip
+    assert (
+        rows["search/clothing_small/BiT-R-Mini-10/learning_rate=0.03"]["optimizer.learning_rate"]
+        == "0.03"
+    )
 
 
 def test_selections_show_their_split_candidates_and_seeds(report):
@@ -111,8 +115,9 @@ def test_the_report_is_written_into_a_page_between_two_markers(sweep, tmp_path):
     page = tmp_path / "README.md"
     page.write_text("# Mine\n\n<!-- report -->\nold\n<!-- end of report -->\nmore\n")
     out = tmp_path / "results"
-    assert main(["report", str(sweep / "jobs" / "pretrain"), f"--output={out}",
-                 f"--into={page}"]) == 0  # fmt: skip
+    assert (
+        main(["report", str(sweep / "jobs" / "pretrain"), f"--output={out}", f"--into={page}"]) == 0
+    )
     text = page.read_text()
     assert text.startswith("# Mine\n\n<!-- report -->\n\n6 runs: 6 finished.")
     assert text.endswith("\n<!-- end of report -->\nmore\n")
@@ -136,13 +141,22 @@ def test_tables_and_plots_follow_the_command_line(sweep, tmp_path):
 
 def small_sweep(folder, report, reported="test"):
     candidates = [["search/a/lr=1", 0.5], ["search/a/lr=2", 0.25]]
-    selection = {"metric": "eval/dev/accuracy_top1", "mode": "max", "chosen": "search/a/lr=1",
-                 "score": 0.5, "candidates": candidates}  # fmt: skip
+    selection = {
+        "metric": "eval/dev/accuracy_top1",
+        "mode": "max",
+        "chosen": "search/a/lr=1",
+        "score": 0.5,
+        "candidates": candidates,
+    }
     for seed in (0, 1):
         job = {"name": f"final/{seed}", "stage": "final", "selection": selection,
                "labels": {"model": "A", "dataset": "x"}}  # fmt: skip
-        write(folder / "jobs" / "final" / str(seed), job=job, config=config(seed=seed),
-              result=result(0.5 + 0.1 * seed, 400, split=reported))  # fmt: skip
+        write(
+            folder / "jobs" / "final" / str(seed),
+            job=job,
+            config=config(seed=seed),
+            result=result(0.5 + 0.1 * seed, 400, split=reported),
+        )
     write(folder, sweep={"report": report, "jobs": []})
 
 

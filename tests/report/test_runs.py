@@ -148,11 +148,13 @@ def test_pretraining_is_unknown_for_weights_that_are_not_a_run(tmp_path, origin,
 
 def test_a_moved_sweep_finds_its_own_jobs(tmp_path):
     job = {"sweep": "s.py", "name": "pre/vit", "labels": {}}
-    write(tmp_path / "jobs/pre/vit", job=job, config=config(),
-          result=result(0.5, 400, examples=900))  # fmt: skip
+    write(
+        tmp_path / "jobs/pre/vit", job=job, config=config(), result=result(0.5, 400, examples=900)
+    )
     moved = config(init_from="/before/s/jobs/pre/vit/checkpoints/400")
-    write(tmp_path / "jobs/final", job={**job, "name": "final"}, config=moved,
-          result=result(0.5, 400))  # fmt: skip
+    write(
+        tmp_path / "jobs/final", job={**job, "name": "final"}, config=moved, result=result(0.5, 400)
+    )
     _, row = row_of(tmp_path / "jobs/final", tmp_path)
     assert row["pretrain_examples"] == 900
 
@@ -168,8 +170,13 @@ def test_a_cycle_of_initialisations_is_reported(tmp_path):
 
 def test_the_compute_of_an_older_run_is_computed_from_its_config(tmp_path):
     old = {"step": 30, "wall_time_s": 1.0, "eval/test/accuracy_top1": 0.5}
-    write(tmp_path / "a", config=tiny(steps=30), result=old, subset={"examples": 77},
-          classes={"names": list("abcdefghij")})  # fmt: skip
+    write(
+        tmp_path / "a",
+        config=tiny(steps=30),
+        result=old,
+        subset={"examples": 77},
+        classes={"names": list("abcdefghij")},
+    )
     _, row = row_of(tmp_path / "a")
     assert (row["train_examples"], row["examples_seen"]) == (77, 30 * 64)
     assert row["train_exaflops"] == pytest.approx(6 * MACS * 30 * 64 / 1e18, rel=1e-12)

@@ -41,9 +41,10 @@ def cell(table, row, column):
 def best(table):
     return {
         (row[0].text, name)
-        for row in table.rows for name, one in zip(table.header, row, strict=True)
+        for row in table.rows
+        for name, one in zip(table.header, row, strict=True)
         if "best" in one.kind
-    }  # fmt: skip
+    }
 
 
 def make_plot(folder, x, y=SCORE, **request):
@@ -99,8 +100,14 @@ def test_smaller_losses_are_better(tmp_path):
 
 def test_a_note_names_the_settings_in_which_runs_of_a_cell_differ(tmp_path):
     for seed in (0, 1):
-        put(tmp_path, f"{seed}", 0.5, labels={"model": "A", "dataset": "x"}, seed=seed,
-            rate=0.1 * (seed + 1))  # fmt: skip
+        put(
+            tmp_path,
+            f"{seed}",
+            0.5,
+            labels={"model": "A", "dataset": "x"},
+            seed=seed,
+            rate=0.1 * (seed + 1),
+        )
     notes = make_table(tmp_path).notes
     assert "Runs within a cell differ in more than the seed: optimizer.learning_rate." in notes
 
@@ -130,8 +137,12 @@ def test_vtab_gets_the_means_of_its_groups_over_seeds(tmp_path):
     assert table.header[1:5] == ["natural", "specialized", "structured", "VTAB (19)"]
     assert table.header[5] == "vtab_caltech101"
     deviation = statistics.stdev([0.0, 10.0])
-    for column, mean in (("natural", 4), ("specialized", 9.5), ("structured", 15.5),
-                         ("VTAB (19)", 10)):  # fmt: skip
+    for column, mean in (
+        ("natural", 4),
+        ("specialized", 9.5),
+        ("structured", 15.5),
+        ("VTAB (19)", 10),
+    ):
         assert cell(table, "A", column).text == f"{mean + 5:.2f} ± {deviation:.2f}"
 
 
@@ -141,9 +152,11 @@ def test_vtab_gets_a_panel_for_each_group(tmp_path):
         put(tmp_path, task, (i + 1) / 100, labels=labels)
     data = make_plot(tmp_path, "model", panel="dataset")
     assert {name: panel["A"]["A"].mean for name, panel in data.panels.items()} == {
-        "natural": pytest.approx(0.04), "specialized": pytest.approx(0.095),
-        "structured": pytest.approx(0.155), "VTAB (19)": pytest.approx(0.1),
-    }  # fmt: skip
+        "natural": pytest.approx(0.04),
+        "specialized": pytest.approx(0.095),
+        "structured": pytest.approx(0.155),
+        "VTAB (19)": pytest.approx(0.1),
+    }
     assert "The 19 datasets have no panels of their own" in " ".join(data.notes)
 
 
@@ -154,8 +167,11 @@ def test_vtab_is_recognised_beside_other_datasets_if_all_19_tasks_are_there():
 
 
 def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
-    for model, size, values in (("A", 100, (0.4, 0.6)), ("A", 1000, (0.7, 0.8)),
-                                ("B", 100, (0.3, 0.3))):  # fmt: skip
+    for model, size, values in (
+        ("A", 100, (0.4, 0.6)),
+        ("A", 1000, (0.7, 0.8)),
+        ("B", 100, (0.3, 0.3)),
+    ):
         for seed, value in enumerate(values):
             figures = {SCORE: value, "train_examples": size}
             labels = {"model": model, "dataset": "x", "size": str(size)}
@@ -189,8 +205,9 @@ def test_lines_go_through_a_shared_point(tmp_path):
     base = {100.0: 0.5}
     assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
     assert data.notes == [
-        "One run a point, so no dispersion.", "The lines of all series go through base.",
-    ]  # fmt: skip
+        "One run a point, so no dispersion.",
+        "The lines of all series go through base.",
+    ]
     with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
         make_plot(tmp_path, through="bse", **asked)
 
@@ -241,8 +258,11 @@ def test_suggestions_fit_the_runs(tmp_path):
 def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
     for rate in (0.1, 0.2):
         for seed in (0, 1):
-            write(tmp_path / f"{rate}-{seed}", config=config(rate=rate, seed=seed),
-                  result=result(rate, 400))  # fmt: skip
+            write(
+                tmp_path / f"{rate}-{seed}",
+                config=config(rate=rate, seed=seed),
+                result=result(rate, 400),
+            )
     (request,) = suggest_tables(read(tmp_path))
     assert request.rows == "optimizer.learning_rate"
     table = score_table(request, read(tmp_path))

@@ -43,9 +43,13 @@ def test_an_old_run_resumes_and_computes_the_same_figures(old_run, tmp_path, dig
     shutil.rmtree(workdir / "checkpoints" / "4")
     (workdir / "result.json").unlink()
     done = run_command(
-        "-m", "vit_jax", "train", f"--config={workdir / 'config.json'}", f"--workdir={workdir}",
+        "-m",
+        "vit_jax",
+        "train",
+        f"--config={workdir / 'config.json'}",
+        f"--workdir={workdir}",
         f"--config.data.data_dir={digits_dir}",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "resuming from step 2" in done.stderr
     found, expected = figures(workdir), figures(old_run)

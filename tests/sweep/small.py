@@ -10,9 +10,11 @@ SLURM = {"timeout_min": 20, "cpus_per_task": 1}
 
 def get_sweep(data_dir):
     common = {
-        "data.data_dir": data_dir, "checkpoint.interval_steps": 10, "logging.interval_steps": 1,
+        "data.data_dir": data_dir,
+        "checkpoint.interval_steps": 10,
+        "logging.interval_steps": 1,
         "evaluation.interval_steps": None,
-    }  # fmt: skip
+    }
     yield Job(TINY, {**common, "train_steps": 80}, name="pretrain", labels={"model": "tiny"})
     short = {**common, "train_steps": 20, "init_from": "job:pretrain", "model.name": "auto"}
     dev = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}

@@ -23,11 +23,13 @@ TWO = {"tiny": 1, "pretrain": 1}
 def test_gpus_are_divided_and_shared_if_there_are_too_few(monkeypatch):
     parts = gpu_shares(["0", "1", "2"], 2)
     assert [p.environment for p in parts] == [
-        {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1,2"}
-    ]  # fmt: skip
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1,2"},
+    ]
     assert gpu_shares(["0", "1"], 4)[3].environment == {
-        "CUDA_VISIBLE_DEVICES": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"
-    }  # fmt: skip
+        "CUDA_VISIBLE_DEVICES": "1",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
+    }
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     # A single job sees what the launcher sees, although submitit hides it.

@@ -36,30 +36,46 @@ def test_derived_names_show_the_overrides_that_differ():
     runs = product(vary("optimizer.learning_rate", [1e-3, 3e-3]), vary("seed", [0, 1]))
     jobs = plan(*(Job(TINY, {**o, "train_steps": 5}) for o in runs)).jobs
     assert list(jobs) == [
-        "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1",
-        "learning_rate=0.003,seed=0", "learning_rate=0.003,seed=1",
-    ]  # fmt: skip
+        "learning_rate=0.001,seed=0",
+        "learning_rate=0.001,seed=1",
+        "learning_rate=0.003,seed=0",
+        "learning_rate=0.003,seed=1",
+    ]
     # Two keys have the same last part: longer parts tell them apart.
     pairs = [{"optimizer.name": "adam", "data.name": "digits"},
              {"optimizer.name": "sgd", "data.name": "mnist"}]  # fmt: skip
     assert list(plan(*(Job(TINY, o) for o in pairs)).jobs) == [
-        "optimizer.name=adam,data.name=digits", "optimizer.name=sgd,data.name=mnist",
-    ]  # fmt: skip
+        "optimizer.name=adam,data.name=digits",
+        "optimizer.name=sgd,data.name=mnist",
+    ]
     assert list(plan(Job(TINY)).jobs) == ["tiny"]
 
 
 def test_a_job_as_a_command_line():
     job = plan(
         Job(TINY, name="a"),
-        Job(TINY, {"init_from": "job:a", "seed": 3, "ema_decay": None}, name="b",
-            arguments=["--deterministic", "--model=job:a", "job:a"]),
-    ).jobs["b"]  # fmt: skip
+        Job(
+            TINY,
+            {"init_from": "job:a", "seed": 3, "ema_decay": None},
+            name="b",
+            arguments=["--deterministic", "--model=job:a", "job:a"],
+        ),
+    ).jobs["b"]
     assert job.needs == ("a",)
     assert job.command("python") == [
-        "python", "-m", "vit_jax", "train", f"--config={TINY}", "--workdir=/sweep/jobs/b",
-        "--config.init_from=/sweep/jobs/a", "--config.seed=3", "--config.ema_decay=none",
-        "--deterministic", "--model=/sweep/jobs/a", "/sweep/jobs/a",
-    ]  # fmt: skip
+        "python",
+        "-m",
+        "vit_jax",
+        "train",
+        f"--config={TINY}",
+        "--workdir=/sweep/jobs/b",
+        "--config.init_from=/sweep/jobs/a",
+        "--config.seed=3",
+        "--config.ema_decay=none",
+        "--deterministic",
+        "--model=/sweep/jobs/a",
+        "/sweep/jobs/a",
+    ]
 
 
 def test_other_commands_take_the_folder_of_another_job_as_an_argument():
@@ -69,17 +85,26 @@ def test_other_commands_take_the_folder_of_another_job_as_an_argument():
     ).jobs
     assert jobs["shots"].needs == ("a",)
     assert jobs["shots"].command("python")[2:] == [
-        "vit_jax", "fewshot", "--workdir=/sweep/jobs/shots", "/sweep/jobs/a", "--dataset=digits"
-    ]  # fmt: skip
+        "vit_jax",
+        "fewshot",
+        "--workdir=/sweep/jobs/shots",
+        "/sweep/jobs/a",
+        "--dataset=digits",
+    ]
 
 
 def test_jobs_come_after_the_jobs_that_they_need():
     entries = [
         Job(TINY, {"init_from": "job:final/x/seed0"}, name="last"),
-        Selection("x", [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
-                  "eval/dev/loss", seeds=[0], final_overrides=TEST),
+        Selection(
+            "x",
+            [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
+            "eval/dev/loss",
+            seeds=[0],
+            final_overrides=TEST,
+        ),
         Job(TINY, name="first"),
-    ]  # fmt: skip
+    ]
     jobs = plan(*entries).jobs
     assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
     assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
@@ -89,8 +114,16 @@ def test_jobs_come_after_the_jobs_that_they_need():
 
 def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
-    laid = plan(Selection("x", candidates, "eval/dev/loss", mode="min", seeds=[1],
-                          final_overrides={**TEST, "train_epochs": 2.0}))  # fmt: skip
+    laid = plan(
+        Selection(
+            "x",
+            candidates,
+            "eval/dev/loss",
+            mode="min",
+            seeds=[1],
+            final_overrides={**TEST, "train_epochs": 2.0},
+        )
+    )
     laid.apply_choice("x", {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
     assert job.awaits_selection is False
@@ -108,11 +141,23 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     half = {"evaluation.splits": {"dev": "test[:50%]", "test": "test"},
             "evaluation.interval_steps": 10}  # fmt: skip
     with pytest.raises(SweepError, match="final runs report"):
-        plan(Selection("x", [(TINY, half)], "eval/dev/loss", final_overrides={
-            "early_stopping.metric": "eval/test/loss"}))  # fmt: skip
+        plan(
+            Selection(
+                "x",
+                [(TINY, half)],
+                "eval/dev/loss",
+                final_overrides={"early_stopping.metric": "eval/test/loss"},
+            )
+        )
     with pytest.raises(SweepError, match="report 'dev'"):
-        plan(Selection("x", [(TINY, both)], "eval/dev/loss", final_overrides={
-            "early_stopping.metric": None}))  # fmt: skip
+        plan(
+            Selection(
+                "x",
+                [(TINY, both)],
+                "eval/dev/loss",
+                final_overrides={"early_stopping.metric": None},
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -298,8 +343,7 @@ def test_a_finished_job_whose_settings_changed_is_an_error_in_one_line(
     assert "(seed: 1 before, 2 now)" in err[0]
 
 
-OLD = ("overrides: {'data.name': 'digits', 'seed': 0} before,"
-       " {'data.name': 'digits', 'seed': 5} now")  # fmt: skip
+OLD = "overrides: {'data.name': 'digits', 'seed': 0} before, {'data.name': 'digits', 'seed': 5} now"
 
 
 @pytest.mark.parametrize(

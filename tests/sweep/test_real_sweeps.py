@@ -77,9 +77,7 @@ def test_a_sweep_runs_on_slurm_and_its_jobs_are_requeued(cluster, tmp_path, digi
     """Without sacct: one plain `scontrol requeue`, and one signal of the time limit."""
     workdir = tmp_path / "sweep"
     environment = {**cluster.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = start(
-        workdir, f"{SMALL}:{digits_dir}", "--executor=slurm", environment=environment
-    )  # fmt: skip
+    process = start(workdir, f"{SMALL}:{digits_dir}", "--executor=slurm", environment=environment)
 
     def number():
         (line,) = cluster.call("squeue", "-h", "-o", "%A %j").splitlines()

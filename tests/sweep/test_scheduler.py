@@ -106,9 +106,11 @@ class Run:
         self.status.write_sweep()
         shown = []
         scheduler = Scheduler(
-            self.status, self.executor, lambda status: shown.append(0),
+            self.status,
+            self.executor,
+            lambda status: shown.append(0),
             lambda: stop is not None and len(shown) >= stop,
-        )  # fmt: skip
+        )
         self.code = scheduler.run(retry_failed=retry_failed)
 
     @property
@@ -127,14 +129,20 @@ def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path)
     record = json.loads((tmp_path / "jobs" / FINAL[1] / "job.json").read_text())
     assert (record["stage"], record["needs"]) == ("final", ["pretrain", *SEARCH])
     assert record["overrides"] == {
-        "optimizer.learning_rate": 0.001, "init_from": f"{tmp_path}/jobs/pretrain", **TEST,
+        "optimizer.learning_rate": 0.001,
+        "init_from": f"{tmp_path}/jobs/pretrain",
+        **TEST,
         "seed": 2,
-    }  # fmt: skip
+    }
     scores = [0.991, 0.99, 0.98]
     assert record["selection"] == {
-        "metric": METRIC, "mode": "max", "split": "dev", "chosen": SEARCH[0], "score": 0.991,
+        "metric": METRIC,
+        "mode": "max",
+        "split": "dev",
+        "chosen": SEARCH[0],
+        "score": 0.991,
         "candidates": [list(pair) for pair in zip(SEARCH, scores, strict=True)],
-    }  # fmt: skip
+    }
     sweep = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in sweep["jobs"]] == ALL
     assert Run(tmp_path).executor.submitted == []

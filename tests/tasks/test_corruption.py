@@ -117,8 +117,11 @@ def test_a_resnet_has_no_mask_token():
     with pytest.raises(ModelError, match="BiT-R-Micro, a ResNet, with mask_token"):
         build_model(
             model_options("BiT-R-Micro"),
-            num_classes=8, image_size=32, key=jax.random.key(0), mask_token=True,
-        )  # fmt: skip
+            num_classes=8,
+            image_size=32,
+            key=jax.random.key(0),
+            mask_token=True,
+        )
 
 
 def test_macs_of_a_head_per_patch_are_counted():

@@ -114,8 +114,9 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     theirs = jax.jit(load(teacher).model)(resized)
     log_softmax = jax.nn.log_softmax(logits)
     label_loss = -np.mean(np.sum(ready["label"] * log_softmax, axis=1))
-    teacher_loss = (soft_loss(student, theirs, 1.0) if targets == "soft"
-                    else hard_loss(student, theirs)).mean()  # fmt: skip
+    teacher_loss = (
+        soft_loss(student, theirs, 1.0) if targets == "soft" else hard_loss(student, theirs)
+    ).mean()
     assert float(metrics["label_loss"]) == pytest.approx(float(label_loss), rel=1e-4)
     assert float(metrics["teacher_loss"]) == pytest.approx(float(teacher_loss), rel=1e-4)
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
@@ -137,9 +138,10 @@ def test_training_lowers_the_teacher_loss_and_does_not_change_the_teacher(teache
     jax.tree.map(np.testing.assert_array_equal, before, frozen[0])
     file = load(teacher).model
     jax.tree.map(
-        np.testing.assert_array_equal, before,
+        np.testing.assert_array_equal,
+        before,
         jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(file))),
-    )  # fmt: skip
+    )
 
 
 def test_the_teacher_is_an_argument_of_the_step_and_not_a_constant(teacher):
@@ -238,8 +240,11 @@ def test_no_other_module_knows_distillation():
     """A task is its folder, and its name in the list of tasks."""
     found = subprocess.run(
         ["git", "grep", "-il", "distill", "--", "vit_jax"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     outside = [f for f in found if not f.startswith("vit_jax/tasks/distillation/")]
     assert outside == ["vit_jax/tasks/__init__.py"]
     assert set(task_config("distillation").sections) == {"distillation"}

@@ -192,9 +192,12 @@ def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tm
     """It also makes a new head and resizes the position table for another image size."""
     folder, _ = finished
     tuned = mapping(
-        task="classification", model={"name": "auto"}, init_from=str(folder), train_steps=1,
+        task="classification",
+        model={"name": "auto"},
+        init_from=str(folder),
+        train_steps=1,
         evaluation={"splits": {}},
-    )  # fmt: skip
+    )
     tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
     path = tmp_path / "config.py"
     path.write_text(f"def get_config():\n    return {tuned!r}\n")

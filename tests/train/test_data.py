@@ -54,9 +54,14 @@ def photos(tmp_path):
 
 def folder_config(photos, *overrides) -> Config:
     return config_of(
-        photos, "data.source=folder", "data.name=photos", "data.train_split=train[:50%]",
-        "evaluation.splits.test=train[50%:]", "data.global_batch_size=4", *overrides,
-    )  # fmt: skip
+        photos,
+        "data.source=folder",
+        "data.name=photos",
+        "data.train_split=train[:50%]",
+        "evaluation.splits.test=train[50%:]",
+        "data.global_batch_size=4",
+        *overrides,
+    )
 
 
 def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_path):
@@ -77,8 +82,11 @@ def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path):
     # 6 steps of 4 examples: the bad one of 10 comes in either of two epochs, and perhaps once more.
     train(folder_config(photos, "data.on_bad_example=skip"), tmp_path / "run", StopSignals())
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    (counted,) = [row["train/skipped_examples"] for row in rows if row["step"] == 6
-                  and "train/skipped_examples" in row]  # fmt: skip
+    (counted,) = [
+        row["train/skipped_examples"]
+        for row in rows
+        if row["step"] == 6 and "train/skipped_examples" in row
+    ]
     assert counted in (2, 3)
 
 
@@ -94,8 +102,11 @@ def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
 
 
 def test_a_run_on_a_mixture_evaluates_its_members(digits_dir, photos, tmp_path):
-    config = config_of(digits_dir, "evaluation.splits.digits=digits:test[:50]",
-                       "evaluation.splits.test=photos:train[50%:]")  # fmt: skip
+    config = config_of(
+        digits_dir,
+        "evaluation.splits.digits=digits:test[:50]",
+        "evaluation.splits.test=photos:train[50%:]",
+    )
     members = {
         "digits": MemberConfig(name="digits", weight=3.0),
         "photos": MemberConfig(name="p", source="folder", data_dir=os.fspath(photos)),

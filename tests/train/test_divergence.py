@@ -98,10 +98,13 @@ def test_microbatches_and_resnets_are_examined():
 @pytest.fixture(scope="module")
 def config(digits_dir):
     overrides = [
-        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.splits={}",
-        "checkpoint.interval_steps=5", "optimizer.schedule.warmup_steps=2",
+        f"data.data_dir={digits_dir}",
+        "train_steps=20",
+        "evaluation.splits={}",
+        "checkpoint.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2",
         "logging.example_ids=all",
-    ]  # fmt: skip
+    ]
     return load_config(str(TINY), overrides)
 
 

@@ -27,9 +27,7 @@ SCORES = {5: 0.3, 10: 0.6, 15: 0.6, 20: 0.5, 25: 0.55, 30: 0.9}
 
 
 def noted(scores, metric="eval/dev/accuracy_top1", patience=2, saved=None):
-    early = EarlyStopping(
-        EarlyStoppingConfig(metric=metric, patience_evaluations=patience), saved
-    )  # fmt: skip
+    early = EarlyStopping(EarlyStoppingConfig(metric=metric, patience_evaluations=patience), saved)
     for step, score in scores:
         early.update(step, {metric: score})
     return early
@@ -61,20 +59,29 @@ def test_restored_state_continues_and_counts_an_evaluation_once():
 
 def tiny(digits_dir, *more) -> Config:
     overrides = [
-        f"data.data_dir={digits_dir}", *SPLITS, "evaluation.final_splits={'test': 'test'}",
-        "train_steps=30", "evaluation.interval_steps=5", "checkpoint.interval_steps=100",
-        "checkpoint.keep_last=1", "logging.interval_steps=5",
-        "optimizer.schedule.warmup_steps=2", f"early_stopping.metric={METRIC}",
+        f"data.data_dir={digits_dir}",
+        *SPLITS,
+        "evaluation.final_splits={'test': 'test'}",
+        "train_steps=30",
+        "evaluation.interval_steps=5",
+        "checkpoint.interval_steps=100",
+        "checkpoint.keep_last=1",
+        "logging.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2",
+        f"early_stopping.metric={METRIC}",
         "early_stopping.patience_evaluations=3",
-    ]  # fmt: skip
+    ]
     return load_config(str(TINY), [*overrides, *more])
 
 
 def evaluator_of(config, program):
     return SplitEvaluator(
-        config, {"test": "test"}, program.mesh,
-        preprocessing=program.task.eval_preprocessing, make_totals=program.task.make_totals,
-    )  # fmt: skip
+        config,
+        {"test": "test"},
+        program.mesh,
+        preprocessing=program.task.eval_preprocessing,
+        make_totals=program.task.make_totals,
+    )
 
 
 def program_of(config):
@@ -124,8 +131,9 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
     assert [row["step"] for row in rows if "eval/test/loss" in row] == [10]
     # Two checkpoints are kept, the best and the last. Readers of the run get the best.
     assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
-        10, 25,
-    }  # fmt: skip
+        10,
+        25,
+    }
     assert read_checkpoint_info(tmp_path).step == 10
     program = program_of(config)
     params, _ = result_params(tmp_path, program.abstract.params)
@@ -163,10 +171,12 @@ def test_a_stopped_run_remembers_its_best_step_and_patience(
     got = train(config, tmp_path / "run", StopSignals())
     assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
     texts = [
-        [{k: v for k, v in row.items() if k.startswith("eval/") or k in ("step", "train/loss")}
-         for row in read_metrics(folder / "metrics.jsonl")]
+        [
+            {k: v for k, v in row.items() if k.startswith("eval/") or k in ("step", "train/loss")}
+            for row in read_metrics(folder / "metrics.jsonl")
+        ]
         for folder in (tmp_path / "run", reference)
-    ]  # fmt: skip
+    ]
     assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
 
 

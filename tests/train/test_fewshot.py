@@ -20,18 +20,25 @@ FEWSHOT = [
     "fewshot.methods=('least_squares','knn')", "fewshot.knn_neighbours=(1,10)",
 ]  # fmt: skip
 NAMES = {
-    *(f"fewshot/numbers/{k}_shot/{name}" for k in (1, 5)
-      for name in ("accuracy_top1", "accuracy_top1_std", "l2")),
-    "knn/numbers/accuracy_top1", "knn/numbers/neighbours",
-}  # fmt: skip
+    *(
+        f"fewshot/numbers/{k}_shot/{name}"
+        for k in (1, 5)
+        for name in ("accuracy_top1", "accuracy_top1_std", "l2")
+    ),
+    "knn/numbers/accuracy_top1",
+    "knn/numbers/neighbours",
+}
 
 
 def make_config(digits_dir, *overrides):
     common = [
-        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
-        "checkpoint.interval_steps=5", "logging.interval_steps=5",
+        f"data.data_dir={digits_dir}",
+        "train_steps=20",
+        "evaluation.interval_steps=10",
+        "checkpoint.interval_steps=5",
+        "logging.interval_steps=5",
         "optimizer.schedule.warmup_steps=2",
-    ]  # fmt: skip
+    ]
     return load_config(str(TINY), [*common, *overrides])
 
 

@@ -47,15 +47,20 @@ def mapping(init_from, *, side=32, **options):
     return {
         "model": {"name": "auto", "num_heads": 2, **options.pop("model", {})},
         "data": {
-            "name": "digits", "image_size": side, "global_batch_size": 8, "eval_crop": "resize",
+            "name": "digits",
+            "image_size": side,
+            "global_batch_size": 8,
+            "eval_crop": "resize",
         },
         "optimizer": {
-            "name": "sgd", "learning_rate": 0.1, **options.pop("optimizer", {}),
+            "name": "sgd",
+            "learning_rate": 0.1,
+            **options.pop("optimizer", {}),
         },
         "train_steps": 4,
         "init_from": None if init_from is None else str(init_from),
         **options,
-    }  # fmt: skip
+    }
 
 
 def config_of(tmp_path, content):
@@ -68,7 +73,7 @@ def config_of(tmp_path, content):
 def program_of(config, num_classes=CLASSES):
     return shared_program(
         config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=100
-    )  # fmt: skip
+    )
 
 
 def named(params):
@@ -83,9 +88,13 @@ def test_auto_reads_the_architecture_and_the_config_sets_other_options(tmp_path,
 
 def test_auto_does_not_read_dropout_and_dtype(tmp_path):
     random_weights(
-        tmp_path / "ours", pooling="gap", dropout=0.3, dtype="bfloat16", head_bias_init=-10.0,
+        tmp_path / "ours",
+        pooling="gap",
+        dropout=0.3,
+        dtype="bfloat16",
+        head_bias_init=-10.0,
         representation_size=8,
-    )  # fmt: skip
+    )
     content = mapping(tmp_path / "ours")
     del content["model"]["num_heads"]
     model = config_of(tmp_path, content).model
@@ -117,8 +126,12 @@ def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_pa
     # Steps give their memory away; what was read stays as it was, and so does the average's copy.
     moved = jax.tree.map(lambda old, now: bool((old != np.asarray(now)).any()), kept, new.params)
     assert moved["head"]["linear"]["bias"]
-    ema = jax.tree.map(lambda old, now, e: old + 0.01 * (np.asarray(now) - old) - np.asarray(e),
-                       kept, new.params, new.ema)  # fmt: skip
+    ema = jax.tree.map(
+        lambda old, now, e: old + 0.01 * (np.asarray(now) - old) - np.asarray(e),
+        kept,
+        new.params,
+        new.ema,
+    )
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(ema)) < 1e-6
 
     said = report.to_mapping()
@@ -302,8 +315,9 @@ def test_layer_decay_slows_lower_layers(tmp_path, npz):
     """The embedding of a model of two blocks lies three layers below the head."""
     batch = {
         "image": np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3)).astype(np.uint8),
-        "label": np.arange(8, dtype=np.int32) % 3, "mask": np.ones(8, bool),
-    }  # fmt: skip
+        "label": np.arange(8, dtype=np.int32) % 3,
+        "mask": np.ones(8, bool),
+    }
     moved = {}
     for decay in (1.0, 0.5):
         content = mapping(npz, init={"keep_head": True}, optimizer={"layer_decay": decay})

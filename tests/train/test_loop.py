@@ -16,10 +16,13 @@ from vit_jax.train.signals import Stopped, StopSignals
 @pytest.fixture(scope="module")
 def config(digits_dir):
     overrides = [
-        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
-        "checkpoint.interval_steps=5", "logging.interval_steps=5",
+        f"data.data_dir={digits_dir}",
+        "train_steps=20",
+        "evaluation.interval_steps=10",
+        "checkpoint.interval_steps=5",
+        "logging.interval_steps=5",
         "optimizer.schedule.warmup_steps=2",
-    ]  # fmt: skip
+    ]
     return load_config(str(TINY), overrides)
 
 

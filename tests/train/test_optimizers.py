@@ -244,9 +244,12 @@ def test_schedule_free_evaluates_the_average_by_hand():
 def test_schedule_free_adamw_equals_optax():
     params, grads = vit_tree(0), vit_tree(1)
     config = OptimizerConfig(
-        name="schedule_free_adamw", learning_rate=0.1, weight_decay=0.3,
-        weight_decay_mask=((".*", True),), options={"b1": 0.95, "b2": 0.9},
-    )  # fmt: skip
+        name="schedule_free_adamw",
+        learning_rate=0.1,
+        weight_decay=0.3,
+        weight_decay_mask=((".*", True),),
+        options={"b1": 0.95, "b2": 0.9},
+    )
     ours = build_optimizer(config, optax.constant_schedule(0.1), params)
     theirs = optax.contrib.schedule_free_adamw(0.1, b1=0.95, b2=0.9, weight_decay=0.3)
     got, want = (two_steps(o, params, grads) for o in (ours, theirs))
@@ -349,8 +352,12 @@ def test_the_stem_of_a_hybrid_has_the_learning_rate_of_the_embedding():
     found = powers_of_layer_decay("R26+ViT-S/32", num_registers=1, pooling="map", class_token=True)
     below = {name.split("/")[0] for name, powers in found.items() if powers == [13]}
     assert below == {
-        "stem", "patch_embedding", "position_embedding", "class_token", "registers",
-    }  # fmt: skip
+        "stem",
+        "patch_embedding",
+        "position_embedding",
+        "class_token",
+        "registers",
+    }
     assert all(powers == [13] for name, powers in found.items() if name.startswith("stem/"))
     assert found["encoder/blocks/mlp/expand/kernel"] == [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
     above = {name.split("/")[0] for name, powers in found.items() if powers == [0]}
@@ -394,8 +401,21 @@ def test_momentum_may_be_bfloat16(name, key):
 
 def test_most_optimizers_of_optax_are_usable():
     assert len(USABLE) >= 37
-    assert {"adam", "sgd", "adafactor", "lion", "lamb", "rmsprop", "nadamw", "muon", "prodigy",
-            "dadapt_adamw", "ademamix", "adan", "schedule_free_adamw"} <= set(USABLE)  # fmt: skip
+    assert {
+        "adam",
+        "sgd",
+        "adafactor",
+        "lion",
+        "lamb",
+        "rmsprop",
+        "nadamw",
+        "muon",
+        "prodigy",
+        "dadapt_adamw",
+        "ademamix",
+        "adan",
+        "schedule_free_adamw",
+    } <= set(USABLE)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,12 @@ def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_with_a_warning(caplo
 def test_step_decay_equals_that_of_bit():
     """500 warmup steps, then a tenth of the rate at 30, 60 and 90% of 10,000 steps."""
     got = rates(
-        [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 9999], total=10_000, learning_rate=0.003,
-        decay="step", warmup_steps=500,
-    )  # fmt: skip
+        [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 9999],
+        total=10_000,
+        learning_rate=0.003,
+        decay="step",
+        warmup_steps=500,
+    )
     wanted = [0, 0.0015, 0.003, 0.003, 3e-4, 3e-4, 3e-5, 3e-5, 3e-6, 3e-6]
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
 

@@ -45,8 +45,9 @@ def run_step(built, state, batch):
     """Runs the compiled step on a copy of the state, because the step donates its state."""
     copy = jax.tree.map(
         lambda leaf, abstract: jax.device_put(jnp.copy(leaf), abstract.sharding),
-        state, built.abstract,
-    )  # fmt: skip
+        state,
+        built.abstract,
+    )
     return built.compiled(copy, batch)
 
 
@@ -179,7 +180,9 @@ def test_the_state_is_donated():
 def test_total_steps_are_computed_from_epochs():
     """80 examples, 8 a step: 3 epochs are 30 steps."""
     built = build_program(
-        config(train_steps=None, train_epochs=3.0), make_mesh(MeshConfig()), num_classes=5,
+        config(train_steps=None, train_epochs=3.0),
+        make_mesh(MeshConfig()),
+        num_classes=5,
         num_examples=80,
-    )  # fmt: skip
+    )
     assert built.total_steps == 30

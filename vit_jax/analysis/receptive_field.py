@@ -405,9 +405,14 @@ def draw_receptive_field(found: ReceptiveField, model_name: str) -> Figure:
     axes.axhline(pixels_across, color=GRAY, linewidth=1, linestyle=":")
     axes.set_ylim(0, top)
     axes.text(
-        0.99, pixels_across / top + 0.025, "image", color=GRAY, fontsize=8, ha="right",
+        0.99,
+        pixels_across / top + 0.025,
+        "image",
+        color=GRAY,
+        fontsize=8,
+        ha="right",
         transform=axes.transAxes,
-    )  # fmt: skip
+    )
     units = "bottleneck units" if own else "blocks"
     axes.set(xlabel=f"depth ({units} passed)", ylabel="side of receptive field (pixels)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -157,9 +157,10 @@ def _readable_examples(source: Source, data: DataConfig) -> list[Example]:
             found.append(example)
     if not found:
         raise DataError(
-            f"{source.name} has no readable image among {SAMPLE}", "at least one",
+            f"{source.name} has no readable image among {SAMPLE}",
+            "at least one",
             "list bad images with: python -m vit_jax data check",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -214,8 +215,11 @@ class TensorFlowFeed:
         }
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("tf_feed.py")), json.dumps(request)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         ready = self._read_answer()
         if "error" in ready:
             self.close()

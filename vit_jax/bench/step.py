@@ -138,8 +138,11 @@ class TorchStep:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vit_jax.bench.torch_step", json.dumps(request)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+        )
         ready = self._read_answer()
         name = f"{library}{', torch.compile' if compiled else ''}, SDPA"
         self.measurement = Measurement(

@@ -49,10 +49,13 @@ def _build_dataset(request: dict[str, Any]) -> Any:
     def load(encoded: Any) -> Any:
         shape = tf.io.extract_jpeg_shape(encoded)
         begin, extent, _ = tf.image.sample_distorted_bounding_box(
-            shape, tf.zeros([0, 0, 4], tf.float32), area_range=(min_area, 1.0),
-            aspect_ratio_range=(3 / 4, 4 / 3), min_object_covered=0.0,
+            shape,
+            tf.zeros([0, 0, 4], tf.float32),
+            area_range=(min_area, 1.0),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            min_object_covered=0.0,
             use_image_if_no_bounding_boxes=True,
-        )  # fmt: skip
+        )
         top, left, _ = tf.unstack(begin)
         height, width, _ = tf.unstack(extent)
         box = tf.stack([top, left, height, width])

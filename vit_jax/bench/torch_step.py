@@ -105,10 +105,15 @@ def _transformers_vit(request: dict[str, Any]) -> Any:
 
     (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     config = ViTConfig(
-        hidden_size=width, num_hidden_layers=depth, intermediate_size=mlp_dim,
-        num_attention_heads=num_heads, image_size=request["image_size"], patch_size=patch,
-        num_labels=request["num_classes"], attn_implementation="sdpa",
-    )  # fmt: skip
+        hidden_size=width,
+        num_hidden_layers=depth,
+        intermediate_size=mlp_dim,
+        num_attention_heads=num_heads,
+        image_size=request["image_size"],
+        patch_size=patch,
+        num_labels=request["num_classes"],
+        attn_implementation="sdpa",
+    )
     return ViTForImageClassification(config)
 
 
@@ -118,9 +123,14 @@ def _timm_vit(request: dict[str, Any]) -> Any:
 
     (_, width, depth, mlp_dim, num_heads), patch = _parse_model(request)
     return VisionTransformer(
-        img_size=request["image_size"], patch_size=patch, embed_dim=width, depth=depth,
-        num_heads=num_heads, mlp_ratio=mlp_dim / width, num_classes=request["num_classes"],
-    )  # fmt: skip
+        img_size=request["image_size"],
+        patch_size=patch,
+        embed_dim=width,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_ratio=mlp_dim / width,
+        num_classes=request["num_classes"],
+    )
 
 
 def import_timm() -> types.ModuleType:

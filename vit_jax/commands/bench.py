@@ -16,9 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="what", metavar="step|feed", required=True)
     for name, module in _PARTS.items():
         part = parts.add_parser(
-            name, description=module.__doc__, allow_abbrev=False,
+            name,
+            description=module.__doc__,
+            allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         module.add_arguments(part)
 
 

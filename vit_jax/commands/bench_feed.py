@@ -59,9 +59,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     for _ in range(args.rounds):
         for threads, workers in settings:
             rate = measure_feed(
-                source, data, num_classes=num_classes, num_threads=threads, num_workers=workers,
+                source,
+                data,
+                num_classes=num_classes,
+                num_threads=threads,
+                num_workers=workers,
                 seconds=args.seconds,
-            )  # fmt: skip
+            )
             found.setdefault(rate.name, []).append(rate)
     rows = [_row(rates) for rates in found.values()]
     _show(f"feed: {source.name}, {data.image_size} px, batch {data.global_batch_size}", rows)
@@ -89,8 +93,9 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
         if kind != "tfds" and args.data_dir is not None:
             raise ConfigError(
                 f"--source={path} is a path, but --data_dir={args.data_dir} is given too",
-                "--data_dir only with the name of a dataset", "leave --data_dir out",
-            )  # fmt: skip
+                "--data_dir only with the name of a dataset",
+                "leave --data_dir out",
+            )
         where = [] if kind == "tfds" else [f"data.data_dir={path}"]
         name = {"tfds": args.source, "folder": path.name, "csv": path.stem}[kind]
         overrides = [f"data.source={kind}", f"data.name={name}", *where, *overrides]
@@ -159,17 +164,23 @@ def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int)
     try:
         other = TensorFlowFeed(
             [example.image for example in memory.examples],
-            image_size=data.image_size, batch_size=data.global_batch_size, min_area=0.08,
-        )  # fmt: skip
+            image_size=data.image_size,
+            batch_size=data.global_batch_size,
+            min_area=0.08,
+        )
     except TensorFlowMissingError as error:
         print(f"not compared: {error}")
         return None
 
     def ours(work: Any) -> float:
         return measure_feed(
-            memory, work, num_classes=num_classes, num_threads=cores, num_workers=0,
+            memory,
+            work,
+            num_classes=num_classes,
+            num_threads=cores,
+            num_workers=0,
             seconds=args.seconds,
-        ).images_per_second  # fmt: skip
+        ).images_per_second
 
     rounds = [(ours(same), other.measure(args.seconds), ours(smooth)) for _ in range(args.rounds)]
     other.close()

@@ -34,9 +34,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if overrides:
         raise ConfigError(
-            f"argument '--config.{overrides[0]}'", "the arguments of python -m vit_jax checkpoint",
+            f"argument '--config.{overrides[0]}'",
+            "the arguments of python -m vit_jax checkpoint",
             "see python -m vit_jax checkpoint --help",
-        )  # fmt: skip
+        )
     # Only files are read. An accelerator may be in use by a training run.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from vit_jax.run.about import read_checkpoint_info

@@ -49,9 +49,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     chosen = [key for key in rows if not args.key or f"{key}.".startswith(f"{args.key}.")]
     if not chosen:
         raise ConfigError(
-            f"no config key or section {args.key!r}", "a key or section of the config",
+            f"no config key or section {args.key!r}",
+            "a key or section of the config",
             f"did you mean '{nearest(args.key, [*rows, *_sections(rows)])}'?",
-        )  # fmt: skip
+        )
     for key in chosen:
         print(rows[key])
     return 0
@@ -80,8 +81,12 @@ def _rows(
         text = f"{key} {'(required)' if required else f'= {_plain(shown)}'}"
         about = [describe_field(field), field.description or ""]
         notes = " ".join(" ".join(filter(None, [f"{about[0]}.", about[1]])).split())
-        yield key, text + "\n" + textwrap.fill(notes, _WIDTH, initial_indent="    ",
-                                               subsequent_indent="    ")  # fmt: skip
+        yield (
+            key,
+            text
+            + "\n"
+            + textwrap.fill(notes, _WIDTH, initial_indent="    ", subsequent_indent="    "),
+        )
 
 
 def _plain(value: Any) -> str:

@@ -59,9 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     for sub in (info, check):
         sub.add_argument(
-            "--source", choices=("tfds", "folder", "csv", "huggingface"),
+            "--source",
+            choices=("tfds", "folder", "csv", "huggingface"),
             help="default: folder or csv if the path NAME exists, else tfds",
-        )  # fmt: skip
+        )
         sub.add_argument("--image_key")
         sub.add_argument("--label_key")
     check.add_argument("--threads", type=positive_int, help="default: one per core")
@@ -96,12 +97,17 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if overrides:
         raise ConfigError(
-            f"argument '--config.{overrides[0]}'", "the arguments of python -m vit_jax data",
+            f"argument '--config.{overrides[0]}'",
+            "the arguments of python -m vit_jax data",
             "see python -m vit_jax data --help",
-        )  # fmt: skip
+        )
     commands = {
-        "list": _list, "info": _info, "check": _check, "prepare": _prepare, "convert": _convert,
-    }  # fmt: skip
+        "list": _list,
+        "info": _info,
+        "check": _check,
+        "prepare": _prepare,
+        "convert": _convert,
+    }
     try:
         commands[args.what](args)
     except KeyboardInterrupt:
@@ -122,20 +128,26 @@ def _list(args: argparse.Namespace) -> None:
         _print_json(
             {
                 e.name: {
-                    "path": str(e.path), "splits": e.splits, "classes": e.num_classes,
-                    "formats": e.formats, "bytes": e.num_bytes, "readable": e.readable,
+                    "path": str(e.path),
+                    "splits": e.splits,
+                    "classes": e.num_classes,
+                    "formats": e.formats,
+                    "bytes": e.num_bytes,
+                    "readable": e.readable,
                 }
                 for e in entries
             }
-        )  # fmt: skip
+        )
         return
     table = _table("name", "examples", ">classes", ">MB", "format")
     for e in entries:
         table.add_row(
-            e.name, ", ".join(f"{split} {count:,}" for split, count in e.splits.items()),
-            "-" if e.num_classes is None else f"{e.num_classes:,}", f"{e.num_bytes / 1e6:,.1f}",
+            e.name,
+            ", ".join(f"{split} {count:,}" for split, count in e.splits.items()),
+            "-" if e.num_classes is None else f"{e.num_classes:,}",
+            f"{e.num_bytes / 1e6:,.1f}",
             ", ".join(e.formats),
-        )  # fmt: skip
+        )
     for name in bundled_missing(entries):
         table.add_row(name, "", "", "", "prepared on first use")
     _print(f"datasets in {folder}", table)
@@ -183,9 +195,10 @@ def _check(args: argparse.Namespace) -> None:
     if not sources:
         where = f" --data_dir={args.data_dir}" if args.data_dir else ""
         raise DataError(
-            f"{args.name} is stored as {facts['format']}", "array_record",
+            f"{args.name} is stored as {facts['format']}",
+            "array_record",
             f"run: python -m vit_jax data convert {args.name}{where}",
-        )  # fmt: skip
+        )
     wrong = wrong_checksums(Path(facts["path"]))
     reports = [check_split(source, split, args.threads) for split, source in sources.items()]
     class_names = next(iter(sources.values())).class_names
@@ -273,9 +286,11 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
 
     listing = list_images(path)
     facts = {
-        "source": kind, "path": str(path), "bytes": int(listing.sizes.sum()),
+        "source": kind,
+        "path": str(path),
+        "bytes": int(listing.sizes.sum()),
         "files_skipped": listing.num_skipped,
-    }  # fmt: skip
+    }
     sources = {s: FolderSource(listing, s, path.name, "keep") for s in listing.splits}
     return facts, dict(sources)
 
@@ -291,11 +306,13 @@ def _open_tfds(
     info = builder.info
     formats = [info.file_format.value, *(f.value for f in info.alternative_file_formats)]
     facts: dict[str, Any] = {
-        "source": "tfds", "path": str(builder.data_path), "name": info.full_name,
+        "source": "tfds",
+        "path": str(builder.data_path),
+        "name": info.full_name,
         "format": ", ".join(formats),
         "features": {key: type(value).__name__ for key, value in (info.features or {}).items()},
         "splits": {key: {"examples": s.num_examples} for key, s in info.splits.items()},
-    }  # fmt: skip
+    }
     if not set(formats) & set(RANDOM_ACCESS):
         return facts, {}
     splits = [key for key, split in info.splits.items() if split.num_examples]
@@ -336,11 +353,13 @@ def _show_check(
         order = np.argsort(report.sizes.prod(axis=1), kind="stable")
         picked = [order[0], order[len(order) // 2], order[-1]] if len(order) else []
         table.add_row(
-            report.name, f"{len(report.num_bytes):,}", f"{len(report.bad):,}",
+            report.name,
+            f"{len(report.num_bytes):,}",
+            f"{len(report.bad):,}",
             f"{report.num_bytes.sum() / 1e6:,.1f}",
             *([f"{w} x {h}" for w, h in report.sizes[picked]] or ["", "", ""]),
             ", ".join(f"{kind} {count:,}" for kind, count in report.formats.most_common()),
-        )  # fmt: skip
+        )
     _print(f"{name}: {len(class_names):,} classes", table)
     table = _table("class", *(f">{report.name}" for report in reports))
     counts = np.stack([report.per_class for report in reports], axis=1)

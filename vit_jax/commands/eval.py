@@ -57,12 +57,14 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     num_classes = class_count(source, config.data.num_classes)
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(
-        config, config.evaluation.all_splits, mesh,
+        config,
+        config.evaluation.all_splits,
+        mesh,
         preprocessing=program.task.eval_preprocessing,
         make_totals=program.task.make_totals,
         report=args.workdir.expanduser() / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
-    )  # fmt: skip
+    )
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
     figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
     if not is_first_host():

@@ -45,18 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", nargs="?", help="file, folder, run folder, hf:// or gs://")
     parser.add_argument("--config", help="recipe or config.json with a fewshot section")
     parser.add_argument(
-        "--dataset", action="append", default=[], metavar="NAME",
+        "--dataset",
+        action="append",
+        default=[],
+        metavar="NAME",
         help="TFDS name, folder of images or CSV file; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--data_dir", help="TFDS folder")
     parser.add_argument("--train_split", help="split to draw shots from (train)")
     parser.add_argument("--test_split", help="split to measure accuracy on (test)")
     parser.add_argument("--held_out_split", help="split to choose l2, k and C on")
     parser.add_argument(
-        "--crop", choices=("squash_central", "central", "resize"),
+        "--crop",
+        choices=("squash_central", "central", "resize"),
         help="squash to a square and crop its middle, as big_vision does (the default); crop the"
         " central square; squash to a square",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--shots", type=_numbers, metavar="K,...", help="examples per class (1,5,10,25)"
     )
@@ -160,11 +164,15 @@ def _measure(
     batch_size = _BATCH_SIZE * num_batch_shards(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
     evaluator = FrozenEvaluator(
-        config.fewshot, data, loaded.options, loaded.image_size, mesh,
+        config.fewshot,
+        data,
+        loaded.options,
+        loaded.image_size,
+        mesh,
         batch_size=batch_size,
         cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
         weights=weights_hash(params) if keeps else None,
-    )  # fmt: skip
+    )
     placed = shard_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)
     if figures is None:
@@ -192,9 +200,10 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
         key, equals, text = rest.partition("=")
         if prefix != "config" or not equals:
             raise ConfigError(
-                f"unknown argument '--{override}'", "the arguments of python -m vit_jax fewshot",
+                f"unknown argument '--{override}'",
+                "the arguments of python -m vit_jax fewshot",
                 "see python -m vit_jax fewshot --help",
-            )  # fmt: skip
+            )
         set_key(mapping, key, parse_override(FewshotRunConfig, key, text))
     if args.checkpoint is not None:
         mapping["checkpoint"] = args.checkpoint
@@ -205,9 +214,13 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
     section = mapping.setdefault("fewshot", {})
     section["datasets"] = _datasets(args, section.get("datasets", {}))
     flags = {
-        "shots": args.shots, "seeds": args.seeds, "l2": args.l2, "features": args.features,
-        "batch_size": args.batch_size, "methods": args.method and args.method.split(","),
-    }  # fmt: skip
+        "shots": args.shots,
+        "seeds": args.seeds,
+        "l2": args.l2,
+        "features": args.features,
+        "batch_size": args.batch_size,
+        "methods": args.method and args.method.split(","),
+    }
     section.update({key: value for key, value in flags.items() if value is not None})
     config = FewshotRunConfig.from_mapping(mapping)
     if not config.fewshot.datasets:
@@ -234,9 +247,11 @@ def _from_file(spec: str) -> dict[str, Any]:
 def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the datasets of --dataset or of the config, with the flags applied to each."""
     flags = {
-        "train_split": args.train_split, "test_split": args.test_split,
-        "held_out_split": args.held_out_split, "crop": args.crop,
-    }  # fmt: skip
+        "train_split": args.train_split,
+        "test_split": args.test_split,
+        "held_out_split": args.held_out_split,
+        "crop": args.crop,
+    }
     flags = {key: value for key, value in flags.items() if value is not None}
     found: dict[str, Any] = {name: {**section, **flags} for name, section in given.items()}
     if args.dataset:

@@ -99,9 +99,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             _show_complexity(console, options, image_size)
         return 0
     progress = track(
-        chosen, "tracing", transient=True, console=Console(stderr=True),
+        chosen,
+        "tracing",
+        transient=True,
+        console=Console(stderr=True),
         disable=len(chosen) < 3 or not sys.stderr.isatty(),
-    )  # fmt: skip
+    )
     with _without_log():
         found = [
             (options, summarize(options, num_classes=args.num_classes, image_size=image_size))

@@ -112,9 +112,12 @@ def _auto_model(config: Config) -> dict[str, Any]:
 
 
 def _search(
-    config: Config, args: argparse.Namespace, devices: list[Any],
-    plan_for: "Callable[[Config], Plan]", console: "Console",
-) -> "Plan | None":  # fmt: skip
+    config: Config,
+    args: argparse.Namespace,
+    devices: list[Any],
+    plan_for: "Callable[[Config], Plan]",
+    console: "Console",
+) -> "Plan | None":
     from vit_jax.plan import search as space
     from vit_jax.plan.show import show_search
 
@@ -152,7 +155,7 @@ def _numbers(text: str) -> list[int]:
     if not all(p.strip().isdecimal() and int(p) for p in parts):
         raise ConfigError(
             f"--batch_sizes={text}", "positive whole numbers, comma-separated", "write 1024,2048"
-        )  # fmt: skip
+        )
     return [int(p) for p in parts]
 
 
@@ -176,9 +179,10 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
             header = next(csv.reader(file))
         if header != list(figures):
             raise ConfigError(
-                f"--output={path} has other columns", "a table of this command",
+                f"--output={path} has other columns",
+                "a table of this command",
                 "name a new file",
-            )  # fmt: skip
+            )
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(figures), lineterminator="\n")
         if not there:

@@ -23,9 +23,11 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments. SLURM, TPU pods, Kubernetes and Open MPI need none of them."""
     group = parser.add_argument_group("several processes")
     group.add_argument(
-        "--cluster", choices=_CLUSTERS, default="auto",
+        "--cluster",
+        choices=_CLUSTERS,
+        default="auto",
         help="cluster that started the processes; none: a single process",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--coordinator", metavar="HOST:PORT", help="address on which process 0 listens"
     )
@@ -34,13 +36,19 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--process_id", type=int, metavar="K", help="number of this process, from 0")
     group.add_argument(
-        "--start_timeout_s", type=positive_seconds, default=300, metavar="S",
+        "--start_timeout_s",
+        type=positive_seconds,
+        default=300,
+        metavar="S",
         help="time limit for all processes to connect (%(default)g)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--peer_timeout_s", type=positive_seconds, default=60, metavar="S",
+        "--peer_timeout_s",
+        type=positive_seconds,
+        default=60,
+        metavar="S",
         help="time after which a process without heartbeat is considered lost (%(default)g)",
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

@@ -43,24 +43,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--title", help="title of the page")
     parser.add_argument(
-        "--table", action="append", metavar="KEY=VALUE,...",
+        "--table",
+        action="append",
+        metavar="KEY=VALUE,...",
         help="metric=, rows=, columns=, where.COLUMN=, title=; replaces the suggested tables; may"
         " be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--plot", action="append", metavar="KEY=VALUE,...",
+        "--plot",
+        action="append",
+        metavar="KEY=VALUE,...",
         help="x=, y=, series=, panel=, through=, log_x, where.COLUMN=, title=; replaces the"
         " suggested plots; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--curves", action="append", metavar="KEY=VALUE,...",
+        "--curves",
+        action="append",
+        metavar="KEY=VALUE,...",
         help="series=, panel=, where.COLUMN=, title=; replaces the suggested learning curves; may"
         " be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--into", type=Path, metavar="PAGE.md",
+        "--into",
+        type=Path,
+        metavar="PAGE.md",
         help=f"also write the Markdown into a page, between the lines {_START} and {_END}",
-    )  # fmt: skip
+    )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -78,7 +86,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             f"--config.{overrides[0]}",
             "no --config arguments: a report reads the configs of its runs",
             "remove it",
-        )  # fmt: skip
+        )
     asked: dict[str, Any] = {"title": args.title}
     for key, texts, kind, option in (
         ("tables", args.table, TableRequest, "--table"),
@@ -97,8 +105,9 @@ def check_markers(path: Path, start: str = _START, end: str = _END) -> None:
         got = "is not a file" if page is None else "has no place for a report"
         raise ConfigError(
             f"--into={path} {got}",
-            f"a page with the lines {start} and {end}", "add these two lines",
-        )  # fmt: skip
+            f"a page with the lines {start} and {end}",
+            "add these two lines",
+        )
 
 
 def replace_between_markers(path: Path, text: str, start: str = _START, end: str = _END) -> None:
@@ -131,12 +140,15 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",
-            "a writable folder with free space", "choose another --output",
-        ) from None  # fmt: skip
+            "a writable folder with free space",
+            "choose another --output",
+        ) from None
     _print_tables(content.scores)
     print(content.summary)
-    print(f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
-          f"{len(content.plots) + len(content.curves)} pictures in the same folder")  # fmt: skip
+    print(
+        f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
+        f"{len(content.plots) + len(content.curves)} pictures in the same folder"
+    )
 
 
 def _print_tables(tables: "list[Table]") -> None:

@@ -48,13 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sweep", required=True, help="FILE.py or FILE.py:ARG")
     parser.add_argument("--workdir", required=True, type=Path, help="folder of the sweep")
     parser.add_argument(
-        "--executor", default="local", metavar="NAME",
+        "--executor",
+        default="local",
+        metavar="NAME",
         help=f"{' or '.join(EXECUTORS)}; {_PRINT}: only print the commands (%(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--at_once", type=positive_int, metavar="N",
+        "--at_once",
+        type=positive_int,
+        metavar="N",
         help="most jobs at the same time; local jobs (1) share the machine's devices",
-    )  # fmt: skip
+    )
     parser.add_argument("--retry_failed", action="store_true", help="run failed jobs again")
 
 

@@ -30,10 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")
     parser.add_argument(
-        "--deterministic", action="store_true",
+        "--deterministic",
+        action="store_true",
         help="use only kernels whose results are equal in every run: slower on GPU, no change on"
         " CPU and TPU",
-    )  # fmt: skip
+    )
     add_process_arguments(parser)
 
 

@@ -126,9 +126,11 @@ class FewshotConfig(Section):
         for key, least in {"shots": 1, "seeds": 0, "knn_neighbours": 1}.items():
             if min(getattr(self, key)) < least:
                 raise ConfigError(
-                    f"is {getattr(self, key)}", f"numbers of at least {least}", "correct it",
+                    f"is {getattr(self, key)}",
+                    f"numbers of at least {least}",
+                    "correct it",
                     key=key,
-                )  # fmt: skip
+                )
         for key in ("l2_grid", "probe_c"):
             if min(getattr(self, key)) <= 0:
                 raise ConfigError(

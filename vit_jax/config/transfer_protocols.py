@@ -66,9 +66,7 @@ class Task:
 _SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
 
 
-def percent_splits(
-    percent: int, test: str = "test"
-) -> dict[Stage, tuple[str, str, str]]:  # fmt: skip
+def percent_splits(percent: int, test: str = "test") -> dict[Stage, tuple[str, str, str]]:
     """Returns the splits of both stages; dev is the last `percent` percent of "train".
 
     >>> percent_splits(2)["dev"]
@@ -82,7 +80,11 @@ def percent_splits(
 # validation split.
 TASKS: dict[str, Task] = {
     "imagenet2012": Task(
-        "imagenet2012", 1000, 1_281_167, percent_splits(1, "validation"), 20_000,
+        "imagenet2012",
+        1000,
+        1_281_167,
+        percent_splits(1, "validation"),
+        20_000,
         (0.003, 0.01, 0.03, 0.06),
     ),
     "cifar10": Task(
@@ -93,7 +95,7 @@ TASKS: dict[str, Task] = {
     ),
     "pets": Task("oxford_iiit_pet", 37, 3_680, percent_splits(10), 500, _SMALL_GRID),
     "flowers": Task("oxford_flowers102", 102, 1_020, percent_splits(10), 500, _SMALL_GRID),
-}  # fmt: skip
+}
 
 # VTAB-1k: select with 800 training and 200 dev examples, then train on all 1,000.
 _VTAB_SPLITS: dict[Stage, tuple[str, str, str]] = {

@@ -44,16 +44,18 @@ def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
     if not isinstance(source, LabelledSource):
         raise DataError(
             f"'{key}' for {source.name}, whose labels cannot be listed",
-            "a single dataset", f"leave {key} out",
-        )  # fmt: skip
+            "a single dataset",
+            f"leave {key} out",
+        )
     labels = source.labels().astype(np.int64)
     good = (labels >= 0) & (labels < num_classes)
     if not good.all() and config.data.on_bad_example == "error":
         bad = int(np.flatnonzero(~good)[0])
         raise DataError(
-            f"label {labels[bad]} of example {bad} of {source.name}", f"0 to {num_classes - 1}",
+            f"label {labels[bad]} of example {bad} of {source.name}",
+            f"0 to {num_classes - 1}",
             "set data.num_classes to the number of classes, or repair the dataset",
-        )  # fmt: skip
+        )
     counts = np.bincount(labels[good], minlength=num_classes)
     return Balance(
         None if kind == "none" else class_weights(kind, counts),

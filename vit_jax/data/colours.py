@@ -6,9 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 
-def colour_classes(
-    images: Float[Array, "B H W 3"], patch: int, bits: int
-) -> Int[Array, "B N"]:  # fmt: skip
+def colour_classes(images: Float[Array, "B H W 3"], patch: int, bits: int) -> Int[Array, "B N"]:
     """Returns the class of each patch's mean colour, patches in raster order.
 
     A channel with mean m in 0 to 255 has the level floor(m * 2^bits / 256). The class is (red *

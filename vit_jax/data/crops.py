@@ -71,8 +71,9 @@ def torchvision_box(
         if 0 < w <= width and 0 < h <= height:
             return _random_position(width, height, w, h, rng)
     ratio = min(max(width / height, _TORCHVISION_RATIOS[0]), _TORCHVISION_RATIOS[1])
-    return _centred_box(width, height, min(width, round(height * ratio)),
-                    min(height, round(width / ratio)))  # fmt: skip
+    return _centred_box(
+        width, height, min(width, round(height * ratio)), min(height, round(width / ratio))
+    )
 
 
 def central_box(size: tuple[int, int], fraction: float) -> Box:

@@ -46,9 +46,18 @@ _MAX_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
 # Pillow's readers raise many types of errors on damaged files; AVIF's raises RuntimeError.
 _PILLOW_ERRORS = (
-    OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError,
-    RuntimeError, LookupError, ArithmeticError, TypeError, struct.error, zlib.error,
-)  # fmt: skip
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    Image.DecompressionBombError,
+    RuntimeError,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+    struct.error,
+    zlib.error,
+)
 # EXIF orientation -> (swap rows and columns, then reverse columns, reverse rows) to make the stored
 # image upright.
 _UPRIGHT = {

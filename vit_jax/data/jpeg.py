@@ -184,12 +184,13 @@ def _declare_functions(lib: ctypes.CDLL) -> None:
         ("tj3SetScalingFactor", ctypes.c_int, [*handle, _Factor]),
         ("tj3SetCroppingRegion", ctypes.c_int, [*handle, _Region]),
         (
-            "tj3Decompress8", ctypes.c_int,
+            "tj3Decompress8",
+            ctypes.c_int,
             handle + image + [ctypes.c_void_p, ctypes.c_int, ctypes.c_int],
         ),
         ("tj3GetErrorCode", ctypes.c_int, handle),
         ("tj3GetErrorStr", ctypes.c_char_p, handle),
-    ):  # fmt: skip
+    ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
 

@@ -69,7 +69,10 @@ def _rich_bar() -> Any:
     from rich.console import Console
 
     return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(),
-        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -50,8 +50,11 @@ class PredictionTotals:
     def __init__(self, by_class: ByClass | None = None, means: Mapping[str, str] | None = None):
         self._by_class = by_class
         self._means = {
-            "loss": "loss", "accuracy_top1": "top1", "accuracy_top5": "top5", **(means or {})
-        }  # fmt: skip
+            "loss": "loss",
+            "accuracy_top1": "top1",
+            "accuracy_top5": "top5",
+            **(means or {}),
+        }
         self._sums: dict[str, float] = dict.fromkeys(
             ("predictions", "examples", *self._means.values()), 0
         )

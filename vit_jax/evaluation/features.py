@@ -186,9 +186,10 @@ def extract(
     assert values is not None  # A source has at least one example, so there is a batch.
     if not np.isfinite(values[:filled]).all():
         raise WeightsError(
-            "features that are not finite numbers", "activations that do not overflow",
+            "features that are not finite numbers",
+            "activations that do not overflow",
             "use model.dtype=float32, or other weights",
-        )  # fmt: skip
+        )
     return Features(values[:filled], labels[:filled])
 
 

@@ -152,10 +152,13 @@ class FrozenEvaluator:
         details["images"] = {name: len(source) for name, source in dataset.sources.items()}
         self.details[dataset.name] = details
         log.info(
-            "%s: features of %s images in %.1f s, %s in %.1f s", dataset.name,
-            f"{sum(details['images'].values()):,}", seconds, ", ".join(self._config.methods),
+            "%s: features of %s images in %.1f s, %s in %.1f s",
+            dataset.name,
+            f"{sum(details['images'].values()):,}",
+            seconds,
+            ", ".join(self._config.methods),
             details["solving_s"],
-        )  # fmt: skip
+        )
         return metrics
 
     def _check_classes(self, dataset: _Dataset) -> None:
@@ -167,9 +170,13 @@ class FrozenEvaluator:
             return
         chooses = self._config.l2 is None and "held_out" not in dataset.sources
         check_shots(
-            _class_counts(train), _class_counts(test), train.class_names, max(self._config.shots),
-            held_out=int(chooses), dataset=train.name,
-        )  # fmt: skip
+            _class_counts(train),
+            _class_counts(test),
+            train.class_names,
+            max(self._config.shots),
+            held_out=int(chooses),
+            dataset=train.name,
+        )
 
     def _extract_splits(
         self, dataset: _Dataset, params: Any, stop: Callable[[], bool]
@@ -258,8 +265,9 @@ def _open_dataset(
         raise DataError(
             f"few-shot dataset {name!r} has no image_size, and the model's"
             f" {image_size[0]}x{image_size[1]} is not square",
-            "a size in pixels", "set its image_size",
-        )  # fmt: skip
+            "a size in pixels",
+            "set its image_size",
+        )
     own = data.replace(
         source=dataset.source,
         name=dataset.name,
@@ -285,6 +293,7 @@ def _open_dataset(
         if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
             raise DataError(
                 f"few-shot dataset {name!r}: split {wanted[key]!r} is also the test split",
-                "different splits", "change train_split, held_out_split or test_split",
-            )  # fmt: skip
+                "different splits",
+                "change train_split, held_out_split or test_split",
+            )
     return _Dataset(name, dataset, sources, own.image_size, own)

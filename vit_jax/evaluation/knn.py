@@ -57,9 +57,16 @@ def knn_accuracies(
             own = len(part)
             part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, so one compilation.
             found = np.asarray(
-                _vote(known, known_labels, jnp.asarray(part), counts, num_classes, vote,
-                      jnp.float32(temperature))
-            )  # fmt: skip
+                _vote(
+                    known,
+                    known_labels,
+                    jnp.asarray(part),
+                    counts,
+                    num_classes,
+                    vote,
+                    jnp.float32(temperature),
+                )
+            )
             correct += (found[:, :own] == labels[None, start : start + own]).sum(1)
     return correct / len(queries)
 

@@ -96,10 +96,11 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> MethodRe
         l2, row = config.l2, {}
         if l2 is None:
             scores = [
-                accuracies(path, *_choose_on(splits, orders[seed], config), config.l2_grid,
-                           **options)
+                accuracies(
+                    path, *_choose_on(splits, orders[seed], config), config.l2_grid, **options
+                )
                 for seed, path in paths.items()
-            ]  # fmt: skip
+            ]
             mean = np.mean(scores, axis=0)
             l2 = best(config.l2_grid, mean)
             row["held_out_accuracy"] = _named(config.l2_grid, mean.tolist())
@@ -165,9 +166,13 @@ def _knn(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     k, tried = config.knn_neighbours[0], {}
     if len(config.knn_neighbours) > 1:
         scores = knn_accuracies(
-            learn.values, learn.labels, choose.values, choose.labels, config.knn_neighbours,
+            learn.values,
+            learn.labels,
+            choose.values,
+            choose.labels,
+            config.knn_neighbours,
             **options,
-        )  # fmt: skip
+        )
         k = int(best(config.knn_neighbours, scores, most=False))
         tried = _named(config.knn_neighbours, scores.tolist())
     train, test = splits.train, splits.test

@@ -47,9 +47,12 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         )
     head = file.shapes.get("resnet/head/conv2d/kernel")
     return WeightsInfo(
-        "big_transfer npz", {"name": name}, head[-1] if head else 0, (224, 224),
+        "big_transfer npz",
+        {"name": name},
+        head[-1] if head else 0,
+        (224, 224),
         tuple(name_table(shape)),
-    )  # fmt: skip
+    )
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:

@@ -25,9 +25,20 @@ _ALIGNMENT = 64
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # Errors that NumPy, zipfile, safetensors and JSON raise for damaged files.
 _DAMAGED = (
-    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SyntaxError,
-    MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    SyntaxError,
+    MemoryError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)
 
 
 @dataclasses.dataclass(frozen=True)

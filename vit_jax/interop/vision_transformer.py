@@ -61,11 +61,14 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     shapes = file.shapes
     block = _BLOCK if _BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
     generation = next(
-        (g for g in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE)
-         if f"{block.format(layer=0)}/{g[2]}/key/kernel" in shapes and
-         f"{block.format(layer=0)}/{g[3]}/Dense_0/kernel" in shapes),
+        (
+            g
+            for g in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE)
+            if f"{block.format(layer=0)}/{g[2]}/key/kernel" in shapes
+            and f"{block.format(layer=0)}/{g[3]}/Dense_0/kernel" in shapes
+        ),
         None,
-    )  # fmt: skip
+    )
     if generation is None:
         raise WeightsError(
             f"{file.path} has encoder blocks with unknown parts",

@@ -112,8 +112,10 @@ def log_choice(choice: AttentionChoice, tokens: int) -> None:
     padding = f", {tokens} tokens padded to {choice.padded_tokens}"
     log.info(
         "attention: %s%s (%s)",
-        choice.implementation, padding if choice.padded_tokens != tokens else "", choice.reason,
-    )  # fmt: skip
+        choice.implementation,
+        padding if choice.padded_tokens != tokens else "",
+        choice.reason,
+    )
 
 
 def attend(
@@ -146,9 +148,13 @@ def attend(
     if valid_tokens is not None and valid_tokens < key.shape[1]:
         lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
     return jax.nn.dot_product_attention(
-        query, key, value,
-        bias=bias, key_value_seq_lengths=lengths, implementation=implementation,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        bias=bias,
+        key_value_seq_lengths=lengths,
+        implementation=implementation,
+    )
 
 
 def attention_weights(
@@ -208,13 +214,21 @@ class SelfAttention(nnx.Module):
     ):
         head_dim = width // num_heads
         self.qkv = nnx.LinearGeneral(
-            width, (3, num_heads, head_dim), use_bias=qkv_bias, kernel_init=_qkv_init, dtype=dtype,
+            width,
+            (3, num_heads, head_dim),
+            use_bias=qkv_bias,
+            kernel_init=_qkv_init,
+            dtype=dtype,
             rngs=rngs,
-        )  # fmt: skip
+        )
         self.out = nnx.LinearGeneral(
-            (num_heads, head_dim), width, axis=(-2, -1), kernel_init=_xavier_uniform, dtype=dtype,
+            (num_heads, head_dim),
+            width,
+            axis=(-2, -1),
+            kernel_init=_xavier_uniform,
+            dtype=dtype,
             rngs=rngs,
-        )  # fmt: skip
+        )
         make_norm = partial(LayerNorm, head_dim, use_bias=False, dtype=dtype)
         self.query_norm = make_norm() if qk_norm else None
         self.key_norm = make_norm() if qk_norm else None

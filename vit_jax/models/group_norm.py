@@ -68,9 +68,7 @@ def _backward(
 _group_norm.defvjp(_forward, _backward)
 
 
-def _group_means(
-    channels: Float[Array, "B C"], groups: int
-) -> Float[Array, "B 1 1 C"]:  # fmt: skip
+def _group_means(channels: Float[Array, "B C"], groups: int) -> Float[Array, "B 1 1 C"]:
     """Returns, for every channel, the mean over the channels of its group."""
     batch, count = channels.shape
     means = channels.reshape(batch, groups, count // groups).mean(2)

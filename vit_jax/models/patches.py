@@ -18,7 +18,7 @@ class PatchEmbedding(nnx.Module):
 
     def __init__(
         self, patch_size: int, channels: int, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs
-    ):  # fmt: skip
+    ):
         shape = (patch_size, patch_size, channels, width)
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(width))

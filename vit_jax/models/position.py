@@ -172,9 +172,11 @@ class RelativeBias(nnx.Module):
         """Returns f32 logits: at [b, h, q, k] query[b, q, h] . table[q-k+N-1, h] / sqrt(K)."""
         tokens, head_dim = query.shape[1], query.shape[3]
         by_offset = jnp.einsum(
-            "bnhk,rhk->bhnr", query, self.table[...].astype(query.dtype),
+            "bnhk,rhk->bhnr",
+            query,
+            self.table[...].astype(query.dtype),
             preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        )
         # In reversed order, row q needs columns N-1-q to 2N-2-q. If rows are padded to 2N and
         # flattened, these start at q * (2N-1) + N-1, so a reshape to rows of 2N-1 aligns them.
         padded = jnp.pad(by_offset[..., ::-1], ((0, 0), (0, 0), (0, 0), (0, 1)))

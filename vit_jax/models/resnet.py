@@ -130,9 +130,15 @@ class StandardizedConv(nnx.Module):
     """Convolution without bias, whose kernel is standardised for each output channel."""
 
     def __init__(
-        self, inputs: int, outputs: int, size: int, stride: int = 1, *, style: ConvStyle,
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stride: int = 1,
+        *,
+        style: ConvStyle,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         init = nnx.initializers.lecun_normal()
         self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs), jnp.float32))
         self.stride = stride
@@ -170,9 +176,7 @@ class UnitV1(nnx.Module):
     Source: arXiv:1512.03385, with group normalisation and weight standardisation.
     """
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, *, style: ConvStyle, rngs: nnx.Rngs
-    ):  # fmt: skip
+    def __init__(self, inputs: int, width: int, stride: int, *, style: ConvStyle, rngs: nnx.Rngs):
         conv = partial(StandardizedConv, style=style, rngs=rngs)
         outputs = 4 * width
         projects = inputs != outputs or stride != 1
@@ -195,9 +199,7 @@ class UnitV1(nnx.Module):
 class UnitV2(nnx.Module):
     """Bottleneck unit with normalisation before each convolution. Source: arXiv:1603.05027."""
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, *, style: ConvStyle, rngs: nnx.Rngs
-    ):  # fmt: skip
+    def __init__(self, inputs: int, width: int, stride: int, *, style: ConvStyle, rngs: nnx.Rngs):
         conv = partial(StandardizedConv, style=style, rngs=rngs)
         outputs = 4 * width
         projects = inputs != outputs or stride != 1
@@ -218,9 +220,18 @@ class Stage(nnx.Module):
     """A first unit that changes the size, and a stack `blocks` of identical units after it."""
 
     def __init__(
-        self, unit: type[UnitV1] | type[UnitV2], count: int, inputs: int, width: int, stride: int,
-        *, style: ConvStyle, remat: Remat, scan: bool, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        unit: type[UnitV1] | type[UnitV2],
+        count: int,
+        inputs: int,
+        width: int,
+        stride: int,
+        *,
+        style: ConvStyle,
+        remat: Remat,
+        scan: bool,
+        rngs: nnx.Rngs,
+    ):
         def make(rngs: nnx.Rngs) -> nnx.Module:
             return unit(4 * width, width, 1, style=style, rngs=rngs)
 
@@ -238,9 +249,7 @@ class Stage(nnx.Module):
         def body(unit: UnitV1 | UnitV2, x: jax.Array, extra: None) -> tuple[jax.Array, None]:
             return unit(x), extra
 
-        return scan_stack(
-            self.blocks, body, x, self.rest, remat=self.remat, scan=self.scan
-        )[0]  # fmt: skip
+        return scan_stack(self.blocks, body, x, self.rest, remat=self.remat, scan=self.scan)[0]
 
 
 class Trunk(nnx.Module):
@@ -277,9 +286,16 @@ class Trunk(nnx.Module):
         for i, count in enumerate(shape.units):
             width = shape.width * 2**i
             stage = Stage(
-                UnitV1 if version == 1 else UnitV2, count, channels, width, 1 if i == 0 else 2,
-                style=self.style, remat=remat, scan=scan, rngs=rngs,
-            )  # fmt: skip
+                UnitV1 if version == 1 else UnitV2,
+                count,
+                channels,
+                width,
+                1 if i == 0 else 2,
+                style=self.style,
+                remat=remat,
+                scan=scan,
+                rngs=rngs,
+            )
             setattr(self, f"stage{i + 1}", stage)
             channels = 4 * width
 
@@ -326,9 +342,7 @@ class ResNet(ImageModel):
         self.image_size = image_size
         height, width = image_size
         self.grid = (math.ceil(height / shape.stride), math.ceil(width / shape.stride))
-        self.trunk = Trunk(
-            shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs
-        )  # fmt: skip
+        self.trunk = Trunk(shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs)
         self.norm = GroupNorm(shape.channels, self.trunk.style)
         self.head = Head(
             shape.channels,

@@ -339,11 +339,14 @@ class ViT(ImageModel):
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
         x, found = self.encoder(
-            x, position=self._position("shared", x.shape[1]), rope=self._rope(padding),
-            valid_tokens=self.tokens if padding else None, key=keys[1],
+            x,
+            position=self._position("shared", x.shape[1]),
+            rope=self._rope(padding),
+            valid_tokens=self.tokens if padding else None,
+            key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
             reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
-        )  # fmt: skip
+        )
         x = constrain(x[:, : self.tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
@@ -499,9 +502,10 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
     head_dim, rest = divmod(shape.width, shape.num_heads)
     if rest:
         raise ModelError(
-            f"width {shape.width} with {shape.num_heads} heads", "a multiple of the heads",
+            f"width {shape.width} with {shape.num_heads} heads",
+            "a multiple of the heads",
             "change model.width or model.num_heads",
-        )  # fmt: skip
+        )
     kind = options.position_embedding
     divisor = {
         "learned_2d": (shape.width, 2),
@@ -515,7 +519,7 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
             f"position_embedding {kind} with {what} {size}",
             f"a multiple of {factor}",
             "change model.width, model.num_heads or the position embedding",
-        )  # fmt: skip
+        )
 
 
 def _build(

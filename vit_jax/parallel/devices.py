@@ -94,7 +94,11 @@ def print_devices(found: list[dict[str, Any]], cluster: str, console: Console) -
     for process, row in enumerate(found):
         ids = [str(i) for i in row["ids"]]
         table.add_row(
-            str(process), row["host"], str(row["pid"]), str(len(ids)), row["kind"],
+            str(process),
+            row["host"],
+            str(row["pid"]),
+            str(len(ids)),
+            row["kind"],
             first_few(ids, 8, " "),
-        )  # fmt: skip
+        )
     console.print(table)

@@ -98,8 +98,10 @@ def _complete(
     num_processes = _read_int(num_processes, "JAX_NUM_PROCESSES", environ)
     process_id = _read_int(process_id, "JAX_PROCESS_ID", environ)
     given: dict[str, Any] = {
-        "coordinator": coordinator, "num_processes": num_processes, "process_id": process_id
-    }  # fmt: skip
+        "coordinator": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     if found is None:
         missing = [
@@ -171,12 +173,16 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
         tasks,
         int(environ["SLURM_PROCID"]),
         share_of_devices(
-            visible_gpus(environ), on_node, int(environ["SLURM_LOCALID"]),
-            bound=any(k in environ for k in ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
-                                             "SLURM_TRES_PER_TASK")),
+            visible_gpus(environ),
+            on_node,
+            int(environ["SLURM_LOCALID"]),
+            bound=any(
+                k in environ
+                for k in ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
+            ),
         ),
         int(allocated) if allocated and allocated.isdigit() else None,
-    )  # fmt: skip
+    )
 
 
 def _tasks_per_node(environ: Mapping[str, str], tasks: int) -> list[int]:

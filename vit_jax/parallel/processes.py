@@ -484,8 +484,10 @@ def _fail(run: _Run, error: BaseException) -> NoReturn:
     )
     if broken_collective:
         # Most likely another process has died. Its missing heartbeat will then name it.
-        log.warning("a computation failed; waiting %g s to see whether another process is lost",
-                    run.peer_timeout_s)  # fmt: skip
+        log.warning(
+            "a computation failed; waiting %g s to see whether another process is lost",
+            run.peer_timeout_s,
+        )
         time.sleep(1.5 * run.peer_timeout_s)
     run.ending = True
     first_line = (str(error).splitlines() or [""])[0][:300]

@@ -88,9 +88,10 @@ def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> A
         if re.fullmatch(pattern, name):
             return value
     raise ConfigError(
-        f"no pattern of {key} matches parameter '{name}'", "every parameter to be covered",
+        f"no pattern of {key} matches parameter '{name}'",
+        "every parameter to be covered",
         "add a last pattern '.*'",
-    )  # fmt: skip
+    )
 
 
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _FSDP_TENSOR) -> Any:

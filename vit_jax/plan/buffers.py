@@ -112,9 +112,11 @@ def _peak_memory(
 
 
 def _values(
-    instruction: Instruction, held: dict[str, _Values], computation: Computation,
+    instruction: Instruction,
+    held: dict[str, _Values],
+    computation: Computation,
     arguments: _Values | None,
-) -> _Values:  # fmt: skip
+) -> _Values:
     kind, count = instruction.opcode, len(instruction.arrays)
     given = [held.get(name, []) for name in instruction.operands]
     if kind == "parameter":
@@ -139,8 +141,10 @@ def _values(
         for a in instruction.arrays
     ]
     if kind in ("copy-start", "slice-start"):
-        return [v if k == (0 if kind == "copy-start" else count - 2) else None
-                for k, v in enumerate(made)]  # fmt: skip
+        return [
+            v if k == (0 if kind == "copy-start" else count - 2) else None
+            for k, v in enumerate(made)
+        ]
     return [_in_place_result(instruction, k, v, given) for k, v in enumerate(made)]
 
 

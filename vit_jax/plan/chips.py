@@ -47,9 +47,16 @@ def _tpu(
     name: str, kind: str, gib: float, gb_per_s: float, ici_gbit_per_s: float, pod: int, dims: int
 ) -> Chip:
     return Chip(
-        f"TPU {name}", kind, gib * GIB, peak_flops(kind), gb_per_s * 1e9, ici_gbit_per_s * 1e9 / 8,
-        f"{_CLOUD}/{name}", pod, dims,
-    )  # fmt: skip
+        f"TPU {name}",
+        kind,
+        gib * GIB,
+        peak_flops(kind),
+        gb_per_s * 1e9,
+        ici_gbit_per_s * 1e9 / 8,
+        f"{_CLOUD}/{name}",
+        pod,
+        dims,
+    )
 
 
 # Memory is the size that the TPU compiler uses, a little less than the 16, 32 and 95 GB of the data
@@ -101,9 +108,14 @@ def cpu_chip(devices: int = 1) -> Chip:
     hertz, cycle = _clock_hz(), _flops_per_cycle()
     peak = None if hertz is None else (cores or 1) * hertz * cycle / devices
     return Chip(
-        f"CPU, {cores} cores", "cpu", psutil.virtual_memory().total / devices, peak, None, None,
+        f"CPU, {cores} cores",
+        "cpu",
+        psutil.virtual_memory().total / devices,
+        peak,
+        None,
+        None,
         f"{cores} cores x {(hertz or 0) / 1e9:.1f} GHz x {cycle} float32 operations",
-    )  # fmt: skip
+    )
 
 
 def _clock_hz() -> float | None:

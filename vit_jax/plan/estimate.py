@@ -189,10 +189,19 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
     return Plan(
-        config, chip, dict(mesh.shape), sizes, program.total_steps, program.num_parameters(),
-        memory, Work(model_flops, executed_flops, traffic, received), tuple(collectives),
-        unknown_loops, seconds, compiled is not None,
-    )  # fmt: skip
+        config,
+        chip,
+        dict(mesh.shape),
+        sizes,
+        program.total_steps,
+        program.num_parameters(),
+        memory,
+        Work(model_flops, executed_flops, traffic, received),
+        tuple(collectives),
+        unknown_loops,
+        seconds,
+        compiled is not None,
+    )
 
 
 def _requested_memory(message: str) -> int | None:

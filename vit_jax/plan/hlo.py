@@ -167,9 +167,12 @@ def _parse_array(dtype: str, dims_text: str, layout: str | None) -> Array:
     space = re.search(r"S\((\d+)\)", layout)
     bits = _BITS.get(dtype, 8)
     return Array(
-        dtype, dims, int(space[1]) if space else 0, math.ceil(math.prod(dims) * bits / 8),
+        dtype,
+        dims,
+        int(space[1]) if space else 0,
+        math.ceil(math.prod(dims) * bits / 8),
         math.ceil(math.prod(_padded_dims(dims, layout)) * bits / 8),
-    )  # fmt: skip
+    )
 
 
 def _padded_dims(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
@@ -209,9 +212,14 @@ def _parse_instruction(line: str) -> Instruction | None:
     if constant:
         text = f"({inside}){text}"
     return Instruction(
-        match[2], opcode[1], parse_arrays(line[start:end]), operands, text, tuple(called),
+        match[2],
+        opcode[1],
+        parse_arrays(line[start:end]),
+        operands,
+        text,
+        tuple(called),
         bool(match[1]),
-    )  # fmt: skip
+    )
 
 
 def _closing_parenthesis(line: str, start: int) -> int:

@@ -192,8 +192,9 @@ def parse_meshes(text: str) -> list[MeshShape]:
         sides = part.split(",")
         if len(sides) != 3 or not all(s.strip().isdecimal() and int(s) for s in sides):
             raise ConfigError(
-                f"--meshes={text}", "data,fsdp,tensor for each mesh, separated by ';'",
+                f"--meshes={text}",
+                "data,fsdp,tensor for each mesh, separated by ';'",
                 "write e.g. --meshes='16,1,1;1,16,1'",
-            )  # fmt: skip
+            )
         found.append((int(sides[0]), int(sides[1]), int(sides[2])))
     return found

@@ -131,16 +131,23 @@ def _collective_table(plan: Plan) -> Table:
     )
     for one in plan.collectives[:_ROWS]:
         table.add_row(
-            one.kind, f"{one.group}", f"{one.count:,}", f"{_format_si(one.bytes)}B",
-            f"{_format_si(one.received)}B", one.part,
-        )  # fmt: skip
+            one.kind,
+            f"{one.group}",
+            f"{one.count:,}",
+            f"{_format_si(one.bytes)}B",
+            f"{_format_si(one.received)}B",
+            one.part,
+        )
     rest = plan.collectives[_ROWS:]
     if rest:
         table.add_row(
-            "others", "", f"{sum(c.count for c in rest):,}",
+            "others",
+            "",
+            f"{sum(c.count for c in rest):,}",
             f"{_format_si(sum(c.bytes for c in rest))}B",
-            f"{_format_si(sum(c.received for c in rest))}B", "",
-        )  # fmt: skip
+            f"{_format_si(sum(c.received for c in rest))}B",
+            "",
+        )
     return table
 
 
@@ -160,9 +167,12 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
             hours = plan.total_steps * seconds / 3600
             rate = plan.config.data.global_batch_size / seconds
             table.add_row(
-                name, f"{rate:,.0f}", _format_hours(hours), _format_count(hours * plan.devices),
+                name,
+                f"{rate:,.0f}",
+                _format_hours(hours),
+                _format_count(hours * plan.devices),
                 note,
-            )  # fmt: skip
+            )
         elif name:
             table.add_row(name, _UNKNOWN, _UNKNOWN, _UNKNOWN, "")
     return table
@@ -215,12 +225,16 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
                 _format_ms(plan.roofline.overlapped_s) if plan.compiled else "-",
                 "-" if mfu is None or not plan.compiled else f"{mfu:.1%}",
                 "-" if rate is None or not plan.compiled else f"{rate:,.0f}",
-            )  # fmt: skip
+            )
             note = note or ("" if plan.fits else "too large")
         table.add_row(
-            f"{one.batch_size:,}", ",".join(map(str, one.mesh)), one.preset, one.remat, *figures,
+            f"{one.batch_size:,}",
+            ",".join(map(str, one.mesh)),
+            one.preset,
+            one.remat,
+            *figures,
             note,
-        )  # fmt: skip
+        )
     console.print(table)
     took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
     legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
@@ -242,13 +256,18 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
     in_turn = bound.in_turn_s if compiled else None
     mfu = bound.mfu(overlapped)
     return {
-        "recipe": recipe, "topology": topology, "model": config.model.name,
-        "image_size": config.data.image_size, "devices": plan.devices,
-        "global_batch_size": config.data.global_batch_size, "remat": config.model.remat,
+        "recipe": recipe,
+        "topology": topology,
+        "model": config.model.name,
+        "image_size": config.data.image_size,
+        "devices": plan.devices,
+        "global_batch_size": config.data.global_batch_size,
+        "remat": config.model.remat,
         "accumulation_steps": config.accumulation_steps,
         **{f"mesh_{axis}": size for axis, size in plan.mesh.items()},
         "mesh_preset": config.mesh.preset,
-        "parameters": plan.parameters, "fits": plan.fits,
+        "parameters": plan.parameters,
+        "fits": plan.fits,
         "memory_gib": gib(memory.total),
         "memory_state_gib": gib(sum(memory.state.values())),
         "memory_temporaries_gib": gib(memory.temporaries),
@@ -261,11 +280,12 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "step_ms_overlapped": None if overlapped is None else round(overlapped * 1e3, 2),
         "step_ms_in_turn": None if in_turn is None else round(in_turn * 1e3, 2),
         "mfu_at_most": None if mfu is None else round(mfu, 4),
-        "total_steps": plan.total_steps, "chip_hours_at_least": hours(overlapped),
+        "total_steps": plan.total_steps,
+        "chip_hours_at_least": hours(overlapped),
         "assumed_mfu": assumed_mfu,
         "chip_hours_at_assumed_mfu": hours(bound.seconds_at_mfu(assumed_mfu)),
         "compile_s": round(plan.compile_s, 1),
-    }  # fmt: skip
+    }
 
 
 def _in_giga(amount: float | None) -> float | None:

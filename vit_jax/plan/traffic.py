@@ -35,8 +35,9 @@ def _bytes_moved(
     kind = instruction.opcode
     if kind in _NO_TRAFFIC or kind.endswith("-done"):
         return 0
-    if kind == "custom-call" and any(f'"{n}' in instruction.text or n + '"' in instruction.text
-                                     for n in _NO_TRAFFIC_CALLS):  # fmt: skip
+    if kind == "custom-call" and any(
+        f'"{n}' in instruction.text or n + '"' in instruction.text for n in _NO_TRAFFIC_CALLS
+    ):
         return 0
     operands = [computation[name] for name in instruction.operands if name in computation]
     if kind in ("copy-start", "slice-start"):

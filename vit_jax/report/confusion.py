@@ -52,9 +52,14 @@ def draw_confusion(table: Path) -> Path:
         for row, column in np.argwhere(counts):
             shade = "white" if shares[row, column] > 0.6 else "black"
             axes.text(
-                column, row, str(counts[row, column]), ha="center", va="center", color=shade,
+                column,
+                row,
+                str(counts[row, column]),
+                ha="center",
+                va="center",
+                color=shade,
                 fontsize=8,
-            )  # fmt: skip
+            )
     axes.set(xlabel="predicted class", ylabel="true class (examples)")
     right = np.trace(counts[:, : len(true)]) / max(counts.sum(), 1)
     mean = np.diagonal(shares)[examples[:, 0] > 0].mean() if counts.any() else 0.0

@@ -123,10 +123,11 @@ def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]
     return [
         CurvesData(
             title + (f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""),
-            request.series, {name: rows[name] for name in part},
+            request.series,
+            {name: rows[name] for name in part},
         )
         for i, part in enumerate(parts)
-    ]  # fmt: skip
+    ]
 
 
 def draw_learning_curves(data: CurvesData, palette: Palette) -> Any:

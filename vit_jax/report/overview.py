@@ -59,12 +59,25 @@ def all_runs_table(found: Runs, scores: Sequence[Table]) -> Table:
     others = sorted(name for name in columns if name.endswith("/accuracy_top1"))
     metrics = [*dict.fromkeys([*(table.metric for table in scores), *selected_by, *others])]
     names = [name for name in columns if name.startswith("label.")] or ["model", "dataset"]
-    shown = ["name", "state", "stage", *names, "seed", *settings[:_MAX_SETTINGS],
-             *[n for n in metrics if n in frame][:_MAX_METRICS], "step", "wall_time_s", "device",
-             "git_revision", "notes"]  # fmt: skip
+    shown = [
+        "name",
+        "state",
+        "stage",
+        *names,
+        "seed",
+        *settings[:_MAX_SETTINGS],
+        *[n for n in metrics if n in frame][:_MAX_METRICS],
+        "step",
+        "wall_time_s",
+        "device",
+        "git_revision",
+        "notes",
+    ]
     shown = [n for n in dict.fromkeys(shown) if any(format_value(value) for value in frame[n])]
-    rows = [[_cell(name, value) for name, value in zip(shown, row, strict=True)]
-            for row in frame[shown].itertuples(index=False)]  # fmt: skip
+    rows = [
+        [_cell(name, value) for name, value in zip(shown, row, strict=True)]
+        for row in frame[shown].itertuples(index=False)
+    ]
     return Table("All runs", [name.removeprefix("label.") for name in shown], rows)
 
 
@@ -140,8 +153,14 @@ def hardware_table(runs: Sequence[Run]) -> Table:
         versions = {str(run.environment.get("packages", {}).get("jax", "")) for run in members}
         revisions = {short_revision(run) for run in members}
         texts = [", ".join(sorted(names - {""})) for names in (revisions, versions)]
-        rows.append([Cell(device), Cell(str(len(members)), len(members)),
-                     Cell(f"{hours:.2f}", hours), *map(Cell, texts)])  # fmt: skip
+        rows.append(
+            [
+                Cell(device),
+                Cell(str(len(members)), len(members)),
+                Cell(f"{hours:.2f}", hours),
+                *map(Cell, texts),
+            ]
+        )
     return Table("Hardware", ["device", "runs", "hours", "git revision", "JAX"], rows)
 
 

@@ -215,9 +215,15 @@ def _draw_panel(
             places = ([x] * n, values) if data.numeric else (values, [row] * n)
             if n > 1:
                 panel.plot(
-                    *places, linestyle="none", marker="o", markersize=3.6, color=style["color"],
-                    alpha=0.4, markeredgewidth=0, zorder=2,
-                )  # fmt: skip
+                    *places,
+                    linestyle="none",
+                    marker="o",
+                    markersize=3.6,
+                    color=style["color"],
+                    alpha=0.4,
+                    markeredgewidth=0,
+                    zorder=2,
+                )
         if data.numeric:
             zorder = 4 if name == request.through else 3
             handles[name] = panel.errorbar(

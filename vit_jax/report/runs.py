@@ -174,9 +174,10 @@ def read_runs(folders: Sequence[Path]) -> Runs:
         paths, sweep_folders = _find(root)
         if not paths:
             raise RunFolderError(
-                f"no run in {folder}", "a folder with config.json and metrics.jsonl, or job.json",
+                f"no run in {folder}",
+                "a folder with config.json and metrics.jsonl, or job.json",
                 "pass the --workdir of `train`, or a folder above it",
-            )  # fmt: skip
+            )
         for path in ([above] if above else []) + sweep_folders:
             sweeps[path] = _read_json(path / "sweep.json")[0]
         for path in paths:

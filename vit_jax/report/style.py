@@ -118,10 +118,16 @@ def add_legend(
         # Every figure has room for two lines.
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
         figure.legend(
-            handles, labels, loc=f"outside upper {side}", ncols=math.ceil(len(labels) / rows),
-            title=title or None, alignment="left", handlelength=1.6, columnspacing=1.4,
+            handles,
+            labels,
+            loc=f"outside upper {side}",
+            ncols=math.ceil(len(labels) / rows),
+            title=title or None,
+            alignment="left",
+            handlelength=1.6,
+            columnspacing=1.4,
             borderaxespad=0.2,
-        )  # fmt: skip
+        )
 
 
 def save(figure: Any, path: Path) -> str:

@@ -158,12 +158,19 @@ def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
     """Returns tables.csv: one row per mean, at full precision."""
     rows = [
         {
-            "table": table.title, "metric": table.metric, "row": row[0].text, "column": name,
-            "mean": summary.mean, "std": summary.std, "n": len(summary.values),
+            "table": table.title,
+            "metric": table.metric,
+            "row": row[0].text,
+            "column": name,
+            "mean": summary.mean,
+            "std": summary.std,
+            "n": len(summary.values),
         }
-        for table in tables for row in table.rows
-        for name, cell in zip(table.header, row, strict=True) if (summary := cell.summary)
-    ]  # fmt: skip
+        for table in tables
+        for row in table.rows
+        for name, cell in zip(table.header, row, strict=True)
+        if (summary := cell.summary)
+    ]
     return pd.DataFrame(rows, dtype=object)
 
 
@@ -213,9 +220,13 @@ def _cell(
 
 
 def _notes(
-    metric: str, summaries: Mapping[Key, Summary], common_n: int, groups: list[pd.DataFrame],
-    *, pending: bool,
-) -> list[str]:  # fmt: skip
+    metric: str,
+    summaries: Mapping[Key, Summary],
+    common_n: int,
+    groups: list[pd.DataFrame],
+    *,
+    pending: bool,
+) -> list[str]:
     counts = {len(summary.values) for summary in summaries.values()}
     if not counts:
         return ["No run in this table has a result."]

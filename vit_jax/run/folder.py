@@ -215,8 +215,12 @@ def git_revision() -> str | None:
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

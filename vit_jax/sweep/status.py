@@ -149,10 +149,11 @@ class SweepStatus:
             selection = self.plan.selections[job.job.selection]
             skip = selection.on_failed == "skip"
             unmet = [
-                other for other in unmet
+                other
+                for other in unmet
                 if other.job.name not in selection.candidate_jobs
                 or (job.awaits_selection and not (skip and _is_lost(other)))
-            ]  # fmt: skip
+            ]
         lost = [repr(other.job.name) for other in unmet if _is_lost(other)]
         if lost:
             status.state, status.note = "blocked", f"needs failed {first_few(lost, 2)}"
@@ -168,10 +169,9 @@ class SweepStatus:
         candidates = [self.jobs[candidate] for candidate in selection.candidate_jobs]
         skip = selection.on_failed == "skip"
         finals = [self.plan.jobs[final] for final in selection.final_names]
-        if (
-            not any(job.awaits_selection and job.name not in self._failures for job in finals)
-            or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates)
-        ):  # fmt: skip
+        if not any(
+            job.awaits_selection and job.name not in self._failures for job in finals
+        ) or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates):
             return False
         try:
             choice = select_best(selection, [(c.job.name, c.result) for c in candidates])

@@ -255,8 +255,11 @@ def derive_names(jobs: Sequence[Job]) -> list[str]:
         path, _, arg = (job.config or job.command).partition(":")
         config = Path(path).stem + (f"-{arg}" if arg else "")
         parts = [_folder_word(config)] if several_configs else []
-        parts += [f"{_short_key(key, keys)}={_folder_word(_text(job.overrides[key]))}"
-                  for key in keys if key in job.overrides]  # fmt: skip
+        parts += [
+            f"{_short_key(key, keys)}={_folder_word(_text(job.overrides[key]))}"
+            for key in keys
+            if key in job.overrides
+        ]
         names.append(job.name or ",".join(parts) or "base")
     return names
 

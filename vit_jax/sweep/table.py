@@ -85,9 +85,12 @@ def job_table(jobs: Sequence[JobStatus], most: int, plan: Plan) -> Table:
         state = f"{job.state}: {job.note}" if job.state in ("failed", "blocked") else job.state
         colour = _COLOURS.get(job.state, "none")
         table.add_row(
-            escape(job.job.name), steps, _score(job, plan), _time(job.seconds),
+            escape(job.job.name),
+            steps,
+            _score(job, plan),
+            _time(job.seconds),
             f"[{colour}]{escape(state)}[/]",
-        )  # fmt: skip
+        )
     if len(shown) < len(jobs):
         table.add_row(f"and {len(jobs) - len(shown)} more", "", "", "", "")
     table.caption, table.caption_justify = escape(summary(jobs)), "left"

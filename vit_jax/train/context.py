@@ -154,14 +154,19 @@ def open_context(
         if training.manifest is not None:
             folder.write_json("subset.json", training.manifest)
         metrics = MetricsWriter(
-            folder.path, config.logging,
-            start_step=start.step, run_config=config.to_mapping(), enabled=folder.is_writer,
-        )  # fmt: skip
+            folder.path,
+            config.logging,
+            start_step=start.step,
+            run_config=config.to_mapping(),
+            enabled=folder.is_writer,
+        )
         examples = ExampleLog(
-            folder.path, jax.process_index(),
+            folder.path,
+            jax.process_index(),
             host_rows(program.mesh, config.data.global_batch_size),
-            start_step=start.step, kind=config.logging.example_ids,
-        )  # fmt: skip
+            start_step=start.step,
+            kind=config.logging.example_ids,
+        )
         progress = ProgressView(program.total_steps, start.step, enabled=folder.is_writer)
         yield RunContext(
             config=config,

@@ -64,10 +64,11 @@ def divergence_error(
     """
     last_good = f"step {kept[-1]}" if kept else "none"
     error = DivergenceError(
-        what, "a finite number",
+        what,
+        "a finite number",
         "lower the learning rate, clip gradients, use float32 or set divergence.rewinds; the last"
         f" good checkpoint is {last_good}",
-    )  # fmt: skip
+    )
     error.step = step
     error.skip_batches = skipped_batches + step - (kept[-1] if kept else 0)
     return error

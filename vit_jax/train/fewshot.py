@@ -37,9 +37,13 @@ class FewshotEvaluator:
             config.fewshot, "interval", batch_size=batch_size, num_examples=num_examples
         )
         self._evaluator = FrozenEvaluator(
-            config.fewshot, config.data, config.model, (side, side), mesh,
+            config.fewshot,
+            config.data,
+            config.model,
+            (side, side),
+            mesh,
             batch_size=config.evaluation.batch_size or batch_size,
-        )  # fmt: skip
+        )
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is due after this step."""

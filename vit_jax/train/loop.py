@@ -68,8 +68,11 @@ def train(
             rewinds, skipped_batches = rewinds + 1, error.skip_batches
             log.warning(
                 "%s: returning to the last checkpoint and skipping %d batches (rewind %d of %d)",
-                error.got, skipped_batches, rewinds, config.divergence.rewinds,
-            )  # fmt: skip
+                error.got,
+                skipped_batches,
+                rewinds,
+                config.divergence.rewinds,
+            )
 
 
 def _train_once(
@@ -96,9 +99,12 @@ def _train_once(
     num_classes = class_count(source, config.data.num_classes)
     balance = build_balance(config, source, num_classes)
     program = program or build_program(
-        config, make_mesh(config.mesh),
-        num_classes=num_classes, num_examples=len(source), class_weights=balance.weights,
-    )  # fmt: skip
+        config,
+        make_mesh(config.mesh),
+        num_classes=num_classes,
+        num_examples=len(source),
+        class_weights=balance.weights,
+    )
     evaluators = Evaluators(config, program, source, workdir.expanduser() / "report")
     with RunFolder(workdir, config) as folder:
         finished = on_first_host("look for a result", lambda: folder.result)
@@ -132,9 +138,13 @@ def _run(
     if not context.is_last(step):
         with contextlib.closing(ProfileHook(context, logger)) as profile:
             hooks = (
-                logger, WatchAttentionHook(context, logger), evaluation,
-                StopHook(evaluation, save), save, profile,
-            )  # fmt: skip
+                logger,
+                WatchAttentionHook(context, logger),
+                evaluation,
+                StopHook(evaluation, save),
+                save,
+                profile,
+            )
             try:
                 step, state = _run_steps(context, logger, hooks)
             except DivergenceError as error:

@@ -25,10 +25,14 @@ class ProgressView:
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("[bold]train"), BarColumn(bar_width=None), MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]} images/s"),
-                TextColumn("eta {task.fields[eta]}"), console=self._console,
-            )  # fmt: skip
+                TextColumn("[bold]train"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"),
+                TextColumn("{task.fields[speed]} images/s"),
+                TextColumn("eta {task.fields[eta]}"),
+                console=self._console,
+            )
             self._task = self._bar.add_task(
                 "", total=total_steps, completed=start_step, loss="-", speed="-", eta="-"
             )
@@ -69,8 +73,11 @@ class ProgressView:
 
     def show_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Shows the losses and accuracies of an evaluation."""
-        shown = [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items()
-                 if name.endswith(("accuracy_top1", "loss"))]  # fmt: skip
+        shown = [
+            f"{name.removeprefix('eval/')} {value:.4f}"
+            for name, value in metrics.items()
+            if name.endswith(("accuracy_top1", "loss"))
+        ]
         if shown:
             self.print_line(f"step {step}  " + "  ".join(shown))
 

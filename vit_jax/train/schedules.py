@@ -42,8 +42,12 @@ def build_schedule(
         shrink = total_steps / 2 / (warmup + cooldown)
         log.warning(
             "warmup of %d and cooldown of %d steps do not fit into %d steps: using %d and %d",
-            warmup, cooldown, total_steps, int(warmup * shrink), int(cooldown * shrink),
-        )  # fmt: skip
+            warmup,
+            cooldown,
+            total_steps,
+            int(warmup * shrink),
+            int(cooldown * shrink),
+        )
         warmup, cooldown = int(warmup * shrink), int(cooldown * shrink)
 
     decay = _decay(config, learning_rate, total_steps, warmup, cooldown)

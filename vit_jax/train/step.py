@@ -69,9 +69,13 @@ def make_train_step(
         batch = prepare(batch, state.step)
         observe("batch", batch)
         (loss, task_metrics), grads = accumulated_gradient(
-            sharded_loss, state.params, batch, dropout_key(config, state.step), frozen,
+            sharded_loss,
+            state.params,
+            batch,
+            dropout_key(config, state.step),
+            frozen,
             config.accumulation_steps,
-        )  # fmt: skip
+        )
         observe("loss", loss)
         observe("gradient", grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -140,9 +140,10 @@ def _check_class_names(names: Iterable[str]) -> None:
         written = name.encode(errors="replace").decode().splitlines()
         if written != [name.strip()] or name != name.strip():
             raise DataError(
-                f"class name {name!r}", "one line of UTF-8 without leading or trailing spaces",
+                f"class name {name!r}",
+                "one line of UTF-8 without leading or trailing spaces",
                 "rename the class",
-            )  # fmt: skip
+            )
 
 
 def _check_skipped(
@@ -152,14 +153,16 @@ def _check_skipped(
     if skipped and options.on_bad_example == "error":
         raise DataError(
             f"an earlier run skipped {len(skipped)} unreadable images, such as {root / skipped[0]}",
-            "only readable images", "add --on_bad_example=skip, or choose another --name",
-        )  # fmt: skip
+            "only readable images",
+            "add --on_bad_example=skip, or choose another --name",
+        )
     for split, count in counts.items():
         if not count:
             raise DataError(
-                f"no image of split {split} in {root} can be read", "at least one",
+                f"no image of split {split} in {root} can be read",
+                "at least one",
                 "list bad images with: python -m vit_jax data check",
-            )  # fmt: skip
+            )
 
 
 def _make_splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]:
@@ -176,8 +179,9 @@ def _make_splits(listing: Listing, val_fraction: float) -> dict[str, np.ndarray]
     if not 0 < kept < len(rows):
         raise DataError(
             f"--val_fraction={val_fraction:g} of {len(rows)} images",
-            "a fraction that leaves images in both parts", "choose another fraction",
-        )  # fmt: skip
+            "a fraction that leaves images in both parts",
+            "choose another fraction",
+        )
     return {"train": rows[:kept], "validation": rows[kept:]}
 
 
@@ -278,9 +282,11 @@ def _write_metadata(
         "label": tfds.features.ClassLabel(names=list(listing.class_names)),
     }
     identity = tfds.core.DatasetIdentity(
-        name=options.name, version=tfds.core.Version(VERSION), data_dir=str(folder.path),
+        name=options.name,
+        version=tfds.core.Version(VERSION),
+        data_dir=str(folder.path),
         module_name="",
-    )  # fmt: skip
+    )
     info = tfds.core.DatasetInfo(
         builder=identity,
         description=f"{len(listing.class_names)} classes of images, packed by vit_jax.",
@@ -290,9 +296,10 @@ def _write_metadata(
     info.set_file_format("array_record")
     shards = [shard for _, shard in sorted(folder.shards.items())]
     template = tfds.core.ShardedFileTemplate(
-        dataset_name=options.name, data_dir=tfds.core.Path(folder.path),
+        dataset_name=options.name,
+        data_dir=tfds.core.Path(folder.path),
         filetype_suffix="array_record",
-    )  # fmt: skip
+    )
     split_infos = [
         tfds.core.SplitInfo(
             name=split,

@@ -64,9 +64,10 @@ class ShardFolder:
                 stack.enter_context(locked(self.path / ".prepare.lock"))
             except LockedError:
                 raise DataError(
-                    f"another process is writing {self.path}", "one process at a time",
+                    f"another process is writing {self.path}",
+                    "one process at a time",
                     "wait for it to end",
-                ) from None  # fmt: skip
+                ) from None
             except OSError as error:
                 raise _unwritable_error(self.path, error.strerror) from None
             self._resume(self._plan)

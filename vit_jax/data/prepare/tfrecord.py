@@ -56,9 +56,10 @@ def convert(builder: Any, destination: Path | None) -> Converted:
         return Converted(old_folder, examples, was_complete=True)
     if info.file_format != FileFormat.TFRECORD:
         raise DataError(
-            f"dataset {info.full_name} is stored as {info.file_format.value}", "tfrecord",
+            f"dataset {info.full_name} is stored as {info.file_format.value}",
+            "tfrecord",
             "prepare it again with --file_format=array_record",
-        )  # fmt: skip
+        )
     new_folder = old_folder if destination is None else destination.expanduser() / info.full_name
     pairs = [
         (old, new.name, length)
@@ -150,9 +151,10 @@ def _checked_records(
         progress.advance()
     if found != expected:
         raise DataError(
-            f"{path} holds {found} records", f"{expected}, as dataset_info.json says",
+            f"{path} holds {found} records",
+            f"{expected}, as dataset_info.json says",
             "prepare the dataset again",
-        )  # fmt: skip
+        )
 
 
 def _damaged_error(path: Path) -> DataError:

@@ -72,8 +72,11 @@ class HuggingFaceSource:
         content += [name] if data_dir is None else [p._fingerprint for p in splits.values()]
         self.fingerprint = hash_of(
             content,
-            expanded, sorted(sizes.items()), self.class_names, columns,
-        )  # fmt: skip
+            expanded,
+            sorted(sizes.items()),
+            self.class_names,
+            columns,
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -97,13 +100,15 @@ class HuggingFaceSource:
         labels = found[self._label] if self._label else [None] * len(indices)
         return [
             Example(
-                _image_bytes(image), -1 if label is None else int(label), str(index),
+                _image_bytes(image),
+                -1 if label is None else int(label),
+                str(index),
                 {name: values[i] for name, values in encoded.items()},
             )
             for i, (index, image, label) in enumerate(
                 zip(indices, found[self._image], labels, strict=True)
             )
-        ]  # fmt: skip
+        ]
 
     def labels(self) -> np.ndarray:
         """Returns the label of every example; -1 where it is missing."""

@@ -73,20 +73,25 @@ RULES: dict[str, LabelRule] = {
     ),
     "clevr_distance": LabelRule(
         ("below 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
-        ("objects",), _clevr_distance,
+        ("objects",),
+        _clevr_distance,
     ),
     "dsprites_location": LabelRule(
-        tuple(f"x {i}" for i in range(16)), ("label_x_position",),
-        _bins("label_x_position", 32, 16), image_scale=255,
+        tuple(f"x {i}" for i in range(16)),
+        ("label_x_position",),
+        _bins("label_x_position", 32, 16),
+        image_scale=255,
     ),
     "dsprites_orientation": LabelRule(
-        tuple(f"angle {i}" for i in range(16)), ("label_orientation",),
-        _bins("label_orientation", 40, 16), image_scale=255,
+        tuple(f"angle {i}" for i in range(16)),
+        ("label_orientation",),
+        _bins("label_orientation", 40, 16),
+        image_scale=255,
     ),
     "kitti_distance": LabelRule(
         ("below 8 m", "8 to 20 m", "above 20 m", "no vehicle"), ("objects",), _kitti_distance
     ),
-}  # fmt: skip
+}
 
 
 def scale_pixels(encoded: bytes, factor: int) -> bytes:

@@ -105,9 +105,10 @@ def list_images(path: Path) -> Listing:
             return _list_folder(path)
     except OSError as error:
         raise DataError(
-            f"{error.filename or path}: {error.strerror}", "readable folders and files",
+            f"{error.filename or path}: {error.strerror}",
+            "readable folders and files",
             "change their permissions",
-        ) from None  # fmt: skip
+        ) from None
     raise DataError(
         f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
     )
@@ -149,9 +150,10 @@ def _list_folder(root: Path) -> Listing:
         subfolders, subtars = _list_children(base)
         if subfolders and subtars:
             raise DataError(
-                f"{base} holds both folders and tar files", "only one of the two",
+                f"{base} holds both folders and tar files",
+                "only one of the two",
                 "move one kind elsewhere",
-            )  # fmt: skip
+            )
         groups += [(split, name, base / name) for name in subfolders]
         groups += [(split, name.removesuffix(".tar"), base / name) for name in subtars]
     if not groups:
@@ -184,9 +186,10 @@ def _list_children(folder: Path) -> tuple[list[str], list[str]]:
     compressed = [e.name for e in entries if e.name.endswith((".tar.gz", ".tgz", ".tar.xz"))]
     if compressed:
         raise DataError(
-            f"{folder / compressed[0]} is compressed", "plain tar files",
+            f"{folder / compressed[0]} is compressed",
+            "plain tar files",
             "uncompress it, e.g. with gunzip",
-        )  # fmt: skip
+        )
     tars = sorted(e.name for e in entries if e.name.endswith(".tar") and e.is_file())
     return sorted(e.name for e in entries if e.is_dir()), tars
 
@@ -224,9 +227,10 @@ def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
     """Raises DataError for a link to a folder that contains the link, which is an endless loop."""
     if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
         raise DataError(
-            f"{entry.path} is a link to a folder that contains it", "no cycles of links",
+            f"{entry.path} is a link to a folder that contains it",
+            "no cycles of links",
             "remove the link",
-        )  # fmt: skip
+        )
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:

@@ -39,9 +39,10 @@ class MixtureSource:
         self._ends = list(itertools.accumulate(slots[name] for name in names))
         if len(self) > _MAX_LENGTH:
             raise DataError(
-                f"an epoch of the mixture has {len(self):,} examples", f"at most {_MAX_LENGTH:,}",
+                f"an epoch of the mixture has {len(self):,} examples",
+                f"at most {_MAX_LENGTH:,}",
                 "raise the smallest weights",
-            )  # fmt: skip
+            )
         self._offsets, self.class_names = _join_labels(dict(zip(names, self._members, strict=True)))
         shares = [f"{slots[n] / len(self):.1%} {members[n].name}" for n in names]
         self.name = f"mixture of {', '.join(shares)}"

@@ -91,8 +91,9 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
         if span.start > span.stop:
             raise DataError(
                 f"split {split!r} of {dataset} has a part {span.split}[{span.start}:{span.stop}]",
-                "parts whose end is after their start", "swap the two numbers",
-            )  # fmt: skip
+                "parts whose end is after their start",
+                "swap the two numbers",
+            )
     if not sum(span.stop - span.start for span in spans):
         raise DataError(
             f"split {split!r} of {dataset} is empty", "at least one example", "widen the split"

@@ -89,13 +89,19 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
             images = flip(images, stream(config.seed, "flip", step))
         if augment.erasing_probability:
             images = erase(
-                images, stream(config.seed, "erasing", step),
-                probability=augment.erasing_probability, fill=augment.erasing_fill,
-            )  # fmt: skip
+                images,
+                stream(config.seed, "erasing", step),
+                probability=augment.erasing_probability,
+                fill=augment.erasing_fill,
+            )
         images, labels = mix(
-            images, batch["label"], num_classes=num_classes, mixup_alpha=mixing.mixup_alpha,
-            cutmix_alpha=mixing.cutmix_alpha, key=stream(config.seed, "mixing", step),
-        )  # fmt: skip
+            images,
+            batch["label"],
+            num_classes=num_classes,
+            mixup_alpha=mixing.mixup_alpha,
+            cutmix_alpha=mixing.cutmix_alpha,
+            key=stream(config.seed, "mixing", step),
+        )
         return {"image": images, "label": labels}
 
     return prepare_fn

@@ -72,9 +72,13 @@ def build_masked_model(
 ) -> nnx.Module:
     """Makes a model with a mask token and a head over colours."""
     return build_model(
-        options, num_classes=num_colours, image_size=image_size, key=key, platform=platform,
+        options,
+        num_classes=num_colours,
+        image_size=image_size,
+        key=key,
+        platform=platform,
         mask_token=True,
-    )  # fmt: skip
+    )
 
 
 def make_forward(graphdef: nnx.GraphDef) -> Forward:

@@ -40,16 +40,21 @@ class Evaluators:
     def __init__(self, config: Config, program: Program, source: Source, report: Any):
         self.splits, self.final_splits = (
             SplitEvaluator(
-                config, splits, program.mesh,
+                config,
+                splits,
+                program.mesh,
                 preprocessing=program.task.eval_preprocessing,
-                make_totals=program.task.make_totals, report=report,
+                make_totals=program.task.make_totals,
+                report=report,
             )
             for splits in (config.evaluation.splits, config.evaluation.final_splits)
-        )  # fmt: skip
+        )
         self.every = duration_in_steps(
-            config.evaluation, "interval",
-            batch_size=config.data.global_batch_size, num_examples=len(source),
-        )  # fmt: skip
+            config.evaluation,
+            "interval",
+            batch_size=config.data.global_batch_size,
+            num_examples=len(source),
+        )
         self.fewshot = FewshotEvaluator(config, program.mesh, num_examples=len(source))
 
 

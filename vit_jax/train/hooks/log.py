@@ -93,6 +93,8 @@ class LogHook:
                 context = self._context
                 context.checkpoints.wait()
                 raise divergence_error(
-                    f"{name} is {values[name]} at step {step}", step, context.checkpoints.steps(),
+                    f"{name} is {values[name]} at step {step}",
+                    step,
+                    context.checkpoints.steps(),
                     context.start.skipped_batches + context.config.divergence.skip_steps,
-                )  # fmt: skip
+                )

@@ -26,9 +26,11 @@ class SaveHook:
         self._saved = context.start.step or -1
         config = context.config
         interval = duration_in_steps(
-            config.checkpoint, "interval",
-            batch_size=config.data.global_batch_size, num_examples=len(context.source),
-        )  # fmt: skip
+            config.checkpoint,
+            "interval",
+            batch_size=config.data.global_batch_size,
+            num_examples=len(context.source),
+        )
         self._every = interval or _DEFAULT_INTERVAL
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -60,13 +62,14 @@ class SaveHook:
             begin = time.perf_counter()
             context.checkpoints.pinned = context.early_stopping.best_step
             context.checkpoints.save(
-                step, output.state,
+                step,
+                output.state,
                 data=data_position(config, context.source, step)
                 | {"elapsed_s": begin - context.begin_s, "left_out": context.start.skipped_batches}
                 | context.early_stopping.to_json(),
                 config=config.to_mapping(),
                 metrics=self._evaluation.metrics_at(step),
-            )  # fmt: skip
+            )
             self._saved = step
             blocked = time.perf_counter() - begin
             context.metrics.write(step, {"checkpoint/blocked_s": blocked})

@@ -60,9 +60,11 @@ def make_largest_logits(program: Program) -> Any:
     model = nnx.merge(program.graphdef, program.abstract.params)
     if _NAME not in model.intermediates:
         raise ConfigError(
-            f"is set for {program.config.model.name}", "a model with attention", "leave it out",
+            f"is set for {program.config.model.name}",
+            "a model with attention",
+            "leave it out",
             key="logging.attention_interval_steps",
-        )  # fmt: skip
+        )
     batch_size = program.config.data.global_batch_size
     stride = max(batch_size // (num_batch_shards(program.mesh) * _IMAGES), 1)
 
