@@ -38,6 +38,8 @@ def _imports() -> list[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vit_jax."):
                 pairs.append((module, node.module.removeprefix("vit_jax.")))
+            elif isinstance(node, ast.ImportFrom) and node.module == "vit_jax":
+                pairs += [(module, alias.name) for alias in node.names if alias.name in _ROW]
             elif isinstance(node, ast.Import):
                 names = [a.name for a in node.names if a.name.startswith("vit_jax.")]
                 pairs += [(module, name.removeprefix("vit_jax.")) for name in names]
