@@ -23,19 +23,19 @@ from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
 # Command -> its line in `--help`.
 COMMANDS = {
     "train": "train a model, or resume a run",
-    "sweep": "run many training jobs, locally or on a cluster, and select the best",
+    "sweep": "run many training jobs and select the best",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
-    "config": "list the config keys, with their types, defaults and meaning",
-    "checkpoint": "show the contents of a checkpoint: arrays, config, git revision",
+    "config": "list the config keys: types, defaults, meaning",
+    "checkpoint": "show a checkpoint: arrays, config, git revision",
     "data": "list, inspect, check, pack and convert datasets",
     "predict": "classify images",
-    "analyze": "visualize a model: filters, position embeddings, attention",
+    "analyze": "visualize a model: filters, positions, attention",
     "models": "list the models, their sizes and costs",
     "convert": "convert weights to the format of another project",
-    "export": "export a model to one file that runs without this package",
+    "export": "export a model to one file that needs only JAX",
     "report": "make tables, plots and a page from run folders",
-    "plan": "estimate memory and step time of a run on a TPU slice, without a TPU",
+    "plan": "estimate memory and step time on a TPU, without one",
     "bench": "measure speed on this machine",
 }
 EXIT_USER_ERROR = 2
