@@ -405,4 +405,4 @@ def test_wrong_arguments_are_one_line_errors(
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
-    assert told in err[0]
+    assert message in err[0]
