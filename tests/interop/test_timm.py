@@ -16,6 +16,7 @@ from interop.files import (
     HIDDEN,
     WIDTH,
     assert_same,
+    intermediates,
     logits,
     params,
     tiny,
@@ -172,6 +173,38 @@ def test_names_with_a_prefix_are_read(tmp_path):
     assert_same(found, want)
 
 
+def test_both_heads_of_a_deit_are_read(tmp_path):
+    """DeiT's table has a vector for its second token, which is added to the token."""
+    tensors = to_timm(tiny())
+    table = tensors["pos_embed"]
+    extra = {
+        "dist_token": (1, 1, WIDTH),
+        "head_dist.weight": tensors["head.weight"].shape,
+        "head_dist.bias": tensors["head.bias"].shape,
+        "pos_embed": (1, table.shape[1] + 1, WIDTH),
+    }
+    tensors |= weights(extra)
+    loaded = load(write_safetensors(tmp_path / "m.safetensors", tensors), num_heads=HEADS)
+    options = loaded.options
+    assert (options.num_registers, options.register_head, loaded.image_size) == (1, True, (16, 16))
+    x = images(16)
+    found = intermediates(loaded.model, x, "embedded", "encoded")
+    for index, token in enumerate(("cls_token", "dist_token")):
+        want = (tensors[token] + tensors["pos_embed"][:, [index]])[0, 0]
+        np.testing.assert_allclose(found["embedded"][0, index], want, rtol=1e-6)
+    np.testing.assert_array_equal(
+        loaded.model.position_embedding.table[0, 1:], tensors["pos_embed"][0, 2:]
+    )
+    heads = [
+        found["encoded"][:, index] @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+        for index, name in enumerate(("head", "head_dist"))
+    ]
+    np.testing.assert_allclose(logits(loaded.model, x), np.mean(heads, axis=0), atol=1e-5)
+    larger = load(tmp_path / "m.safetensors", num_heads=HEADS, image_size=32, num_classes=7)
+    assert larger.model.position_embedding.table.shape == (1, 65, WIDTH)
+    assert not larger.options.register_head
+
+
 _SAVE = """
 import sys, numpy as np
 from vit_jax.bench.torch_step import import_timm
@@ -203,6 +236,7 @@ save_file({n: a.contiguous() for n, a in model.state_dict().items()}, f"{folder}
         ("vit_base_patch16_siglip_224", 64, 12, {"pooling": "map"}),
         ("vit_base_patch16_siglip_gap_224", 64, 12, {"pooling": "gap", "class_token": None}),
         ("deit3_small_patch16_224", 64, 6, {"pooling": "token", "layer_scale": 1e-5}),
+        ("deit_tiny_distilled_patch16_224", 64, 3, {"register_head": True, "num_registers": 1}),
     ],
 )
 def test_logits_equal_those_of_timm(tmp_path, name, size, heads, options):

@@ -262,6 +262,22 @@ def test_class_token_and_registers_stand_before_the_patches():
     )
 
 
+def test_a_register_head_is_averaged_with_the_head():
+    model, x = make(num_registers=2, register_head=True), random_images()
+    logits, found = run(model, x, return_intermediates=("encoded", "head_logits"))
+    want = [
+        found["encoded"][:, token] @ head.linear.kernel[...] + head.linear.bias[...][None]
+        for token, head in ((0, model.head), (2, model.register_head))
+    ]
+    np.testing.assert_allclose(found["head_logits"], np.array(want), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, np.mean(want, axis=0), rtol=1e-5, atol=1e-5)
+    assert np.abs(want[0] - want[1]).max() > 0.1
+    assert make(num_registers=2, register_head=True, num_classes=0).register_head is None
+    assert "head_logits" not in make(num_registers=2).intermediates
+    with pytest.raises(ModelError, match="register_head with num_registers 0"):
+        make(register_head=True)
+
+
 def test_zero_classes_gives_features():
     model = make(num_classes=0)
     features = model(random_images())

@@ -15,8 +15,13 @@ from weight_files import random_weights
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
+from vit_jax.data.sources import TfdsSource
+from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import ConfigError, WeightsError
+from vit_jax.interop.export import export_stablehlo
 from vit_jax.interop.load import load
+from vit_jax.interop.report import Status
+from vit_jax.interop.save import save
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
@@ -100,15 +105,16 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     loss, metrics = jax.jit(program.task.batch_loss)(params, ready, key, *frozen)
 
     @jax.jit
-    def predict(params, images):
+    def encode(params, images):
         model = nnx.merge(program.graphdef, params)
-        logits, found = model(images, return_intermediates=("encoded",))
-        return logits, found["encoded"]
+        return model(images, return_intermediates=("encoded",))[1]["encoded"]
 
-    logits, encoded = predict(params, ready["image"])
+    encoded = encode(params, ready["image"])
+    logits = encoded[:, 0] @ params["head"]["linear"]["kernel"]
+    logits += params["head"]["linear"]["bias"][None]
     # Class token, distillation token, four patches.
     assert encoded.shape == (16, 6, 16)
-    head = params["distillation_head"]["linear"]
+    head = params["register_head"]["linear"]
     student = encoded[:, 1] @ head["kernel"] + head["bias"][None]
     resized = jax.image.resize(ready["image"], (16, 16, 16, 3), "bilinear")
     theirs = jax.jit(load(teacher).model)(resized)
@@ -180,18 +186,65 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     assert len(losses[0]) == 6
 
 
-def test_a_trained_student_loads_as_a_model_with_its_token_as_a_register(finished):
+def test_a_checkpoint_has_the_student_and_not_the_teacher(finished):
     folder, config, _ = finished
     loaded = load(folder)
+    names = set(named_leaves(nnx.to_pure_dict(nnx.state(loaded.model))))
+    assert names == set(named_leaves(program_of(config).abstract.params))
+    about = json.loads((folder / "checkpoints" / "6" / "about" / "metadata").read_text())
+    assert set(about["arrays"]["params"]) == names
     assert loaded.options.to_mapping()["num_registers"] == 1
     assert loaded.num_classes == 10
-    names = set(named_leaves(nnx.to_pure_dict(nnx.state(loaded.model))))
-    program = program_of(config)
-    own = set(named_leaves(program.abstract.params))
-    assert own - names == {"distillation_head/linear/kernel", "distillation_head/linear/bias"}
-    # The teacher is not in the checkpoint.
-    about = json.loads((folder / "checkpoints" / "6" / "about" / "metadata").read_text())
-    assert set(about["arrays"]["params"]) == own
+
+
+def test_predictions_of_a_trained_student_are_those_of_its_evaluation(finished, digits_dir):
+    """eval, predict, export and converted weights all average the logits of both heads."""
+    folder, config, result = finished
+    source = TfdsSource("digits", "test", str(digits_dir))
+    examples = source.read(range(len(source)))
+    transform = make_eval_transform(8, "resize", config.data.augment)
+    pixels = [transform(example.image, np.random.default_rng()) for example in examples]
+    images = np.stack(pixels) / np.float32(127.5) - 1
+    labels = np.array([example.label for example in examples])
+
+    def accuracy(model):
+        return np.mean(np.argmax(jax.jit(model)(images), axis=1) == labels)
+
+    loaded = load(folder)
+    assert accuracy(loaded.model) == pytest.approx(result["eval/test/accuracy_top1"])
+    _, found = loaded.model(images[:4], return_intermediates=("head_logits",))
+    assert np.abs(found["head_logits"][0] - found["head_logits"][1]).max() > 1e-3
+    want = loaded.model(images[:4])
+    np.testing.assert_allclose(want, found["head_logits"].mean(0), rtol=1e-6, atol=1e-6)
+
+    export_stablehlo(loaded, folder.parent / "model.stablehlo")
+    exported = jax.export.deserialize((folder.parent / "model.stablehlo").read_bytes())
+    np.testing.assert_allclose(exported.call(images[:4]), want, rtol=1e-4, atol=1e-5)
+    save(loaded, folder.parent / "ours", "orbax")
+    np.testing.assert_array_equal(load(folder.parent / "ours").model(images[:4]), want)
+
+
+def test_a_format_without_the_second_head_is_refused_unless_it_is_left_out(finished):
+    folder, _, _ = finished
+    with pytest.raises(WeightsError, match=r"model.register_head = True in format timm.*=False"):
+        save(load(folder), folder.parent / "refused", "timm")
+    without = load(folder, register_head=False)
+    assert without.report.names(Status.LEFT_OUT) == [
+        "register_head/linear/bias",
+        "register_head/linear/kernel",
+    ]
+    save(without, folder.parent / "timm", "timm")
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        load(folder.parent / "timm").model(images), without.model(images), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_new_classes_replace_both_heads(finished):
+    loaded = load(finished[0], num_classes=3)
+    options = loaded.options.to_mapping()
+    assert (options["num_registers"], options["register_head"]) == (1, False)
+    assert loaded.report.names(Status.MISSING) == []
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,11 @@ def test_analyze_refuses_a_run_of_another_task(tmp_path, capfd):
         ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map'"),
         ({"model": {**MODEL, "representation_size": 8}}, "'model.representation_size' is 8"),
         ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
+        ({"model": {"name": "Mixer-S/4"}}, "'model.name' is 'Mixer-S/4', an MLP-Mixer, with task"),
+        (
+            {"model": {**MODEL, "num_registers": 1, "register_head": True}},
+            "'model.register_head' is True",
+        ),
         ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
         ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
         (

@@ -18,6 +18,7 @@ from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
 from vit_jax.interop.resize import Target, fit_parameter
 from vit_jax.models.activation_sharding import with_mesh
+from vit_jax.models.heads import is_classifier
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -194,10 +195,10 @@ def extract(
 
 
 def weights_hash(params: Any) -> str:
-    """Returns a hash of names and values of all parameters except the head's last linear layer."""
+    """Returns a hash of names and values of all parameters except the linear layers of heads."""
     digest = hashlib.sha256()
     for name, leaf in named_leaves(params).items():
-        if not name.startswith("head/linear/"):
+        if not is_classifier(name):
             array = np.ascontiguousarray(leaf)
             digest.update(f"{name} {array.dtype} {array.shape} ".encode())
             digest.update(array.view(np.uint8).reshape(-1).data)

@@ -14,7 +14,7 @@ from flax import nnx
 from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.formats import EvalView, WeightsInfo
 from vit_jax.interop.locate import local_path
-from vit_jax.interop.name_table import Row, parameters, read_row
+from vit_jax.interop.name_table import Row, matches, parameters, read_row
 from vit_jax.interop.normalization import (
     OURS,
     Normalization,
@@ -26,6 +26,7 @@ from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import ImageModel
+from vit_jax.models.heads import HEAD_OPTIONS, is_head
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -238,9 +239,10 @@ def _target_options(
     published: WeightsInfo, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
 ) -> ModelConfig:
     """Returns the model section of the file with the caller's changes."""
-    wanted = {**published.options, **options}
-    if not keeps_head and "representation_size" not in options:
-        wanted.pop("representation_size", None)
+    given = published.options
+    if not keeps_head:
+        given = {key: value for key, value in given.items() if key not in HEAD_OPTIONS}
+    wanted = {**given, **options}
     if patch_size is not None:
         wanted["name"] = _with_patch_size(wanted["name"], patch_size)
     return model_options(**wanted)
@@ -336,12 +338,12 @@ def _read_parameters(
     arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
     for row in published.rows:
-        task_only = _matches(row.ours[0], published.task_only)
+        task_only = matches(row.ours[0], published.task_only)
         names = _tensors_of(row, source_shapes, all_layers=not task_only)
         if not names or not names <= file.shapes.keys():
             continue
         used |= names
-        if task_only or (row.ours[0].startswith("head/") and not keeps_head):
+        if task_only or _leaves_head_out(row.ours[0], target, keeps_head):
             report.add(Status.LEFT_OUT, *row.ours)
             continue
         # The file's position table may have no vector for the class token. All other tensors have
@@ -358,9 +360,16 @@ def _read_parameters(
             status = Status.TAKEN if fitted is array else Status.RESIZED
             report.add(status, name, detail=f"{array.shape} -> {fitted.shape}")
             arrays[name] = fitted
-    left = [n for n in file.shapes if n not in used and not _matches(n, published.unused)]
+    left = [n for n in file.shapes if n not in used and not matches(n, published.unused)]
     report.add(Status.UNEXPECTED, *sorted(left))
     return arrays
+
+
+def _leaves_head_out(name: str, target: Target, keeps_head: bool) -> bool:
+    """Returns whether a parameter belongs to a head that the model does not take from the file."""
+    # A model can do without a register head, because its other head gives the same kind of logits.
+    is_dropped = name.startswith("register_head/") and name not in target.shapes
+    return is_dropped or (is_head(name) and not keeps_head)
 
 
 def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
@@ -373,10 +382,6 @@ def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
     return {name for layer in range(layers) for name in row.names(layer)}
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
 def _report_missing(
     report: LoadReport,
     shapes: _Shapes,
@@ -386,8 +391,8 @@ def _report_missing(
 ) -> None:
     for name in shapes:
         if name not in arrays:
-            new_head = name.startswith("head/") and not keeps_head
-            allowed = new_head or _matches(name, allow_missing)
+            new_head = is_head(name) and not keeps_head
+            allowed = new_head or matches(name, allow_missing)
             report.add(Status.REINITIALISED if allowed else Status.MISSING, name)
 
 

@@ -203,6 +203,11 @@ def row(
     return Row(_as_tuple(ours), _as_tuple(theirs), layout, first_layer)
 
 
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Returns whether one of the regular expressions matches the whole name."""
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
 def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 

@@ -16,8 +16,9 @@ from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.files import read_json
 from vit_jax.interop.formats import EvalView, WeightsInfo
-from vit_jax.interop.name_table import Same, row
+from vit_jax.interop.name_table import Same, matches, row
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.models.heads import count_classes
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.about import choose_checkpoint, evaluated_item
 
@@ -164,14 +165,14 @@ def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> WeightsInfo:
     own = tuple(about.get("own_parameters", ()))
-    head = None if "head/.*" in own else params.get("head/linear/kernel")
-    names = about.get("class_names")
-    if names and (head is None or len(names) != head.shape[1]):
+    shapes = {name: array.shape for name, array in params.items() if not matches(name, own)}
+    num_classes, names = count_classes(shapes), about.get("class_names")
+    if names and len(names) != num_classes:
         names = None  # The dataset has fewer class names than the head has classes.
     return WeightsInfo(
         "vit_jax",
         {k: v for k, v in about["model"].items() if v is not None},
-        0 if head is None else head.shape[1],
+        num_classes,
         tuple(about["image_size"]),
         tuple(row(name, name, Same()) for name in params),
         class_names=tuple(names) if names else None,

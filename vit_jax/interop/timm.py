@@ -1,8 +1,11 @@
-"""safetensors files of timm: ViT, DINOv2 with registers, DINOv3, SigLIP image towers."""
+"""safetensors files of timm: ViT, DeiT, DINOv2 with registers, DINOv3, SigLIP image towers."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo, depth_of
@@ -11,6 +14,7 @@ from vit_jax.interop.name_table import (
     QueryValueBias,
     Row,
     Same,
+    Shape,
     Split,
     TorchLinear,
     row,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _BLOCK = "blocks.{layer}"
+_DEIT_TOKEN = "dist_token"
 # timm's name of a pooling -> our name.
 _POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 # (width, rotary, mlp) -> heads of models that differ from others of that width: DINOv3-H+ and
@@ -82,8 +87,8 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     )
     if mlp == "swiglu":
         options["mlp_dim"] = hidden
-    has_class_token = "cls_token" in shapes
-    registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
+    has_class_token, is_deit = "cls_token" in shapes, _DEIT_TOKEN in shapes
+    registers = shapes["reg_token"][1] if "reg_token" in shapes else int(is_deit)
     pooling = _read_pooling(file, rotary, config.get("global_pool"))
     tanh = re.fullmatch(_TANH_GELU, config.get("architecture", ""))
     scale = next((n for n in ("blocks.0.ls1.gamma", "blocks.0.gamma_1") if n in shapes), None)
@@ -91,6 +96,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         "pooling": pooling,
         "class_token": has_class_token if has_class_token != (pooling == "token") else None,
         "num_registers": registers,
+        "register_head": "head_dist.weight" in shapes,
         "layer_scale": 1e-5 if scale else None,
         "mlp": mlp,
         "gelu_approximate": arguments.get("act_layer", tanh and "gelu_tanh") == "gelu_tanh",
@@ -100,7 +106,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     }
     image_size = None
     if not rotary:
-        grid = grid_of(shapes["pos_embed"][1], has_class_token, given)
+        grid = grid_of(shapes["pos_embed"][1], has_class_token + is_deit, given)
         image_size = (grid[0] * patch, grid[1] * patch)
     labels = config.get("label_names") or ()
     head, pretrained = shapes.get("head.weight"), config.get("pretrained_cfg", {})
@@ -109,7 +115,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         options,
         head[0] if head else 0,
         image_size,
-        tuple(name_table(eva=rotary)),
+        tuple(name_table(eva=rotary, deit=is_deit)),
         class_names=tuple(labels) if head and len(labels) == head[0] else None,
         view=_eval_view(pretrained),
         normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
@@ -134,14 +140,38 @@ def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def name_table(*, eva: bool = False) -> list[Row]:
-    """Returns the rows of a ViT; with `eva` those of DINOv3, which is another class in timm."""
+@dataclasses.dataclass(frozen=True)
+class _DeitTokens:
+    """The second token of DeiT, which has a vector in the position table; our registers have none.
+
+    The vector is added to the token, which changes no output.
+    """
+
+    def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
+        del shapes  # The table may be for another grid.
+        token, table = theirs
+        return [token + table[:, 1:2], np.delete(table, 1, axis=1)]
+
+    def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
+        register, table = ours
+        return [register, np.insert(table, 1, 0, axis=1)]
+
+
+def name_table(*, eva: bool = False, deit: bool = False) -> list[Row]:
+    """Returns the rows of a ViT.
+
+    Args:
+        eva: the rows of DINOv3, which is another class in timm.
+        deit: the rows of a DeiT with two tokens and two heads.
+    """
     ours = "encoder/blocks"
+    tokens = ("registers", "position_embedding/table")
     return [
+        *([row(tokens, (_DEIT_TOKEN, "pos_embed"), _DeitTokens())] if deit else []),
         *torch_patch_rows("patch_embed.proj"),
         row("class_token", "cls_token", Same()),
         row("registers", "reg_token", Same()),
-        row("position_embedding/table", "pos_embed", Same()),
+        *([] if deit else [row("position_embedding/table", "pos_embed", Same())]),
         *torch_norm_rows(f"{ours}/attention_norm", f"{_BLOCK}.norm1"),
         *torch_linear_rows(f"{ours}/attention/qkv", f"{_BLOCK}.attn.qkv"),
         row(
@@ -159,6 +189,7 @@ def name_table(*, eva: bool = False) -> list[Row]:
         *torch_norm_rows("norm", "norm"),
         *_pooling_rows(),
         *torch_linear_rows("head/linear", "head"),
+        *torch_linear_rows("register_head/linear", "head_dist"),
     ]
 
 

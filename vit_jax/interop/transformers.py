@@ -47,7 +47,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
         raise WeightsError(
             f"{file.path.parent} is a model of type {kind!r}",
             "model_type 'vit'",
-            "use timm's safetensors of this model (DINOv2, DINOv3, SigLIP)",
+            "use timm's safetensors of this model (DeiT, DINOv2, DINOv3, SigLIP)",
         )
     return file.renamed({name.removeprefix("vit."): name for name in file.shapes})
 

@@ -26,6 +26,7 @@ _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "norm_placement": ("pre",),
     "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
     "position_placement": ("stem",),
+    "register_head": (False,),
 }
 TABLE = "position_embedding/table"
 

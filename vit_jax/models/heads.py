@@ -1,5 +1,7 @@
 """Pooling of tokens to one feature vector, and the classification head."""
 
+import re
+from collections.abc import Mapping
 from functools import partial
 
 import jax.numpy as jnp
@@ -12,8 +14,12 @@ from vit_jax.models.attention import attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 
-# Sharding of the head's parameters, the same in every family, see `Family.sharding_rules`.
-HEAD_RULES = ((r"head/.*/kernel", ("fsdp", "tensor")),)
+# Every family names its head `head`. A ViT can also have a `register_head`.
+_HEAD = r"(register_)?head"
+# Options of the model section that describe the head. A new head does not take them from weights.
+HEAD_OPTIONS = frozenset({"representation_size", "register_head"})
+# Sharding of the heads' parameters, the same in every family, see `Family.sharding_rules`.
+HEAD_RULES = ((rf"{_HEAD}/.*/kernel", ("fsdp", "tensor")),)
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
@@ -119,6 +125,26 @@ class Head(nnx.Module):
             return features, features
         between: list[Dimension] = [None] * (features.ndim - 2)
         return constrain(self.linear(features), "batch", *between, "tensor"), features
+
+
+def is_head(name: str) -> bool:
+    """Returns whether a parameter belongs to a head."""
+    return re.match(rf"{_HEAD}/", name) is not None
+
+
+def is_classifier(name: str) -> bool:
+    """Returns whether a parameter belongs to the linear layer of a head, which gives the logits."""
+    return re.match(rf"{_HEAD}/linear/", name) is not None
+
+
+def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Returns the number of classes of a model; 0: it returns features.
+
+    Args:
+        shapes: parameter name -> shape.
+    """
+    kernel = shapes.get("head/linear/kernel")
+    return 0 if kernel is None else kernel[-1]
 
 
 def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:

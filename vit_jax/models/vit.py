@@ -68,7 +68,13 @@ class ViTConfig(ModelConfig):
     norm_placement: Literal["pre", "post"] = option("pre")
     norm_epsilon: float = option(1e-6, above=0)
     num_registers: int = option(0, at_least=0)
-    """Extra learned tokens without a position (arXiv:2309.16588)."""
+    """Extra learned tokens (arXiv:2309.16588). As in DINOv2, they get no position embedding: added
+    to a token that is itself learned, it would change nothing.
+    """
+    register_head: bool = option(False)
+    """A second head, on the last register. The logits are the mean of both heads' logits, as in
+    DeiT with its second token (arXiv:2012.12877, section 4).
+    """
     layer_scale: float | None = option(None, above=0)
     """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale."""
     qk_norm: bool = option(False)
@@ -219,7 +225,7 @@ class ViT(ImageModel):
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
     parts = (
         "stem", "patch_embedding", "mask_token", "class_token", "registers", "position_embedding",
-        "encoder", "norm", "attention_pooling", "head",
+        "encoder", "norm", "attention_pooling", "head", "register_head",
     )  # fmt: skip
 
     def __init__(
@@ -288,13 +294,16 @@ class ViT(ImageModel):
             bias_init=options.head_bias_init,
             rngs=rngs,
         )
-        # Created last, so that it does not change the initial values of the other parameters.
+        # Created last, so that they do not change the initial values of the other parameters.
         self.mask_token = _build_tokens(int(mask_token), width, rngs)
+        has_register_head = options.register_head and num_classes > 0
+        make_head = partial(Head, width, num_classes, bias_init=options.head_bias_init, rngs=rngs)
+        self.register_head = make_head() if has_register_head else None
 
     @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
-        return INTERMEDIATES
+        return INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
 
     def __call__(
         self,
@@ -315,11 +324,12 @@ class ViT(ImageModel):
                 and positions are added; returns an array of the same shape.
             per_patch: apply the head to each patch instead of the pooled features: logits
                 [B, N, C].
-            return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
+            return_intermediates: names from `intermediates`. If given, the result is a pair of the
                 logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
-                "block_output" [L, B, N, D].
+                "block_output" [L, B, N, D]. A model with a register head also has "head_logits"
+                [2, B, C]: those of the head, then those of the register head.
             reduce: name of a block's intermediate -> function of its value without the axis L. It
                 is applied inside the loop over the blocks, so that the attention weights of all
                 blocks, for example, are never in memory at once.
@@ -330,7 +340,7 @@ class ViT(ImageModel):
         images = jnp.asarray(images)
         log_choice(self.attention, self.tokens)
         check_images(images, self.image_size)
-        check_intermediates(return_intermediates, INTERMEDIATES)
+        check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
         embedded = self.embed(images, keys[0], edit_patches)
@@ -357,6 +367,10 @@ class ViT(ImageModel):
         else:
             features = pool(encoded, self.pooling, self.num_prefix)
         logits, pre_logits = self.head(features)
+        if self.register_head is not None and not per_patch:
+            register_logits, _ = self.register_head(encoded[:, self.num_prefix - 1])
+            found["head_logits"] = jnp.stack([logits, register_logits])
+            logits = (logits + register_logits) / 2
         if not return_intermediates:
             return logits
         found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
@@ -491,6 +505,10 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
     if options.pooling == "token" and not has_class_token(options):
         raise ModelError(
             "pooling token with class_token False", "a class token to pool", "use pooling gap"
+        )
+    if options.register_head and not options.num_registers:
+        raise ModelError(
+            "register_head with num_registers 0", "at least one register", "use num_registers 1"
         )
     if options.position_placement != "stem" and position_table(options, (1, 1), 1) is None:
         raise ModelError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Intermediates with a leading axis over the blocks, in the order of their computation.
 _OF_BLOCKS = ("attention_output", "mlp_output", "block_output")
-_LEFT_OUT = ("attention_weights", "max_attention_logit")
+_LEFT_OUT = ("attention_weights", "max_attention_logit", "head_logits")
 _AFTER_BLOCKS = ("encoded", "pre_logits")
 
 

@@ -18,6 +18,7 @@ from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
+from vit_jax.models.heads import HEAD_OPTIONS
 from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -40,7 +41,7 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
     """Returns the model section of the weights that a run starts from, for `model.name=auto`.
 
     Options that are not part of the architecture, such as dropout, dtype and remat, are removed.
-    Unless the head is kept, the size of its tanh layer is removed, too.
+    Unless the head is kept, the options that describe it are removed, too.
 
     Args:
         config: the run; its `init_from` is set.
@@ -57,9 +58,7 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
         given = {k: v for k, v in config.model.to_mapping().items() if v != usual[k]}
         with _config_keys():
             options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    excluded = (
-        TRAINING_OPTIONS if config.init.keep_head else {*TRAINING_OPTIONS, "representation_size"}
-    )
+    excluded = TRAINING_OPTIONS if config.init.keep_head else TRAINING_OPTIONS | HEAD_OPTIONS
     return {key: value for key, value in options.items() if key not in excluded}
 
 

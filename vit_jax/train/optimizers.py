@@ -19,6 +19,7 @@ import optax.contrib
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
+from vit_jax.models.heads import is_head
 from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
@@ -352,7 +353,7 @@ def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
     batched = kind is optax.contrib.MuonDimensionNumbers
 
     def axes(name: str, leaf: Any) -> Any:
-        if not name.endswith("kernel") or re.match(r"(.*_)?head/", name):
+        if not name.endswith("kernel") or is_head(name):
             return None  # Adam updates heads, position tables, biases and scales.
         every = tuple(range(-leaf.ndim, 0))
         if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:

@@ -25,8 +25,8 @@ class DistillationConfig(Section):
     """Weight of the teacher loss; 1: labels are not used."""
     token: bool = option(False)
     """Adds a distillation token with its own head, which learns from the teacher, while the usual
-    head learns from the labels. Evaluation averages both heads' logits (arXiv:2012.12877). When the
-    run is used as weights, the token stays as a register and its head is left out.
+    head learns from the labels (arXiv:2012.12877). The token is a register of the model, its head
+    the option `register_head`: the model's logits are the mean of both heads' logits.
     """
 
 
@@ -50,17 +50,28 @@ def _check(config: Any) -> None:
 
 
 def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Counts the distillation token as a register. Without its head, the two are the same."""
-    model = dict(config["model"])
+    """Adds the distillation token and its head to the model section."""
+    model = config["model"]
     if config["distillation"]["token"]:
-        model["num_registers"] = (model.get("num_registers") or 0) + 1
+        model = {**model, **token_options(model)}
     return model
+
+
+def token_options(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the model options of a distillation token: one more register, with a head.
+
+    If the model section already has a register head, the token is that register.
+    """
+    has_token = model.get("register_head", False)
+    return {
+        "num_registers": model.get("num_registers", 0) + (not has_token),
+        "register_head": True,
+    }
 
 
 TASK = TaskConfig(
     sections={"distillation": DistillationConfig},
     reads=("mixing", "loss"),
     check=_check,
-    own_parameters=("distillation_head/.*",),
     model_section=_model_section,
 )

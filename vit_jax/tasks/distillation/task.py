@@ -15,22 +15,15 @@ from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.heads import Head
 from vit_jax.models.registry import build_model
-from vit_jax.models.vit import ViT
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
-from vit_jax.tasks.distillation.config import DistillationConfig
+from vit_jax.tasks.distillation.config import DistillationConfig, token_options
 from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Task
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
-# (params, images, dropout key) -> logits trained on labels, logits trained on the teacher.
-Heads = Callable[..., tuple[Float[Array, "B C"], Float[Array, "B C"]]]
-
-# Attribute of the student that holds the head of the distillation token.
-_HEAD = "distillation_head"
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -44,24 +37,16 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     side, num_classes = config.data.image_size, data.num_classes
     options = config.model
     if section.token:
-        registers = getattr(options, "num_registers", None)
-        if registers is None:
+        if not hasattr(options, "num_registers"):
             raise ModelError(
                 f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
             )
-        options = options.replace(num_registers=registers + 1)
+        options = options.replace(**token_options(options.to_mapping()))
 
     def build(key: jax.Array) -> nnx.Module:
-        model = build_model(
+        return build_model(
             options, num_classes=num_classes, image_size=side, key=key, platform=platform
         )
-        if section.token:
-            assert isinstance(model, ViT)
-            assert model.registers is not None
-            width = model.registers[...].shape[-1]
-            head = Head(width, num_classes, rngs=nnx.Rngs(params=key))
-            setattr(model, _HEAD, head)
-        return model
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
 
@@ -69,7 +54,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         return nnx.merge(graphdef, params)(batch["image"], **call_options)
 
     frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes)
-    heads = make_heads(forward, graphdef, token=section.token)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     return Task(
@@ -81,38 +65,19 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config, num_classes),
         forward=forward,
-        batch_loss=make_batch_loss(config, heads, teacher_fn),
-        eval_step=make_eval_step(config, heads, teacher_fn),
+        batch_loss=make_batch_loss(config, forward, teacher_fn),
+        eval_step=make_eval_step(config, forward, teacher_fn),
         make_totals=lambda class_names: PredictionTotals(means={"teacher_agreement": "agreed"}),
         frozen=frozen,
     )
 
 
-def make_heads(forward: Forward, graphdef: nnx.GraphDef, *, token: bool) -> Heads:
-    """Returns heads_fn(params, images, key=None) -> label logits and teacher logits.
-
-    With a distillation token, which is the model's last register, these come from two heads.
-    Without it, both are the model's logits.
-    """
-
-    def heads_fn(params: Any, images: jax.Array, key: jax.Array | None = None) -> Any:
-        batch = {"image": images}
-        if not token:
-            logits = forward(params, batch, key=key)
-            return logits, logits
-        logits, found = forward(params, batch, key=key, return_intermediates=("encoded",))
-        model = nnx.merge(graphdef, params)
-        head = getattr(model, _HEAD)
-        teacher_logits, _ = head(found["encoded"][:, model.num_prefix - 1])
-        return logits, teacher_logits
-
-    return heads_fn
-
-
-def make_batch_loss(config: Config, heads: Heads, teacher_fn: TeacherFn) -> BatchLoss:
+def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key, teacher_params).
 
-    The teacher gets the same augmented and mixed images as the student.
+    The teacher gets the same augmented and mixed images as the student. With a distillation token,
+    its head learns from the teacher and the other head from the labels. Without it, the model's
+    logits learn from both.
     """
     section: DistillationConfig = config.distillation
     loss = make_loss(config.loss)
@@ -120,7 +85,11 @@ def make_batch_loss(config: Config, heads: Heads, teacher_fn: TeacherFn) -> Batc
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array, teacher_params: Any
     ) -> tuple[Float[Array, ""], Metrics]:
-        logits, student = heads(params, batch["image"], key)
+        if section.token:
+            _, found = forward(params, batch, key=key, return_intermediates=("head_logits",))
+            logits, student = found["head_logits"]
+        else:
+            logits = student = forward(params, batch, key=key)
         teacher = teacher_fn(teacher_params, batch["image"])
         label_loss = loss(logits, batch["label"]).mean()
         if section.targets == "soft":
@@ -161,18 +130,16 @@ def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Flo
     return softmax_cross_entropy(student.astype(jnp.float32), labels)
 
 
-def make_eval_step(config: Config, heads: Heads, teacher_fn: TeacherFn) -> EvalStep:
+def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> EvalStep:
     """Returns eval_step_fn(params, batch, teacher_params) -> sums for `PredictionTotals`.
 
-    Predictions are the mean of both heads' logits. "agreed" counts the examples for which student
-    and teacher predict the same class.
+    "agreed" counts the examples for which student and teacher predict the same class.
     """
     loss = eval_loss(config)
 
     def eval_step_fn(params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
         images, mask = to_unit_range(batch["image"]), batch["mask"]
-        logits, student = heads(params, images)
-        logits = (logits + student) / 2
+        logits = forward(params, {"image": images})
         teacher = teacher_fn(teacher_params, images)
         agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
         return prediction_sums(logits, batch["label"], mask, loss) | {

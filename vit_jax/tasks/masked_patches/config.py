@@ -13,6 +13,7 @@ _ABOUT_LABELS = (
     "evaluation.by_class",
     "init.keep_head",
     "model.representation_size",
+    "model.register_head",
 )
 _POOLINGS = ("token", "gap")
 
@@ -50,14 +51,14 @@ class MaskedPatchesConfig(Section):
 
 
 def _check(config: Any) -> None:
-    check_defaults(config, _ABOUT_LABELS, "task masked_patches, which predicts colours of patches")
-    if config.model.name.startswith("BiT-"):
+    if not hasattr(config.model, "pooling"):
         raise ConfigError(
-            f"is {config.model.name!r}, a ResNet, with task masked_patches",
-            "a model with patches",
-            "use a ViT or a hybrid",
+            f"is {config.model.name!r}, {config.model.kind}, with task masked_patches",
+            "a ViT or hybrid, in which a learned embedding can replace a patch",
+            "use one of them",
             key="model.name",
         )
+    check_defaults(config, _ABOUT_LABELS, "task masked_patches, which predicts colours of patches")
     if config.model.pooling not in _POOLINGS:
         raise ConfigError(
             f"is {config.model.pooling!r} with task masked_patches, which does not pool",
