@@ -150,6 +150,20 @@ def test_the_range_error_gives_both_ends():
     assert caught.value.expected == "a value at least 3 and below 100"
 
 
+def test_whole_numbers_of_a_range_are_printed_with_all_digits():
+    class Limits(Section):
+        steps: int = option(1, at_least=1, below=2**31)
+        share: float = option(0.1, above=0, at_most=1 / 3)
+
+    for key, value, expected in (
+        ("steps", 2**31, "a value at least 1 and below 2147483648"),
+        ("share", 1.0, "a value above 0 and at most 0.333333"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            Limits.from_mapping({key: value})
+        assert caught.value.expected == expected
+
+
 def test_an_integer_too_large_for_a_float_is_refused():
     with pytest.raises(ConfigError, match=r"'wheel\.radius'"):
         make(wheel={"radius": 10**400})

@@ -380,12 +380,17 @@ def _error_of_value(
 def _range(metadata: Iterable[Any]) -> str:
     phrases = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     bounds = [
-        f"{phrase} {getattr(bound, name):g}"
+        f"{phrase} {_number(getattr(bound, name))}"
         for bound in metadata
         for name, phrase in phrases.items()
         if hasattr(bound, name)
     ]
     return " and ".join(bounds)
+
+
+def _number(value: float) -> str:
+    """Returns a whole number with all its digits, and another one with six significant digits."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def describe_field(field: FieldInfo) -> str:
