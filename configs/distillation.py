@@ -2,8 +2,8 @@
 
 Command:   python -m vit_jax train --config=configs/distillation.py:deit --workdir=DIR
            --config.distillation.teacher=TEACHER --config.data.data_dir=DATA     (ARG: deit, the
-           default, patient, or small; small is digits on a CPU). TEACHER is any weights file or
-           run folder with the classes of the dataset.
+           default, patient, or small; small is digits on a CPU). TEACHER, which must be given, is
+           any weights file or run folder with the classes of the dataset.
 Follows:   deit: arXiv:2012.12877, Table 9 and section 5: a distillation token with hard targets,
            300 epochs, batch 1024, AdamW, mixup and CutMix. patient: arXiv:2106.05237: soft targets
            only, mixup, and the teacher sees the same views as the student.
@@ -59,7 +59,7 @@ def _imagenet() -> dict:
 def _deit() -> dict:
     return {
         **_imagenet(),
-        "distillation": {"teacher": "TEACHER", "targets": "hard", "token": True, "alpha": 0.5},
+        "distillation": {"targets": "hard", "token": True, "alpha": 0.5},
         "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
         "loss": {"label_smoothing": 0.1},
     }
@@ -68,14 +68,14 @@ def _deit() -> dict:
 def _patient() -> dict:
     return {
         **_imagenet(),
-        "distillation": {"teacher": "TEACHER", "targets": "soft", "alpha": 1.0},
+        "distillation": {"targets": "soft", "alpha": 1.0},
         "mixing": {"mixup_alpha": 1.0},
     }
 
 
 def _small() -> dict:
     return {
-        "distillation": {"teacher": "TEACHER", "targets": "soft", "temperature": 2.0},
+        "distillation": {"targets": "soft", "temperature": 2.0},
         "model": {"name": "ViT-Ti/2", "width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 2},
         "data": {
             "name": "digits",

@@ -276,6 +276,18 @@ def test_a_teacher_with_other_classes_is_refused(tmp_path):
         program_of(config_of(tmp_path / "other"))
 
 
+def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_config(f"{ROOT}/configs/distillation.py:small", [])
+    assert str(caught.value) == (
+        "'distillation.teacher' is not set with task distillation; expected the weights of a"
+        " teacher, a file or run folder with the classes of the data; add"
+        " --config.distillation.teacher=PATH"
+    )
+    with pytest.raises(WeightsError, match=r"distillation.teacher: .*/gone does not exist"):
+        program_of(config_of(tmp_path / "gone"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -35,7 +35,7 @@ def _check(config: Any) -> None:
     if section.teacher is None:
         raise ConfigError(
             "is not set with task distillation",
-            "the weights of a teacher",
+            "the weights of a teacher, a file or run folder with the classes of the data",
             "add --config.distillation.teacher=PATH",
             key="distillation.teacher",
         )

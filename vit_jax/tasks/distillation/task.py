@@ -156,12 +156,17 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
     assert path is not None
 
     def read() -> Weights:
-        return read_weights(path, dtype=config.model.dtype)
+        try:
+            return read_weights(path, dtype=config.model.dtype)
+        except WeightsError as error:
+            raise WeightsError(
+                f"distillation.teacher: {error.got}", error.expected, error.fix
+            ) from None
 
     weights = read()
     if weights.num_classes != num_classes or weights.missing:
         raise WeightsError(
-            f"a teacher with {weights.num_classes} classes in {path}",
+            f"distillation.teacher: a teacher with {weights.num_classes} classes in {path}",
             f"the {num_classes} classes of the data",
             "fine-tune the teacher on this dataset first",
         )
