@@ -22,6 +22,7 @@ from interop.files import (
     write_safetensors,
 )
 from random_models import random_model
+from weight_files import random_weights
 
 from vit_jax.errors import ModelError, WeightsError
 from vit_jax.interop.load import load
@@ -243,8 +244,24 @@ def test_positions_that_are_computed_need_no_resampling(tmp_path, kind):
 def test_a_relative_bias_is_refused(tmp_path):
     path, _ = native(tmp_path / "model", (16, 16), position_embedding="relative")
     name = "parameter encoder/blocks/attention/relative/table"
-    with pytest.raises(WeightsError, match=rf"{name} of shape \(2, 9, 2, 8\); expected \(2, 19,"):
+    with pytest.raises(WeightsError, match=f"{name} for 2x2 patches, in a model with 3x3 patches"):
         load(path, image_size=24)
+
+
+def test_a_mixer_for_another_number_of_patches_is_refused_with_the_size_that_fits(tmp_path):
+    options = {"width": 8, "depth": 1, "token_mlp_dim": 5, "channel_mlp_dim": 12}
+    random_weights(tmp_path / "mixer", "Mixer-S/4", image_size=(16, 24), **options)
+    with pytest.raises(WeightsError) as caught:
+        load(tmp_path / "mixer", image_size=(32, 24))
+    assert str(caught.value) == (
+        "parameter blocks/token_mixing/contract/bias for 4x6 patches, in a model with 8x6 patches;"
+        " expected the same number, because the size of this parameter depends on it; set"
+        " image_size to (16, 24)"
+    )
+    with pytest.raises(WeightsError, match=r"with 2x3 patches;.*set image_size to \(32, 48\)$"):
+        load(tmp_path / "mixer", patch_size=8)
+    larger = load(tmp_path / "mixer", patch_size=8, image_size=(32, 48))
+    assert larger.report.names(Status.RESIZED) == ["patch_embedding/kernel"]
 
 
 def upsampled(patches, size):

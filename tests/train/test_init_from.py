@@ -354,3 +354,12 @@ def test_the_config_of_a_run_names_its_model(tmp_path, npz):
     assert config.model.name == "ViT-Ti/4"
     assert config.to_mapping()["init_from"] == str(npz)
     assert Config.from_mapping(config.to_mapping()) == config
+
+
+def test_a_mixer_at_another_image_size_names_the_key_and_the_size(tmp_path):
+    sizes = {"width": 8, "depth": 1, "token_mlp_dim": 5, "channel_mlp_dim": 12}
+    random_weights(tmp_path / "mixer", "Mixer-S/4", image_size=(8, 8), **sizes)
+    content = mapping(tmp_path / "mixer", side=16) | {"model": {"name": "auto"}}
+    program = program_of(config_of(tmp_path, content))
+    with pytest.raises(WeightsError, match="with 4x4 patches;.* set data.image_size to 8$"):
+        start_from_weights(program)

@@ -114,7 +114,13 @@ def resample_params(
     names = leaf_names(there.abstract)
     if here.image_size != there.image_size:
         shapes = {name: leaf.shape for name, leaf in named_leaves(there.abstract).items()}
-        target = Target(shapes, old_grid=here.grid, new_grid=there.grid, method="zoom")
+        target = Target(
+            shapes,
+            old_grid=here.grid,
+            new_grid=there.grid,
+            image_size=there.image_size,
+            method="zoom",
+        )
         shardings = named_leaves(parameter_shardings(there.abstract, mesh))
         for name in names:
             if "position_embedding" in name or named[name].shape != shapes[name]:

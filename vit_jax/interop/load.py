@@ -177,6 +177,7 @@ def read_weights(
         shapes,
         old_grid=source.grid,
         new_grid=model.grid,
+        image_size=size,
         method=position_resize,
     )
     file_names = {name: row.label for row in reversed(published.rows) for name in row.ours}

@@ -1,6 +1,7 @@
 """Resamples position tables and patch-embedding kernels to other image and patch sizes."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -30,12 +31,14 @@ class Target:
         shapes: parameter name -> shape.
         old_grid: rows and columns of patches of the model that the parameters come from.
         new_grid: rows and columns of patches of the new model. None: the model has no patches.
+        image_size: (height, width) in pixels of the new model.
         method: how position tables are resampled.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     old_grid: Grid | None
     new_grid: Grid | None
+    image_size: tuple[int, int]
     method: Method
 
 
@@ -67,12 +70,45 @@ def fit_parameter(
     elif name == _PATCH_KERNEL and array.shape != shape and array.shape[2:] == shape[2:]:
         fitted = resample_kernel(array, shape[0])
     if fitted.shape != shape:
-        raise WeightsError(
-            f"{label or repr(name)} of shape {array.shape}",
-            f"{shape}",
+        raise _shape_error(label or repr(name), array.shape, target, shape)
+    return fitted
+
+
+def _shape_error(
+    label: str, old: tuple[int, ...], target: Target, new: tuple[int, ...]
+) -> WeightsError:
+    """Returns the error for a parameter whose shape cannot be changed."""
+    if not _follows_patches(old, new, target):
+        return WeightsError(
+            f"{label} of shape {old}",
+            f"{new}",
             "load with the original options and image size of the weights",
         )
-    return fitted
+    assert target.old_grid is not None
+    assert target.new_grid is not None
+    rows, columns = target.old_grid
+    height = rows * target.image_size[0] // target.new_grid[0]
+    width = columns * target.image_size[1] // target.new_grid[1]
+    return WeightsError(
+        f"{label} for {rows}x{columns} patches, in a model with"
+        f" {target.new_grid[0]}x{target.new_grid[1]} patches",
+        "the same number, because the size of this parameter depends on it",
+        f"set {ARGUMENT} to {height if height == width else (height, width)}",
+        argument="image_size",
+    )
+
+
+def _follows_patches(old: tuple[int, ...], new: tuple[int, ...], target: Target) -> bool:
+    """Returns whether the number of patches explains how two shapes differ.
+
+    It does if every axis that differs has k patches + c entries, with the same k and c in both:
+    k is 1 for an MLP over tokens, 2 for relative positions, the width for "flatten" pooling.
+    """
+    if target.old_grid is None or target.new_grid is None or len(old) != len(new):
+        return False
+    more = math.prod(target.new_grid) - math.prod(target.old_grid)
+    differences = [b - a for a, b in zip(old, new, strict=True) if a != b]
+    return more != 0 and all(d % more == 0 and d // more > 0 for d in differences)
 
 
 def _fit_table(array: np.ndarray, shape: tuple[int, ...], target: Target) -> np.ndarray:

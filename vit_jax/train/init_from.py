@@ -33,6 +33,7 @@ _CONFIG_KEYS = {
         name: f"init.{name}"
         for name in ("allow_missing", "allow_unexpected", "grid", "keep_head", "normalization")
     },
+    "image_size": "data.image_size",
     "num_heads": "model.num_heads",
 }
 
