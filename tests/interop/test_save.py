@@ -42,7 +42,7 @@ ROUND_TRIPS = [
     ("timm", "ViT-Ti/8", {"gelu_approximate": False, "layer_scale": 1e-5}),
     ("timm", "ViT-Ti/8", {"pooling": "gap", "class_token": True}),
     ("timm", "ViT-Ti/8", {"pooling": "map"}),
-    ("vision_transformer", "Mixer-B/8", MIXER),
+    ("vision_transformer", "Mixer-S/8", MIXER),
     ("orbax", "Mixer-S/8", {"depth": 2, "token_mlp_dim": 5}),
     pytest.param("big_transfer", "BiT-R26x1", {}, marks=pytest.mark.slow),
     ("orbax", "BiT-R-Nano", {}),

@@ -361,5 +361,5 @@ def test_a_mixer_at_another_image_size_names_the_key_and_the_size(tmp_path):
     random_weights(tmp_path / "mixer", "Mixer-S/4", image_size=(8, 8), **sizes)
     content = mapping(tmp_path / "mixer", side=16) | {"model": {"name": "auto"}}
     program = program_of(config_of(tmp_path, content))
-    with pytest.raises(WeightsError, match="with 4x4 patches;.* set data.image_size to 8$"):
+    with pytest.raises(WeightsError, match=r"with 4x4 patches;.* set data.image_size to 8$"):
         start_from_weights(program)

@@ -7,7 +7,8 @@ name to the family's `formats`.
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from vit_jax.interop.name_table import Row
 from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import FAMILIES, family_of
+from vit_jax.models.registry import FAMILIES, family_of, model_options, model_shape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -117,6 +118,25 @@ def all_formats() -> list[Format]:
 
 def _import_format(module: str) -> Format:
     return importlib.import_module(f"vit_jax.interop.{module}").FORMAT
+
+
+def options_of_sizes(
+    models: Sequence[str], patch_size: int, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns the model options of some sizes: a named model, or the nearest one with overrides.
+
+    Args:
+        models: names of the models without their patch size, e.g. "ViT-B".
+        patch_size: in pixels.
+        sizes: options that override sizes of a named model. `width` chooses the nearest one.
+    """
+    names = [f"{model}/{patch_size}" for model in models]
+    shapes = {name: model_shape(model_options(name)) for name in names}
+    for name, shape in shapes.items():
+        if all(getattr(shape, key) == size for key, size in sizes.items()):
+            return {"name": name}
+    nearest = min(names, key=lambda name: abs(math.log(shapes[name].width / sizes["width"])))
+    return {"name": nearest, **sizes}
 
 
 def depth_of(names: Mapping[str, Any], pattern: str, first: int = 0) -> int:

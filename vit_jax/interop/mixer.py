@@ -6,11 +6,11 @@ Both projects use the same names.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of, options_of_sizes
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import grid_of, square_side
-from vit_jax.models.registry import list_models, model_options, model_shape
+from vit_jax.models.mixer import MIXER_SIZES
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -47,7 +47,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     rows, columns = grid_of(tokens, False, given)
     return WeightsInfo(
         "vision_transformer npz",
-        _model_options(sizes, patch),
+        options_of_sizes([f"Mixer-{size}" for size in MIXER_SIZES], patch, sizes),
         shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
         (rows * patch, columns * patch),
         tuple(_name_table()),
@@ -62,17 +62,6 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     """
     square_side(loaded)  # The files do not store the grid of patches.
     return Tensors(write_rows(_name_table(), parameters(loaded.model)))
-
-
-def _model_options(sizes: dict[str, int], patch: int) -> dict[str, Any]:
-    """Returns a registered model with these sizes, or Mixer-B with the sizes as overrides."""
-    for listed in list_models():
-        if listed.startswith("Mixer-"):
-            name = f"{listed.rpartition('/')[0]}/{patch}"
-            shape = model_shape(model_options(name))
-            if all(getattr(shape, key) == value for key, value in sizes.items()):
-                return {"name": name}
-    return {"name": f"Mixer-B/{patch}", **sizes}
 
 
 def _name_table() -> list[Row]:

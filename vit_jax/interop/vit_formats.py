@@ -1,6 +1,5 @@
 """Shared code of the ViT formats: reading sizes from shapes, and checks before writing."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.interop.formats import options_of_sizes
 from vit_jax.interop.name_table import parameters
 from vit_jax.models.position import Learned1d, Sincos2d
-from vit_jax.models.registry import list_models, model_options, model_shape
-from vit_jax.models.vit import ViTConfig, ViTShape
+from vit_jax.models.registry import model_shape
+from vit_jax.models.vit import VIT_SIZES, ViTConfig, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -40,17 +40,7 @@ def vit_options(
     {'name': 'ViT-B/16'}
     """
     sizes = {"width": width, "depth": depth, "mlp_dim": mlp_dim, "num_heads": num_heads}
-    wanted = ViTShape(width, depth, mlp_dim, num_heads, patch_size)
-    names = [n for n in list_models() if n.startswith("ViT-") and n.endswith("/16")]
-
-    def shape(name: str) -> Any:
-        return model_shape(model_options(name))
-
-    for name in names:
-        if dataclasses.replace(shape(name), patch_size=patch_size) == wanted:
-            return {"name": f"{name.removesuffix('16')}{patch_size}"}
-    closest = min(names, key=lambda name: abs(math.log(shape(name).width / width)))
-    return {"name": f"{closest.removesuffix('16')}{patch_size}", **sizes}
+    return options_of_sizes([f"ViT-{size}" for size in VIT_SIZES], patch_size, sizes)
 
 
 def heads_of(width: int, given: Mapping[str, Any]) -> int:

@@ -80,7 +80,7 @@ class MixerShape:
 
 
 # Width, depth, hidden features over tokens and over channels. Source: arXiv:2105.01601, Table 1.
-_SIZES = {
+MIXER_SIZES = {
     "S": (512, 8, 256, 2048),
     "B": (768, 12, 384, 3072),
     "L": (1024, 24, 512, 4096),
@@ -92,9 +92,9 @@ _LISTED = ("S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14")
 def _parse(name: str) -> MixerShape | None:
     """Returns the shape of "Mixer-{size}/{patch size}"."""
     match = re.fullmatch(r"Mixer-([A-Z])/([1-9]\d*)", name)
-    if match is None or match[1] not in _SIZES:
+    if match is None or match[1] not in MIXER_SIZES:
         return None
-    return MixerShape(*_SIZES[match[1]], int(match[2]))
+    return MixerShape(*MIXER_SIZES[match[1]], int(match[2]))
 
 
 def mixer_shape(options: MixerConfig) -> MixerShape:
@@ -295,7 +295,7 @@ MIXER = Family(
     sizes={f"Mixer-{name}": _parse(f"Mixer-{name}") for name in _LISTED},
     small=frozenset(),
     parse=_parse,
-    pattern=f"Mixer-{{{','.join(_SIZES)}}}/PATCH",
+    pattern=f"Mixer-{{{','.join(MIXER_SIZES)}}}/PATCH",
     shape=mixer_shape,
     build=_build,
     describe=_describe,
