@@ -23,8 +23,8 @@ def shared_program(config, mesh, **facts):
     mapping = {k: v for k, v in config.to_mapping().items() if k not in _SECTIONS}
     for section, keys in (("evaluation", _EVALUATION_KEYS), ("data", _DATA_KEYS)):
         mapping[section] = {k: v for k, v in mapping[section].items() if k not in keys}
-    weights = facts.get("class_weights")
-    facts_key = [facts["num_classes"], facts["num_examples"], str(weights)]
+    counts = facts.get("class_counts")
+    facts_key = [facts["num_classes"], facts["num_examples"], str(counts)]
     key = json.dumps([mapping, facts_key, str(mesh)], sort_keys=True)
     if key not in _programs:
         _programs[key] = build_program(config, mesh, **facts)

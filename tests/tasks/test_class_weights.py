@@ -5,12 +5,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from sklearn.utils.class_weight import compute_class_weight
 
 from vit_jax.config.run import Config
+from vit_jax.tasks.classification.losses import class_weights
 from vit_jax.tasks.classification.task import make_batch_loss
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
 WEIGHTS = np.array([0.5, 4.0, 1.0], np.float32)
+LABELS = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 7, 3]))
+
+
+def test_balanced_weights_equal_those_of_scikit_learn():
+    counts = np.bincount(LABELS)
+    found = class_weights("balanced", counts)
+    wanted = compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=LABELS)
+    np.testing.assert_allclose(found, [wanted[0], 0, wanted[1], wanted[2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["balanced", "sqrt"])
+def test_weights_average_to_one_over_examples(kind):
+    weights = class_weights(kind, np.bincount(LABELS))
+    assert weights[LABELS].mean() == pytest.approx(1, abs=1e-6)
+
+
+def test_sqrt_weights():
+    found = class_weights("sqrt", np.array([4, 16]))
+    np.testing.assert_allclose(found[0] / found[1], 2, rtol=1e-6)
 
 
 class Fixed(nnx.Module):

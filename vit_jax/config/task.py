@@ -19,6 +19,10 @@ def _no_check(config: Any) -> None:
     del config
 
 
+def _no_class_counts(config: Any) -> None:
+    del config
+
+
 def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config["model"]
 
@@ -37,6 +41,8 @@ class TaskConfig:
             needs. Checkpoints have them, but they are not weights of the model.
         model_section: function from the root config as nested dicts to the model section that
             describes the weights in a run's checkpoints.
+        class_counts_key: function of the root config; returns the key for which this task needs the
+            number of training examples of each class, or None if it does not need them.
     """
 
     sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
@@ -44,6 +50,7 @@ class TaskConfig:
     check: Callable[[Any], None] = _no_check
     own_parameters: tuple[str, ...] = ()
     model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
+    class_counts_key: Callable[[Any], str | None] = _no_class_counts
 
 
 @functools.cache

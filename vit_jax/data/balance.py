@@ -1,11 +1,12 @@
-"""Class imbalance: loss weights by class, and an order that draws all classes equally often."""
+"""Class imbalance: the size of each class, and an order that draws all classes equally often."""
 
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from vit_jax.config.run import Config
+from vit_jax.config.task import task_config
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import LabelledSource, Source
 from vit_jax.errors import DataError
@@ -13,34 +14,35 @@ from vit_jax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """How a run treats classes of unequal size.
+    """What a run with classes of unequal size needs to know about them.
 
     Attributes:
-        weights: f32[C], weight of an example's loss by its class; None: all 1.
+        counts: i64[C], training examples of each class; None: the task does not need them.
         order: order of the examples; None: `ExampleOrder`.
     """
 
-    weights: np.ndarray | None = None
+    counts: Int[np.ndarray, " C"] | None = None
     order: BalancedOrder | None = None
 
 
 def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
-    """Returns the class weights and the order of examples of a config.
+    """Returns the class counts and the order of examples of a config.
 
-    Reads the labels only if the config needs them.
+    Reads the labels only if the task or `data.sampling` needs them.
 
     Args:
-        config: `loss.class_weights`, `data.sampling` and the seed are read.
+        config: the run.
         source: the training examples.
         num_classes: C.
 
     Raises:
         DataError: the source cannot list its labels, or a label is out of range.
     """
-    kind, balanced = config.loss.class_weights, config.data.sampling == "balanced"
-    if kind == "none" and not balanced:
+    balanced = config.data.sampling == "balanced"
+    key_of_task = task_config(config.task).class_counts_key(config)
+    key = "data.sampling" if balanced else key_of_task
+    if key is None:
         return Balance()
-    key = "data.sampling" if balanced else "loss.class_weights"
     if not isinstance(source, LabelledSource):
         raise DataError(
             f"'{key}' for {source.name}, whose labels cannot be listed",
@@ -56,25 +58,7 @@ def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
             f"0 to {num_classes - 1}",
             "set data.num_classes to the number of classes, or repair the dataset",
         )
-    counts = np.bincount(labels[good], minlength=num_classes)
     return Balance(
-        None if kind == "none" else class_weights(kind, counts),
+        None if key_of_task is None else np.bincount(labels[good], minlength=num_classes),
         BalancedOrder(np.where(good, labels, -1), config.seed) if balanced else None,
     )
-
-
-def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
-    """Returns the weight of an example's loss by its class; the mean over all examples is 1.
-
-    Args:
-        kind: "balanced": N / (C n) as in scikit-learn, so that every class contributes equally;
-            "sqrt": proportional to 1 / sqrt(n).
-        counts: n, number of examples of each class. A class without examples gets weight 0 and is
-            not counted in C.
-
-    >>> class_weights("balanced", np.array([30, 10]))
-    array([0.6666667, 2.       ], dtype=float32)
-    """
-    power = {"balanced": -1.0, "sqrt": -0.5}[kind]
-    raw = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
-    return (raw * counts.sum() / (raw * counts).sum()).astype(np.float32)

@@ -31,11 +31,12 @@ class DataInfo:
 
     Attributes:
         num_classes: C.
-        class_weights: f32[C], weight of an example's loss by its class; None: all 1.
+        class_counts: i64[C], training examples of each class; None: not known, because they are not
+            needed or because there is no dataset.
     """
 
     num_classes: int
-    class_weights: np.ndarray | None = None
+    class_counts: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _train_once(
         make_mesh(config.mesh),
         num_classes=num_classes,
         num_examples=len(source),
-        class_weights=balance.weights,
+        class_counts=balance.counts,
     )
     evaluators = Evaluators(config, program, source, workdir.expanduser() / "report")
     with RunFolder(workdir, config) as folder:

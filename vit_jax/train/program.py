@@ -148,7 +148,7 @@ def build_program(
     *,
     num_classes: int,
     num_examples: int,
-    class_weights: np.ndarray | None = None,
+    class_counts: np.ndarray | None = None,
 ) -> Program:
     """Builds the program of a run.
 
@@ -157,7 +157,7 @@ def build_program(
         mesh: devices.
         num_classes: C of the dataset.
         num_examples: examples per epoch.
-        class_weights: f32[C], weight of an example's loss by its class; None: all 1.
+        class_counts: i64[C], training examples of each class, if the task needs them.
 
     Raises:
         ConfigError, ModelError: sizes that are not compatible.
@@ -168,7 +168,7 @@ def build_program(
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
-    task = build_task(config, DataInfo(num_classes, class_weights), platform=platform)
+    task = build_task(config, DataInfo(num_classes, class_counts), platform=platform)
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))

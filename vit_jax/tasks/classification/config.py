@@ -1,6 +1,6 @@
 """Config sections of classification: mixing and loss."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from vit_jax.config.task import TaskConfig
 from vit_jax.schema import Section, option
@@ -28,4 +28,10 @@ class LossConfig(Section):
     """
 
 
-TASK = TaskConfig(sections={"mixing": MixingConfig, "loss": LossConfig})
+def _class_counts_key(config: Any) -> str | None:
+    return None if config.loss.class_weights == "none" else "loss.class_weights"
+
+
+TASK = TaskConfig(
+    sections={"mixing": MixingConfig, "loss": LossConfig}, class_counts_key=_class_counts_key
+)

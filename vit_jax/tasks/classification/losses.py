@@ -1,9 +1,10 @@
-"""Classification losses in float32, one value per example."""
+"""Classification losses in float32, one value per example, and their weights by class."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -61,3 +62,20 @@ def sigmoid_cross_entropy(
     Array([2.7726], dtype=float32)
     """
     return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+
+
+def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
+    """Returns the weight of an example's loss by its class; the mean over all examples is 1.
+
+    Args:
+        kind: "balanced": N / (C n) as in scikit-learn, so that every class contributes equally;
+            "sqrt": proportional to 1 / sqrt(n).
+        counts: n, number of examples of each class. A class without examples gets weight 0 and is
+            not counted in C.
+
+    >>> class_weights("balanced", np.array([30, 10]))
+    array([0.6666667, 2.       ], dtype=float32)
+    """
+    power = {"balanced": -1.0, "sqrt": -0.5}[kind]
+    raw = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
+    return (raw * counts.sum() / (raw * counts).sum()).astype(np.float32)

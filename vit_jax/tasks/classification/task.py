@@ -18,7 +18,7 @@ from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.rng import stream
-from vit_jax.tasks.classification.losses import LossFn, as_distribution, make_loss
+from vit_jax.tasks.classification.losses import LossFn, as_distribution, class_weights, make_loss
 from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
 
 
@@ -44,6 +44,8 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         by_class = ByClass(class_names, num_classes) if config.evaluation.by_class else None
         return PredictionTotals(by_class)
 
+    counts, kind = data.class_counts, config.loss.class_weights
+    weights = None if counts is None else class_weights(kind, counts)
     macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     return Task(
@@ -55,7 +57,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config, num_classes),
         forward=forward,
-        batch_loss=make_batch_loss(graphdef, config, data.class_weights),
+        batch_loss=make_batch_loss(graphdef, config, weights),
         eval_step=make_eval_step(graphdef, eval_loss(config), by_class=config.evaluation.by_class),
         make_totals=make_totals,
     )
@@ -108,15 +110,15 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
 
 
 def make_batch_loss(
-    graphdef: nnx.GraphDef, config: Config, class_weights: np.ndarray | None = None
+    graphdef: nnx.GraphDef, config: Config, weights: np.ndarray | None = None
 ) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key), the mean loss with dropout.
 
     Args:
         graphdef: the model without its parameters.
         config: the run; its loss section is used.
-        class_weights: f32[C], weight of an example's loss by its class. A mixed example is weighted
-            in proportion to its labels. None: all 1.
+        weights: f32[C], weight of an example's loss by its class. A mixed example is weighted in
+            proportion to its labels. None: all 1.
     """
     loss = make_loss(config.loss)
 
@@ -125,8 +127,8 @@ def make_batch_loss(
     ) -> tuple[Float[Array, ""], Metrics]:
         logits = nnx.merge(graphdef, params)(batch["image"], key=key)
         losses = loss(logits, batch["label"])
-        if class_weights is not None:
-            losses *= as_distribution(batch["label"], logits.shape[-1]) @ class_weights
+        if weights is not None:
+            losses *= as_distribution(batch["label"], logits.shape[-1]) @ weights
         return losses.mean(), {}
 
     return batch_loss_fn
