@@ -57,6 +57,16 @@ def digits_dir(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
+def ours_path(tmp_path_factory):
+    """A random tiny ViT for 32 pixels and 5 classes, in our own format; tests only read it."""
+    from weight_files import random_weights
+
+    path = tmp_path_factory.mktemp("ours") / "ours"
+    random_weights(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def once(tmp_path_factory, worker_id):
     """A function (name, make) -> make(), which runs `make` in only one of the test processes.
 

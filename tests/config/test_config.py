@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from small_config import small_mapping as mapping
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.evaluation import EvaluationConfig
@@ -22,18 +23,6 @@ def get_config(arg="plain"):
         "train_epochs": 3 if arg == "short" else 30,
     })
 """
-
-
-def mapping(**changes):
-    base = {
-        "model": {"name": "ViT-Ti/16"},
-        "data": {"name": "digits", "global_batch_size": 128},
-        "optimizer": {"learning_rate": 1e-3},
-        "train_steps": 100,
-    }
-    for key, value in changes.items():
-        set_key(base, key.replace("__", "."), value)
-    return base
 
 
 @pytest.fixture

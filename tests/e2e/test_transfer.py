@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import ROOT, one_line
-from weight_files import random_weights
 
 from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
@@ -23,12 +22,9 @@ def _optax_promotes():
         yield
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A model of ours for 32 pixels and 5 classes."""
-    folder = tmp_path_factory.mktemp("weights") / "ours"
-    random_weights(folder)
-    return folder
+@pytest.fixture
+def weights(ours_path):
+    return ours_path
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import pytest
 from interop.files import tiny, write_golden, write_npz
-from weight_files import random_weights
 
 from vit_jax.interop.load import load
 
@@ -14,14 +13,6 @@ def tiny_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_loaded(tiny_path):
     return load(tiny_path)
-
-
-@pytest.fixture(scope="session")
-def ours_path(tmp_path_factory):
-    """A random tiny ViT in our own format; tests only read it."""
-    path = tmp_path_factory.mktemp("ours") / "ours"
-    random_weights(path)
-    return path
 
 
 @pytest.fixture(scope="session")

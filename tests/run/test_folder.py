@@ -4,23 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from small_config import small_mapping
 
-from vit_jax.config.file import set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.run.folder import RunFolder, environment, git_revision, read_config
 
 
 def config(**changes) -> Config:
-    mapping = {
-        "model": {"name": "ViT-Ti/16"},
-        "data": {"name": "digits", "global_batch_size": 128},
-        "optimizer": {"learning_rate": 1e-3},
-        "train_steps": 100,
-    }
-    for key, value in changes.items():
-        set_key(mapping, key.replace("__", "."), value)
-    return Config.from_mapping(mapping)
+    return Config.from_mapping(small_mapping(**changes))
 
 
 def contents(folder) -> dict[str, bytes | None]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -17,7 +16,7 @@ from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
-from vit_jax.models.stacking import Remat, build_stack, scan_stack
+from vit_jax.models.stacking import Remat, build_stack, keys_and_drop_rates, scan_stack
 
 BLOCK_INTERMEDIATES = (
     "attention_weights", "max_attention_logit", "attention_output", "mlp_output", "block_output",
@@ -202,9 +201,6 @@ class Encoder(nnx.Module):
             capture: names from BLOCK_INTERMEDIATES.
             reduce: applied to the captured intermediates of each block; None: unchanged.
         """
-        keys = None if key is None else jax.random.split(key, self.depth)
-        rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
-        drop_rates = jnp.asarray(rates) if key is not None and self.stochastic_depth else None
 
         def body(block: EncoderBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
@@ -223,7 +219,7 @@ class Encoder(nnx.Module):
             body,
             x,
             self.depth,
-            per_layer=(keys, drop_rates),
+            per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
             remat=self.remat,
             scan=self.scan,
         )

@@ -5,7 +5,7 @@ A family is one `Family` in one file of this package, listed in `registry.FAMILI
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -167,3 +167,16 @@ def check_intermediates(names: tuple[str, ...], known: tuple[str, ...]) -> None:
                 f"names from {', '.join(known)}",
                 "ask for one of these",
             )
+
+
+def with_intermediates(
+    logits: jax.Array, found: Mapping[str, jax.Array], names: Sequence[str]
+) -> Any:
+    """Returns what a model's call returns: the logits, or a pair of them and a dict of these names.
+
+    Args:
+        logits: output of the model.
+        found: intermediates by name, at least those asked for.
+        names: names that the caller asked for; empty: only the logits are returned.
+    """
+    return (logits, {name: found[name] for name in names}) if names else logits

@@ -23,13 +23,20 @@ from vit_jax.models.family import (
     check_images,
     check_intermediates,
     override_sizes,
+    with_intermediates,
 )
 from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.stacking import Remat, build_stack, remat_for_platform, scan_stack
+from vit_jax.models.stacking import (
+    Remat,
+    build_stack,
+    keys_and_drop_rates,
+    remat_for_platform,
+    scan_stack,
+)
 from vit_jax.schema import option
 
 _BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
@@ -231,18 +238,12 @@ class Mixer(ImageModel):
         x, found = self._blocks(embedded, key, return_intermediates)
         encoded = self.norm(constrain(x, "batch"))
         logits, pre_logits = self.head(encoded.mean(1, dtype=jnp.float32))
-        if not return_intermediates:
-            return logits
         found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
-        return logits, {name: found[name] for name in return_intermediates}
+        return with_intermediates(logits, found, return_intermediates)
 
     def _blocks(
         self, x: Float[Array, "B N D"], key: jax.Array | None, capture: tuple[str, ...]
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        keys = None if key is None else jax.random.split(key, self.depth)
-        rates = np.linspace(0, self.stochastic_depth, self.depth, dtype=np.float32)
-        drop_rates = jnp.asarray(rates) if key is not None and self.stochastic_depth else None
-
         def body(block: MixerBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
             x, found = block(constrain(x, "batch"), key=key, drop_rate=drop_rate)
@@ -253,7 +254,7 @@ class Mixer(ImageModel):
             body,
             x,
             self.depth,
-            per_layer=(keys, drop_rates),
+            per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
             remat=self.remat,
             scan=self.scan,
         )

@@ -15,7 +15,13 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.convolution import convolve
-from vit_jax.models.family import Family, ImageModel, check_images, check_intermediates
+from vit_jax.models.family import (
+    Family,
+    ImageModel,
+    check_images,
+    check_intermediates,
+    with_intermediates,
+)
 from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.options import ModelConfig
@@ -384,10 +390,8 @@ class ResNet(ImageModel):
         maps = self.trunk(images)
         encoded = jax.nn.relu(self.norm(list(maps.values())[-1]))
         logits, pre_logits = self.head(encoded.mean((1, 2), dtype=jnp.float32))
-        if not return_intermediates:
-            return logits
         found = {**maps, "encoded": encoded, "pre_logits": pre_logits}
-        return logits, {name: found[name] for name in return_intermediates}
+        return with_intermediates(logits, found, return_intermediates)
 
 
 # Models for 32-pixel images that train on a CPU. They cost as much as the ViTs of the same name.

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 Remat = Literal["none", "dots", "full"]
@@ -72,6 +74,23 @@ def scan_stack(
         step = jax.checkpoint(step, policy=_REMAT_POLICIES[remat], prevent_cse=not scan)
     layers = (_cast_kernels(blocks, nnx.to_pure_dict(state)), per_layer)
     return jax.lax.scan(step, x, layers, length=depth, unroll=1 if scan else depth)
+
+
+def keys_and_drop_rates(
+    key: jax.Array | None, depth: int, stochastic_depth: float
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns a random key and a rate of stochastic depth for every layer, for `scan_stack`.
+
+    Args:
+        key: random key; None: no randomness, and both results are None.
+        depth: number of layers.
+        stochastic_depth: rate of the last layer, growing linearly from 0 at the first; 0: the rates
+            are None.
+    """
+    if key is None:
+        return None, None
+    rates = np.linspace(0, stochastic_depth, depth, dtype=np.float32)
+    return jax.random.split(key, depth), jnp.asarray(rates) if stochastic_depth else None
 
 
 def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:

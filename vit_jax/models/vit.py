@@ -23,6 +23,7 @@ from vit_jax.models.family import (
     check_images,
     check_intermediates,
     override_sizes,
+    with_intermediates,
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
@@ -371,10 +372,8 @@ class ViT(ImageModel):
             register_logits, _ = self.register_head(encoded[:, self.num_prefix - 1])
             found["head_logits"] = jnp.stack([logits, register_logits])
             logits = (logits + register_logits) / 2
-        if not return_intermediates:
-            return logits
         found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
-        return logits, {name: found[name] for name in return_intermediates}
+        return with_intermediates(logits, found, return_intermediates)
 
     def embed(
         self,
