@@ -63,10 +63,23 @@ def folder_with_files(tmp_path_factory):
     return folder
 
 
+# What each Python example leaves behind, in the order of the README.
+RESULTS = (
+    lambda names: len(list(names["get_sweep"]())) == 3,
+    lambda names: names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED,
+    lambda names: names["model"].head.linear.kernel.shape == (192, 37),
+    lambda names: names["logits"].shape == (2, 5),
+    lambda names: names["found"].mean.shape == (12, 3) and names["found"].uniform > 0,
+)
+CAPTURED = {"attention_weights", "pre_logits"}
+
+
 @pytest.mark.parametrize("index", range(len(blocks("python"))))
-def test_the_python_examples_run(index, folder_with_files, monkeypatch):
+def test_the_python_examples_run_and_give_what_they_say(index, folder_with_files, monkeypatch):
     monkeypatch.chdir(folder_with_files)
-    exec(compile(blocks("python")[index], f"README.md, Python block {index}", "exec"), {})
+    names = {}
+    exec(compile(blocks("python")[index], f"README.md, Python block {index}", "exec"), names)
+    assert RESULTS[index](names)
 
 
 def test_the_train_commands_name_configs_and_keys_that_exist():

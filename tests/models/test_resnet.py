@@ -55,7 +55,7 @@ ROOTS = pytest.mark.parametrize("shape", [SHAPE, SMALL])
 SIZES = pytest.mark.parametrize("size", [(16, 24), (17, 23)])
 
 
-def compare(got, want):
+def assert_close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
@@ -64,7 +64,7 @@ def compare(got, want):
 def test_logits_of_a_resnet_equal_the_formula_written_out_in_float64(shape, size):
     model, x = make("resnet", shape, size), random_images(size=size)
     params, sizes = params64(model), {"groups": 4, "small": shape.small}
-    compare(
+    assert_close(
         run(model, x), np.array([reference.resnet(one, params, **sizes) for one in np.float64(x)])
     )
 
@@ -81,7 +81,7 @@ def test_feature_maps_equal_the_formula_written_out_in_float64(version, shape, s
     got = run(trunk, jnp.asarray(x))
     assert list(got) == ["root", "stage1", "stage2"]
     assert got["stage2"].shape == (2, *(-(-n // shape.stride) for n in size), 64)
-    compare(got["stage2"], want)
+    assert_close(got["stage2"], want)
 
 
 @ROOTS
@@ -91,7 +91,7 @@ def test_logits_of_a_hybrid_equal_the_formula_written_out_in_float64(shape):
     params, sizes = params64(model), {"version": 1, "groups": 4, "small": shape.small}
     maps = [reference.trunk(image, params["stem"], **sizes) for image in np.float64(x)]
     assert maps[0].shape == (4, 4, 64)
-    compare(run(model, x), np.array([reference.vit(one, params) for one in maps]))
+    assert_close(run(model, x), np.array([reference.vit(one, params) for one in maps]))
 
 
 def test_the_root_without_stages_is_a_valid_stem():
@@ -104,7 +104,7 @@ def test_the_root_without_stages_is_a_valid_stem():
     tokens = model.patch_embedding(jnp.asarray(np.array(features), jnp.float32))
     _, found = run(model, x, return_intermediates=("embedded",))
     table = model.position_embedding.table[...]
-    compare(found["embedded"][:, 1:], np.asarray(tokens + table[:, 1:]))
+    assert_close(found["embedded"][:, 1:], np.asarray(tokens + table[:, 1:]))
 
 
 @STYLES
