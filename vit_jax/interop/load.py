@@ -11,10 +11,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.errors import WeightsError
+from vit_jax.interop.choose_model import (
+    AbstractModel,
+    choose_model,
+    keeps_head,
+    original_model,
+)
 from vit_jax.interop.formats import EvalView, WeightsInfo
 from vit_jax.interop.locate import local_path
-from vit_jax.interop.name_table import Row, matches, parameters, read_row
+from vit_jax.interop.name_table import Row, matches, read_row
 from vit_jax.interop.normalization import (
     OURS,
     Normalization,
@@ -26,9 +32,9 @@ from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import ImageModel
-from vit_jax.models.heads import HEAD_OPTIONS, is_head
+from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model, model_options, model_shape
+from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
 
 M = TypeVar("M", bound=nnx.Module)
@@ -159,53 +165,44 @@ def read_weights(
         ModelError, ConfigError: options that contradict each other.
     """
     start = time.monotonic()
-    allow_missing, allow_unexpected = (
-        _check_patterns(allow_missing),
-        _check_patterns(allow_unexpected),
-    )
+    allow_missing, allow_unexpected = map(_check_patterns, (allow_missing, allow_unexpected))
     _check_method(position_resize)
     given = {key: value for key, value in {"grid": grid, **options}.items() if value}
     file, published = open_published(local_path(path), given)
-    keeps_head = _keeps_head(published, num_classes, keep_head)
-    if num_classes is None:
-        num_classes = published.num_classes
-    config = _target_options(published, options, keeps_head, patch_size)
-    size = _target_size(image_size, published)
-    model, shapes = _abstract_model(config, num_classes, size)
-    source, source_shapes = _abstract_source_model(published)
-    target = Target(
-        shapes,
-        old_grid=source.grid,
-        new_grid=model.grid,
-        image_size=size,
-        method=position_resize,
+    has_head = keeps_head(published, num_classes, keep_head)
+    chosen = choose_model(
+        published,
+        options,
+        image_size=image_size,
+        patch_size=patch_size,
+        num_classes=num_classes,
+        keeps_head=has_head,
     )
     file_names = {name: row.label for row in reversed(published.rows) for name in row.ours}
-    report = LoadReport(str(path), published.format, config.name, file.size_bytes, file_names)
-    arrays = _read_parameters(file, published, source_shapes, target, keeps_head, report)
-    _report_missing(report, shapes, arrays, allow_missing, keeps_head)
+    report = LoadReport(
+        str(path), published.format, chosen.options.name, file.size_bytes, file_names
+    )
+    arrays = _read_parameters(file, published, chosen, has_head, position_resize, report)
+    _report_missing(report, chosen.shapes, arrays, allow_missing, has_head)
     try:
         report.check(allow_unexpected)
     except WeightsError:
         report.print()
         raise
-    normalization = (
-        checked_normalization(normalization) if normalization else published.normalization
-    )
-    if normalization not in (None, OURS):
-        arrays = fold_normalization(arrays, shapes, normalization)
-        report.normalization = normalization
+    if normalization:
+        normalization = checked_normalization(normalization)
+    arrays = _fold(arrays, chosen.shapes, normalization or published.normalization, report)
     report.seconds = time.monotonic() - start
     return Weights(
-        options=config,
-        num_classes=num_classes,
-        image_size=size,
-        class_names=published.class_names if keeps_head else None,
+        options=chosen.options,
+        num_classes=chosen.num_classes,
+        image_size=chosen.image_size,
+        class_names=published.class_names if has_head else None,
         view=published.view,
         report=report,
-        model=model,
+        model=chosen.model,
         arrays=arrays,
-        missing=tuple(name for name in shapes if name not in arrays),
+        missing=tuple(name for name in chosen.shapes if name not in arrays),
     )
 
 
@@ -220,62 +217,6 @@ def fill_parameters(model: M, read: Callable[[str], jax.Array]) -> M:
     pure = nnx.to_pure_dict(state)
     leaves = [read(name) for name in leaf_names(pure)]
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(pure), leaves))
-
-
-def _keeps_head(published: WeightsInfo, num_classes: int | None, keep_head: bool | None) -> bool:
-    fits = published.num_classes > 0 and num_classes in (None, published.num_classes)
-    # A file without a classifier may still have a tanh layer, which then computes the features.
-    fits = fits or (published.num_classes == 0 and not num_classes)
-    if keep_head and not fits:
-        raise WeightsError(
-            f"keep_head with num_classes {num_classes} and a head of {published.num_classes}",
-            "the same number",
-            f"leave {ARGUMENT} out",
-            argument="keep_head",
-        )
-    return fits if keep_head is None else keep_head
-
-
-def _target_options(
-    published: WeightsInfo, options: Mapping[str, Any], keeps_head: bool, patch_size: int | None
-) -> ModelConfig:
-    """Returns the model section of the file with the caller's changes."""
-    given = published.options
-    if not keeps_head:
-        given = {key: value for key, value in given.items() if key not in HEAD_OPTIONS}
-    wanted = {**given, **options}
-    if patch_size is not None:
-        wanted["name"] = _with_patch_size(wanted["name"], patch_size)
-    return model_options(**wanted)
-
-
-def _with_patch_size(name: str, patch_size: int) -> str:
-    if not re.fullmatch(r"[^+/]+/\d+", name):
-        raise WeightsError(
-            f"patch_size {patch_size} for {name}",
-            "a model that cuts patches out of the image, such as a ViT",
-            "leave it out",
-        )
-    return f"{name.rsplit('/', 1)[0]}/{patch_size}"
-
-
-def _target_size(
-    image_size: int | tuple[int, int] | None, published: WeightsInfo
-) -> tuple[int, int]:
-    size = published.image_size if image_size is None else image_size
-    if size is None:
-        raise WeightsError(
-            f"a {published.format} file without a position table, so its image size is unknown",
-            "the image size in pixels",
-            "give image_size=",
-        )
-    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-    whole = all(isinstance(side, int | np.integer) and side > 0 for side in sides)
-    if len(sides) != 2 or not whole:
-        raise WeightsError(
-            f"image_size {image_size!r}", "a side, or (height, width), in pixels", "correct it"
-        )
-    return int(sides[0]), int(sides[1])
 
 
 def _check_method(method: str) -> None:
@@ -298,32 +239,12 @@ def _check_patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _abstract_source_model(published: WeightsInfo) -> tuple[ImageModel, _Shapes]:
-    """Returns the file's original model without values, and the shapes of its parameters."""
-    options = model_options(**published.options)
-    # A file that does not determine its image size has no parameter that depends on it.
-    stride = model_shape(options).stride
-    size = published.image_size or (stride, stride)
-    return _abstract_model(options, published.num_classes, size)
-
-
-def _abstract_model(
-    options: ModelConfig, num_classes: int, size: tuple[int, int]
-) -> tuple[ImageModel, _Shapes]:
-    """Returns a model without values, and the shapes of its parameters by name."""
-    key = jax.random.key(0)
-    model = nnx.eval_shape(
-        lambda: build_model(options, num_classes=num_classes, image_size=size, key=key)
-    )
-    return model, {name: tuple(leaf.shape) for name, leaf in parameters(model).items()}
-
-
 def _read_parameters(
     file: TensorFile,
     published: WeightsInfo,
-    source_shapes: _Shapes,
-    target: Target,
+    chosen: AbstractModel,
     keeps_head: bool,
+    position_resize: Method,
     report: LoadReport,
 ) -> dict[str, np.ndarray]:
     """Reads every row whose tensors the file has. Returns the parameters and fills the report.
@@ -331,16 +252,24 @@ def _read_parameters(
     Args:
         file: the tensors.
         published: description of the file.
-        source_shapes: parameter shapes of the file's original model.
-        target: shapes to resize the parameters to.
+        chosen: the model, to whose shapes the parameters are resized.
         keeps_head: False: the head is skipped.
+        position_resize: how position tables are resampled.
         report: an entry is added for every tensor.
     """
+    original = original_model(published)
+    target = Target(
+        chosen.shapes,
+        old_grid=original.model.grid,
+        new_grid=chosen.model.grid,
+        image_size=chosen.image_size,
+        method=position_resize,
+    )
     arrays: dict[str, np.ndarray] = {}
     used: set[str] = set()
     for row in published.rows:
         task_only = matches(row.ours[0], published.task_only)
-        names = _tensors_of(row, source_shapes, all_layers=not task_only)
+        names = _tensors_of(row, original.shapes, all_layers=not task_only)
         if not names or not names <= file.shapes.keys():
             continue
         used |= names
@@ -350,7 +279,7 @@ def _read_parameters(
         # The file's position table may have no vector for the class token. All other tensors have
         # the shapes of our parameters.
         shapes = [
-            file.shapes[row.theirs[0]] if is_table(name) else source_shapes[name]
+            file.shapes[row.theirs[0]] if is_table(name) else original.shapes[name]
             for name in row.ours
         ]
         for name, array in zip(row.ours, read_row(row, file, shapes), strict=True):
@@ -395,6 +324,19 @@ def _report_missing(
             new_head = is_head(name) and not keeps_head
             allowed = new_head or matches(name, allow_missing)
             report.add(Status.REINITIALISED if allowed else Status.MISSING, name)
+
+
+def _fold(
+    arrays: dict[str, np.ndarray],
+    shapes: _Shapes,
+    normalization: Normalization | None,
+    report: LoadReport,
+) -> dict[str, np.ndarray]:
+    """Folds an image normalisation into the patch embedding, unless it is that of our models."""
+    if normalization in (None, OURS):
+        return arrays
+    report.normalization = normalization
+    return fold_normalization(arrays, shapes, normalization)
 
 
 def _initial_parameters(found: Weights, seed: int) -> dict[str, jax.Array]:
