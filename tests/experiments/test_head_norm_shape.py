@@ -9,7 +9,7 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import model_shape
-from vit_jax.models.vit import check_sizes
+from vit_jax.models.vit_options import check_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 

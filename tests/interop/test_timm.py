@@ -118,7 +118,7 @@ def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, conf
 )  # fmt: skip
 def test_heads_and_hidden_features_of_the_published_models(sizes, name, heads):
     from vit_jax.models.registry import model_options, model_shape
-    from vit_jax.models.vit import ViTShape, mlp_hidden
+    from vit_jax.models.vit_options import ViTShape, mlp_hidden
 
     options = model_options(**described(**sizes))
     shape = model_shape(options)

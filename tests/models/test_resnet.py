@@ -27,7 +27,8 @@ from vit_jax.models.resnet import (
     style_v1,
     style_v2,
 )
-from vit_jax.models.vit import ViT, ViTShape
+from vit_jax.models.vit import ViT
+from vit_jax.models.vit_options import ViTShape
 
 STYLES = pytest.mark.parametrize("style", [style_v1(4, "float32"), style_v2(4, "float32")])
 # Two stages, each a unit that projects and, stacked, an equal one.

@@ -43,7 +43,7 @@ def upgrade_model(mapping: Mapping[str, Any]) -> dict[str, Any]:
         mapping: model section of a config.json.
     """
     from vit_jax.models.registry import options_class  # Imports JAX.
-    from vit_jax.models.vit import ViTConfig
+    from vit_jax.models.vit_options import ViTConfig
 
     own, vit = options_class(mapping).model_fields, ViTConfig.model_fields
 

@@ -11,7 +11,7 @@ from vit_jax.interop.formats import options_of_sizes
 from vit_jax.interop.name_table import parameters
 from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import model_shape
-from vit_jax.models.vit import VIT_SIZES, ViTConfig, ViTShape
+from vit_jax.models.vit_options import VIT_SIZES, ViTConfig, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
