@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from processes import ROOT
 from shared_programs import shared_program, stop_after
-from weight_files import random_weights
+from weight_files import parameters, random_weights
 
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -26,6 +26,7 @@ from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.distillation.task import hard_loss, soft_loss
+from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
@@ -313,3 +314,20 @@ def test_no_other_module_knows_distillation():
     outside = [f for f in found if not f.startswith("vit_jax/tasks/distillation/")]
     assert outside == ["vit_jax/tasks/__init__.py"]
     assert set(task_config("distillation").sections) == {"distillation"}
+
+
+def test_a_student_starts_from_a_student_with_its_token_and_both_heads(finished):
+    folder, config, _ = finished
+    usual = config.to_mapping()
+
+    def start(**kept):
+        init = {**usual["init"], "keep_head": "register_head" in kept}
+        changes = {"init_from": str(folder), "init": init, "model": {**TINY, **kept}}
+        return start_from_weights(program_of(Config.from_mapping(usual | changes)))
+
+    state, report = start(num_registers=1, register_head=True)
+    want = parameters(load(folder))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), want)
+    assert report.names(Status.REINITIALISED) == []
+    with pytest.raises(WeightsError, match=r"'registers' of shape \(1, 1, 16\).*\(1, 2, 16\)"):
+        start(num_registers=1)

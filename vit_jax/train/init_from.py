@@ -100,6 +100,12 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
     arrays = _new_parameters(program, {name: wanted[name] for name in new})
     for name in list(found.arrays):
         array = found.arrays.pop(name)
+        if array.shape != wanted[name].shape:
+            raise WeightsError(
+                f"{config.init_from} has parameter '{name}' of shape {array.shape}",
+                f"{wanted[name].shape}, as task {config.task} makes it",
+                "change the options of the model section or of the task",
+            )
         arrays[name] = jax.make_array_from_callback(
             array.shape, wanted[name].sharding, lambda part, array=array: array[part]
         )
