@@ -26,6 +26,7 @@ import filelock
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny.py"
+UNMIXED = f"{TINY}:unmixed"
 TIMEOUT_S = 600
 
 
@@ -118,13 +119,13 @@ def run_command(*arguments, env=None, cwd=ROOT, timeout=TIMEOUT_S):
     return Completed(process.returncode, *process.communicate())
 
 
-def start(workdir, digits_dir, *overrides):
+def start(workdir, digits_dir, *overrides, config=TINY):
     """Starts a training run of the tiny recipe."""
     return start_command(
         "-m",
         "vit_jax",
         "train",
-        f"--config={TINY}",
+        f"--config={config}",
         f"--workdir={workdir}",
         f"--config.data.data_dir={digits_dir}",
         *overrides,

@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from processes import TINY
+from processes import UNMIXED
 
 from vit_jax.config.data import DataConfig, MemberConfig
 from vit_jax.config.file import load_config
@@ -171,7 +171,7 @@ def test_members_may_be_given_on_the_command_line(digits_dir):
         "data.mixture.b.weight=2",
         f"data.data_dir={digits_dir}",
     ]
-    config = load_config(str(TINY), overrides)
+    config = load_config(UNMIXED, overrides)
     assert config.data.mixture["b"] == MemberConfig(name="digits", weight=2.0)
     assert len(open_training_data(config.data).source) == 3 * 1437
 

@@ -73,7 +73,15 @@ def test_batches_do_not_depend_on_the_number_of_processes(arguments):
 
 
 # Starting a reader process takes seconds of CPU time, so these runs have only one.
-@pytest.mark.parametrize("end", ["close", "exit", "fail", "SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "close",
+        "SIGTERM",
+        "SIGKILL",
+        *(pytest.param(e, marks=pytest.mark.slow) for e in ("exit", "fail", "SIGINT")),
+    ],
+)
 def test_no_process_or_shared_memory_is_left_behind(arguments, end):
     before = shared_memory()
     process = start_command(*arguments, end)

@@ -1,7 +1,11 @@
-"""A run of seconds with all state that must survive a resume: Adam, EMA, dropout, mixing."""
+"""A run of seconds with all state that must survive a resume: Adam, EMA, dropout, mixing.
+
+`tiny.py:unmixed` does not mix images: its step compiles in a third of the time.
+"""
 
 
-def get_config():
+def get_config(variant="mixed"):
+    mixing = {"mixup_alpha": 0.2, "cutmix_alpha": 0.2} if variant == "mixed" else {}
     return {
         "seed": 3,
         "model": {
@@ -20,7 +24,7 @@ def get_config():
             "eval_crop": "resize",
             "augment": {"crop": "pad", "pad_pixels": 1},
         },
-        "mixing": {"mixup_alpha": 0.2, "cutmix_alpha": 0.2},
+        "mixing": mixing,
         "optimizer": {
             "learning_rate": 1e-3,
             "weight_decay": 0.1,

@@ -54,7 +54,6 @@ def config_of(teacher, **changes):
             "name": "digits", "image_size": 8, "global_batch_size": 16, "eval_crop": "resize",
             "augment": {"crop": "resize"},
         },
-        "mixing": {"mixup_alpha": 0.2},
         "optimizer": {"learning_rate": 1e-2},
         "train_steps": 6,
         "evaluation": {"splits": {"test": "test"}},
@@ -93,7 +92,8 @@ def test_the_hard_loss_by_hand():
 def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
     section = {"targets": targets, "token": True, "alpha": 0.3}
-    program = program_of(config_of(teacher, distillation=section))
+    config = config_of(teacher, distillation=section, mixing={"mixup_alpha": 0.2})
+    program = program_of(config)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda p: jnp.asarray(p + 0.1 * rng.standard_normal(p.shape), jnp.float32),
@@ -130,7 +130,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
 
 
 def test_training_lowers_the_teacher_loss_and_does_not_change_the_teacher(teacher):
-    config = config_of(teacher, distillation={"alpha": 1.0}, mixing={}, train_steps=40)
+    config = config_of(teacher, distillation={"alpha": 1.0}, train_steps=40)
     program = program_of(config)
     state, frozen = program.init(), program.load_frozen()
     before = jax.tree.map(np.array, frozen[0])

@@ -22,7 +22,6 @@ from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
-from vit_jax.train.program import build_program
 from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
@@ -40,9 +39,9 @@ def mapping(**changes):
             "augment": {"crop": "resize"},
         },
         "optimizer": {"learning_rate": 1e-2},
-        "train_steps": 6,
+        "train_steps": 60,
         "evaluation": {"splits": {"test": "test"}},
-        "checkpoint": {"interval_steps": 3},
+        "checkpoint": {"interval_steps": 30},
         "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
     }  # fmt: skip
     return content | changes
@@ -117,11 +116,9 @@ def test_colours_are_of_the_augmented_image(prepare):
     assert (colour[:, :, 3] == np.where(left, 0, 511)[:, None]).all()
 
 
-def test_training_learns_to_predict_hidden_colours():
+def test_training_learns_to_predict_hidden_colours(program):
     """Images are black or white. Without visible patches the loss is at least log 2 = 0.69."""
-    config = Config.from_mapping(mapping(train_steps=60))
-    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
-    step_fn, state = program.compile(), program.init()
+    state = program.init()
     rng = np.random.default_rng(0)
     losses = []
     for _ in range(60):
@@ -131,7 +128,7 @@ def test_training_learns_to_predict_hidden_colours():
             "label": np.zeros(16, np.int32),
             "mask": np.ones(16, bool),
         }
-        state, metrics = step_fn(state, to_devices(batch, program.mesh))
+        state, metrics = program.compiled(state, to_devices(batch, program.mesh))
         losses.append(float(metrics["train/loss"]))
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5)
     assert max(losses[-5:]) < 0.3

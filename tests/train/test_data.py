@@ -5,7 +5,7 @@ import os
 
 import pytest
 from image_files import encoded, write_folder
-from processes import TINY
+from processes import UNMIXED
 
 from vit_jax.config.data import MemberConfig, SubsetConfig
 from vit_jax.config.file import load_config
@@ -23,7 +23,7 @@ def config_of(data_dir, *overrides) -> Config:
         "train_steps=6", "optimizer.schedule.warmup_steps=2", "evaluation.interval_steps=none",
         "checkpoint.interval_steps=3",
     ]  # fmt: skip
-    return load_config(str(TINY), [*short, f"data.data_dir={data_dir}", *overrides])
+    return load_config(UNMIXED, [*short, f"data.data_dir={data_dir}", *overrides])
 
 
 def test_a_run_on_a_subset_writes_its_manifest_and_resumes_only_on_it(digits_dir, tmp_path):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared_programs
-from processes import TINY
+from processes import UNMIXED
 
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -105,7 +105,7 @@ def config(digits_dir):
         "optimizer.schedule.warmup_steps=2",
         "logging.example_ids=all",
     ]
-    return load_config(str(TINY), overrides)
+    return load_config(UNMIXED, overrides)
 
 
 def indices(workdir):

@@ -3,7 +3,7 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from processes import TINY
+from processes import UNMIXED
 from shared_programs import shared_program
 
 import vit_jax
@@ -71,7 +71,7 @@ def tiny(digits_dir, *more) -> Config:
         f"early_stopping.metric={METRIC}",
         "early_stopping.patience_evaluations=3",
     ]
-    return load_config(str(TINY), [*overrides, *more])
+    return load_config(UNMIXED, [*overrides, *more])
 
 
 def evaluator_of(config, program):

@@ -4,7 +4,7 @@ import json
 
 import jax
 import pytest
-from processes import TINY
+from processes import UNMIXED
 
 from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
@@ -39,7 +39,7 @@ def make_config(digits_dir, *overrides):
         "logging.interval_steps=5",
         "optimizer.schedule.warmup_steps=2",
     ]
-    return load_config(str(TINY), [*common, *overrides])
+    return load_config(UNMIXED, [*common, *overrides])
 
 
 def found(workdir):

@@ -2,7 +2,7 @@ import json
 import shutil
 
 import pytest
-from processes import TINY
+from processes import UNMIXED
 from shared_programs import shared_program
 
 from vit_jax.config.file import load_config
@@ -23,7 +23,7 @@ def config(digits_dir):
         "logging.interval_steps=5",
         "optimizer.schedule.warmup_steps=2",
     ]
-    return load_config(str(TINY), overrides)
+    return load_config(UNMIXED, overrides)
 
 
 def rows(workdir, prefix):
