@@ -104,17 +104,16 @@ class _Run:
         last = {process: ("", time.monotonic()) for process in range(len(self.hosts))}
         own = f"{_HEARTBEATS}/{self.process}"
         for beat in itertools.count():
-            try:
+            # If the service is gone, JAX aborts this process.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self.client.key_value_set(own, str(beat), allow_overwrite=True)
                 if self.process == 0:
                     self._check_heartbeats(last)
                 errors = self.client.key_value_dir_get(f"{_ERROR}/")
-            except jax.errors.JaxRuntimeError:
-                return  # The service is gone; JAX aborts this process.
-            if errors and not self.ended.is_set():
-                line, code = json.loads(errors[0][1])
-                _print_error(line)
-                self.exit(code)
+                if errors and not self.ended.is_set():
+                    line, code = json.loads(errors[0][1])
+                    _print_error(line)
+                    self.exit(code)
             if self.ended.wait(min(_WATCH_INTERVAL_S, self.peer_timeout_s / 6)):
                 return
 
