@@ -14,11 +14,12 @@ def call_before_abort(action: Callable[[], None]) -> None:
     No Python runs in the signal handler, where it could hang. Two C functions handle the signal:
     that of `faulthandler` writes to a pipe, which wakes up the thread; then `sleep` of the C
     library is called with the number of the signal. So the abort is delayed by six seconds, or less
-    if the thread is faster.
+    if the thread is faster. If the aborting thread holds the GIL, the function is not called.
 
     Args:
         action: called in the thread. It may exit.
     """
+    faulthandler.disable()  # It may be enabled already, and would not see the handler set here.
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
     read_end, write_end = os.pipe()

@@ -425,11 +425,9 @@ def _fail(error: BaseException, prefix: str) -> NoReturn:
     line, code = f"{type(error).__name__}: {first_line}", 1
     if isinstance(error, UserError):
         line, code = str(error), error.exit_code
-    if code == 1 or "--debug" in sys.argv:
-        traceback.print_exception(error)
     if run is not None:
         run.ended.set()
-    _print_error(line)
+    _print_error(line, error if code == 1 or "--debug" in sys.argv else None)
     if run is None:
         _exit(code)
     # All waiting processes raise the same HostsError, which already names the late process.
@@ -458,11 +456,18 @@ def _check_connected() -> None:
         )
 
 
-def _print_error(line: str) -> None:
-    """Prints the error line of this process. Only one thread prints; others wait for the exit."""
+def _print_error(line: str, error: BaseException | None = None) -> None:
+    """Prints the error line of this process. Only one thread prints; others wait for the exit.
+
+    Args:
+        line: the line.
+        error: print its traceback first.
+    """
     if not _printing.acquire(blocking=False):
         threading.Event().wait(4 * _EXIT_TIMEOUT_S)
         return
+    if error is not None:
+        traceback.print_exception(error)
     os.write(sys.stderr.fileno(), f"error: {line}\n".encode())
 
 
