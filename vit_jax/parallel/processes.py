@@ -94,9 +94,11 @@ class _Run:
 
     def exit(self, code: int) -> NoReturn:
         """Exits without cleanup, because libraries would wait for processes that are gone."""
-        # Process 0 hosts the service, so it must not exit before the others have seen the error.
+        # Process 0 hosts the service, so it exits last: when the others have seen the error, and a
+        # second later. JAX would abort them.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self.client.wait_at_barrier("exit", int(_EXIT_TIMEOUT_S * 1000))
+            time.sleep(1.0 if self.process == 0 else 0.0)
         _exit(code)
 
     def watch(self) -> None:
