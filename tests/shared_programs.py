@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vit_jax.train import loop
+from vit_jax.train import inputs
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import StopSignals
@@ -35,7 +35,7 @@ def shared_program(config, mesh, **facts):
 def _share_programs():
     """Makes every run of these tests share programs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "build_program", shared_program)
+        patch.setattr(inputs, "build_program", shared_program)
         yield
 
 

@@ -114,6 +114,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(run, tmp_path, digits_d
     line = one_line(capfd)
     assert "holds a ViT-Ti/4 (width 16)" in line
     assert "set model.name=auto" in line
+    assert not (tmp_path / "wider").exists()
 
     assert main(evaluate) == 0
     figures = json.loads(capfd.readouterr().out)

@@ -183,13 +183,13 @@ def test_a_killed_process_is_named_and_the_same_command_continues(
 
 
 @pytest.mark.slow
-def test_when_process_0_is_killed_jax_aborts_the_others(tmp_path, digits_dir):
-    """The coordination service is gone, and JAX does not let Python continue without it."""
+def test_when_process_0_is_killed_the_others_name_it(tmp_path, digits_dir):
+    """The coordination service is gone, and JAX aborts the others; the abort is delayed."""
     run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
     wait_for_step(run, 2)
     run.processes[0].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    assert run.codes() == [-signal.SIGKILL, -signal.SIGABRT]
+    assert run.codes() == [-signal.SIGKILL, 76]
     assert time.monotonic() - killed < 10
     (line,) = [row for row in run.printed(1).splitlines() if row.startswith("error: ")]
     assert line.startswith("error: process 0 (")

@@ -26,7 +26,6 @@ with StopSignals() as stop, processes.connected(
         for name in ("first", "second", "first"):  # Names may be used again.
             print(json.dumps(processes.gather(name, [process, name])))
         print(json.dumps(processes.on_first_host("third", lambda: process + 7)))
-        processes.check_same("fourth", "a", DataError)
     elif case == "late" and not last:
         processes.barrier("save", 2)
     elif case == "error" and last:
@@ -115,14 +114,14 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(run, number):
 
 
 @pytest.mark.parametrize(
-    ("victim", "code", "line", "seconds"),
+    ("victim", "line", "seconds"),
     [
-        (1, 76, "error: no heartbeat from process 1 ({host}) for 3 s; expected all processes", 30),
-        # JAX aborts a process that has lost the coordination service.
-        (0, -signal.SIGABRT, "error: process 0 ({host}) was killed or crashed; expected all", 10),
+        (1, "error: no heartbeat from process 1 ({host}) for 3 s; expected all processes", 30),
+        # JAX aborts the others, and the abort is delayed.
+        (0, "error: process 0 ({host}) was killed or crashed; expected all", 10),
     ],
 )
-def test_a_killed_process_is_named(run, victim, code, line, seconds):
+def test_a_killed_process_is_named(run, victim, line, seconds):
     processes = run("wait")
     while not all("waiting" in process.printed()[0] for process in processes):
         assert all(process.poll() is None for process in processes)
@@ -132,6 +131,6 @@ def test_a_killed_process_is_named(run, victim, code, line, seconds):
     codes, lines = ended(processes)
     assert time.monotonic() - killed < seconds
     assert codes[victim] == -signal.SIGKILL
-    assert codes[1 - victim] == code
+    assert codes[1 - victim] == 76
     (message,) = [row for row in lines[1 - victim] if row.startswith("error: ")]
     assert message.startswith(line.format(host=os.uname().nodename))

@@ -33,16 +33,19 @@ def test_the_coordination_client_has_the_methods_that_are_used(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "call", "expected"),
     [
-        ({"SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[03-04]"},
-         lambda: jax_internals.slurm_coordinator("1234"), "node03:1234"),
-        ({"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"},
-         lambda: jax_internals.openmpi_coordinator("1234"), "10.96.0.1:1234"),
+        ({"SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_NTASKS": "4",
+          "SLURM_PROCID": "3", "SLURM_LOCALID": "1"},
+         lambda: jax_internals.cluster_info(["SlurmCluster"]), ("node03:1234", 4, 3)),
+        ({"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+          "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+         lambda: jax_internals.cluster_info(["OmpiCluster"]), ("10.96.0.1:1234", 2, 1)),
         ({}, lambda: jax_internals.cluster_info(
-            ("GkeTpuCluster", "GceTpuCluster", "K8sCluster"), None), None),
+            ["GkeTpuCluster", "GceTpuCluster", "K8sCluster"]), None),
         ({}, lambda: jax_internals.tpu_chips() >= 0, True),
     ],
     ids=["slurm", "openmpi", "clusters", "tpu chips"],
 )  # fmt: skip
 def test_jax_finds_clusters_and_chips(environ, call, expected):
+    environ = environ | {"JAX_COORDINATOR_PORT": "1234"}
     with mock.patch.dict(os.environ, environ, clear=True):
         assert call() == expected

@@ -61,6 +61,30 @@ def test_the_environment_is_json_with_the_git_revision():
     assert revision is None or len(revision.removesuffix("-dirty")) == 40
 
 
+def test_a_run_that_is_refused_before_its_first_write_leaves_no_folder(tmp_path):
+    run = tmp_path / "run"
+
+    def start(*writes):
+        with RunFolder(run, config()) as folder:
+            (folder.path / "checkpoints").mkdir()
+            for name in writes:
+                (folder.path / name).write_text("{}")
+            raise ConfigError("a", "b", "c")
+
+    with pytest.raises(ConfigError):
+        start()
+    assert not run.exists()
+    with pytest.raises(ConfigError):
+        start("config.json", "checkpoints/7")
+    assert contents(run) == {"config.json": b"{}", "checkpoints": None, "checkpoints/7": b"{}"}
+
+
+def test_a_folder_that_existed_before_is_not_removed(tmp_path):
+    with pytest.raises(ConfigError), RunFolder(tmp_path, config()):
+        raise ConfigError("a", "b", "c")
+    assert tmp_path.exists()
+
+
 def test_a_folder_in_use_is_refused(tmp_path):
     with RunFolder(tmp_path, config()):
         with pytest.raises(RunFolderError) as caught:

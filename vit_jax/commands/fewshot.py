@@ -89,12 +89,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     with StopSignals() as stop:
         config = _config(args, overrides)
-        try:
-            with started(args, config, lambda: stop.requested):
-                return _evaluate(args, config, stop)
-        except InterruptedError as interrupted:
-            log.info("%s; run the same command again", interrupted)
-            return EXIT_STOPPED
+        with started(args, config, lambda: stop.requested):
+            return _evaluate(args, config, stop)
 
 
 def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSignals) -> int:

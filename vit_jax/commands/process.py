@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.commands.arguments import positive_seconds
+from vit_jax.parallel.launch import CLUSTERS, detect
 from vit_jax.schema import Section
 
 # Keys that may differ between hosts: the path of the data, and how it is read.
@@ -16,7 +17,6 @@ _HOST_KEYS = (
     "data.cache_mb",
     "data.prefetch_batches",
 )
-_CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several processes")
     group.add_argument(
         "--cluster",
-        choices=_CLUSTERS,
+        choices=CLUSTERS,
         default="auto",
         help="cluster that started the processes; none: a single process",
     )
@@ -62,7 +62,6 @@ def started(
         config: config of the command; must be the same on all hosts.
         cancelled: polled while this process waits for the others to connect.
     """
-    from vit_jax.parallel.launch import detect
     from vit_jax.parallel.processes import connected
     from vit_jax.run.folder import code_versions
 

@@ -48,12 +48,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     # Set up before the imports, so that a signal during the imports stops the run too.
     with StopSignals() as stop:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
-        try:
-            with started(args, config, lambda: stop.requested):
-                return _train(config, args.workdir, stop)
-        except InterruptedError as interrupted:
-            log.info("%s; run the same command again", interrupted)
-            return EXIT_STOPPED
+        with started(args, config, lambda: stop.requested):
+            return _train(config, args.workdir, stop)
 
 
 def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:

@@ -4,6 +4,7 @@ JAX has no public API for these. If a new JAX moves one of them,
 `tests/parallel/test_jax_internals.py` fails and names it.
 """
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -18,8 +19,6 @@ class CoordinationClient(Protocol):
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
-    def key_value_delete(self, key: str) -> None: ...
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
     def wait_at_barrier(
         self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None
     ) -> None: ...
@@ -38,26 +37,11 @@ def coordination_client() -> CoordinationClient:
     return client
 
 
-def slurm_coordinator(port: str | None) -> str:
-    """Returns HOST:PORT of process 0 of this SLURM step. JAX parses SLURM's lists of nodes."""
-    from jax._src.clusters import SlurmCluster
-
-    return SlurmCluster.get_coordinator_address(300, port)
-
-
-def openmpi_coordinator(port: str | None) -> str:
-    """Returns HOST:PORT of process 0, which Open MPI up to version 4 puts in the environment."""
-    from jax._src.clusters import OmpiCluster
-
-    return OmpiCluster.get_coordinator_address(300, port)
-
-
-def cluster_info(names: Sequence[str], port: str | None) -> tuple[str, int, int] | None:
+def cluster_info(names: Sequence[str]) -> tuple[str, int, int] | None:
     """Returns coordinator, process count and process number from the first cluster that JAX finds.
 
     Args:
         names: names of JAX's cluster classes, e.g. "GkeTpuCluster".
-        port: port of the coordinator; None: JAX chooses one.
     """
     from jax._src import clusters
 
@@ -67,7 +51,7 @@ def cluster_info(names: Sequence[str], port: str | None) -> tuple[str, int, int]
             warnings.simplefilter("ignore")  # JAX warns when the package kubernetes is missing.
             present = cluster.is_env_present()
         if present:
-            address = cluster.get_coordinator_address(300, port)
+            address = cluster.get_coordinator_address(300, os.environ.get("JAX_COORDINATOR_PORT"))
             return address, cluster.get_process_count(), cluster.get_process_id()
     return None
 

@@ -1,8 +1,9 @@
 """Detects whether this process is one of several in a run, and how they were started.
 
 A run of several processes is started by SLURM, a TPU pod, Kubernetes, Open MPI, or with flags. JAX
-detects these, too, and this module uses it to find the coordinator's address. But on SLURM and Open
-MPI, JAX assumes one process per GPU. This module divides the GPUs of a host among its processes.
+detects these, too, and this module takes the coordinator and the numbers of the processes from it.
+But on SLURM and Open MPI, JAX assumes one process per GPU. This module divides the GPUs of a host
+among its processes.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +19,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
-# Range of the ports, which are rarely in use. Jobs on the same host should have different ports.
+# Ports that are rarely in use; jobs on the same host should have different ones.
 _FIRST_PORT, _PORTS = 61440, 4096
 
 
@@ -67,11 +69,11 @@ def detect(
     if cluster in ("auto", "slurm") and (
         "SLURM_STEP_NODELIST" in environ or "SLURM_NTASKS" in environ or cluster == "slurm"
     ):
-        found = _slurm(environ, explicit=coordinator is not None)
+        found = _slurm(explicit=coordinator is not None)
     elif cluster in ("auto", "openmpi") and "OMPI_COMM_WORLD_SIZE" in environ:
-        found = _openmpi(environ)
+        found = _openmpi()
     elif cluster in ("auto", "jobset") and "JOB_COMPLETION_INDEX" in environ:
-        found = _jobset(environ)
+        found = _jobset()
     elif cluster in ("auto", "tpu"):
         found = _tpu()
     if found is None and cluster not in ("auto", "none"):
@@ -80,7 +82,7 @@ def detect(
             "a process that this cluster started",
             "start the command through the cluster, or leave --cluster out",
         )
-    return _complete(found, coordinator, num_processes, process_id, environ)
+    return _complete(found, coordinator, num_processes, process_id)
 
 
 def _complete(
@@ -88,38 +90,33 @@ def _complete(
     coordinator: str | None,
     num_processes: int | None,
     process_id: int | None,
-    environ: Mapping[str, str],
 ) -> Launch | None:
     """Overrides the detected values by flags and environment variables."""
-    coordinator = coordinator or environ.get("JAX_COORDINATOR_ADDRESS")
-    port = environ.get("JAX_COORDINATOR_PORT")
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    port = os.environ.get("JAX_COORDINATOR_PORT")
     if coordinator and port and ":" not in coordinator:
         coordinator = f"{coordinator}:{port}"
-    num_processes = _read_int(num_processes, "JAX_NUM_PROCESSES", environ)
-    process_id = _read_int(process_id, "JAX_PROCESS_ID", environ)
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
+        "num_processes": _read_int(num_processes, "JAX_NUM_PROCESSES"),
+        "process_id": _read_int(process_id, "JAX_PROCESS_ID"),
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if found is None:
-        missing = [
-            f"--{n}" for n in ("coordinator", "num_processes", "process_id") if n not in given
-        ]
-        if not given or (num_processes == 1 and not coordinator):
-            return None
-        if missing:
-            raise ConfigError(
-                f"{', '.join(f'--{n}' for n in given)} without {', '.join(missing)}",
-                "--coordinator=HOST:PORT --num_processes=N --process_id=K together",
-                "add the missing flags",
-            )
-        launch = Launch("flags", coordinator or "", num_processes or 0, process_id or 0)
-    else:
-        launch = dataclasses.replace(found, **given)
-    if launch.num_processes == 1 and coordinator is None:
+    given = {name: value for name, value in values.items() if value is not None}
+    if found is None and not given:
         return None
+    if coordinator is None and given.get("num_processes", found and found.num_processes) == 1:
+        return None
+    if found is not None:
+        launch = dataclasses.replace(found, **given)
+    elif len(given) == len(values):
+        launch = Launch("flags", **given)
+    else:
+        raise ConfigError(
+            f"{', '.join(f'--{n}' for n in given)} without "
+            f"{', '.join(f'--{n}' for n in values if n not in given)}",
+            "--coordinator=HOST:PORT --num_processes=N --process_id=K together",
+            "add the missing flags",
+        )
     _check(launch)
     return launch
 
@@ -139,8 +136,8 @@ def _check(launch: Launch) -> None:
         )
 
 
-def _read_int(value: int | None, name: str, environ: Mapping[str, str]) -> int | None:
-    text = environ.get(name)
+def _read_int(value: int | None, name: str) -> int | None:
+    text = os.environ.get(name)
     if value is not None or text is None:
         return value
     try:
@@ -149,7 +146,8 @@ def _read_int(value: int | None, name: str, environ: Mapping[str, str]) -> int |
         raise ConfigError(f"{name}={text!r}", "a whole number", "correct or unset it") from None
 
 
-def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
+def _slurm(*, explicit: bool) -> Launch | None:
+    environ = os.environ
     tasks = int(environ.get("SLURM_NTASKS", "1"))
     started = int(environ.get("SLURM_STEP_NUM_TASKS", tasks))
     if "SLURM_STEP_NODELIST" not in environ or started < tasks:
@@ -161,38 +159,29 @@ def _slurm(environ: Mapping[str, str], *, explicit: bool) -> Launch | None:
                 "put srun before the command, or add --cluster=none to use this process alone",
             )
         return None
-    if tasks == 1:
+    launch = _from_jax("slurm", "SlurmCluster")
+    if launch is None or tasks == 1:
         return None
-    node = int(environ.get("SLURM_NODEID", "0"))
-    on_node = _tasks_per_node(environ, tasks)[node]
-    coordinator = jax_internals.slurm_coordinator(environ.get("JAX_COORDINATOR_PORT"))
-    allocated = environ.get("SLURM_GPUS_ON_NODE")
-    return Launch(
-        "slurm",
-        coordinator,
-        tasks,
-        int(environ["SLURM_PROCID"]),
-        share_of_devices(
-            visible_gpus(environ),
-            on_node,
-            int(environ["SLURM_LOCALID"]),
-            bound=any(
-                k in environ
-                for k in ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
-            ),
-        ),
-        int(allocated) if allocated and allocated.isdigit() else None,
+    node, allocated = int(environ.get("SLURM_NODEID", "0")), environ.get("SLURM_GPUS_ON_NODE", "")
+    bound = {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"}
+    share = share_of_devices(
+        visible_gpus(environ),
+        _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or str(tasks))[node],
+        int(environ["SLURM_LOCALID"]),
+        bound=not bound.isdisjoint(environ),
+    )
+    return dataclasses.replace(
+        launch,
+        local_device_ids=share,
+        allocated=int(allocated) if allocated.isdigit() else None,
     )
 
 
-def _tasks_per_node(environ: Mapping[str, str], tasks: int) -> list[int]:
+def _tasks_per_node(text: str) -> list[int]:
     """Parses SLURM's "2(x3),1": three nodes with two tasks each, then one node with one task."""
-    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or str(tasks)
     counts = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is not None:
-            counts += [int(match[1])] * int(match[2] or 1)
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text):
+        counts += [int(tasks)] * int(nodes or 1)
     return counts
 
 
@@ -241,40 +230,43 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
-def _openmpi(environ: Mapping[str, str]) -> Launch:
-    count, here = (int(environ[f"OMPI_COMM_WORLD_{n}"]) for n in ("SIZE", "LOCAL_SIZE"))
-    port = environ.get("JAX_COORDINATOR_PORT")
-    coordinator = ""
-    if "OMPI_MCA_orte_hnp_uri" in environ:  # Up to Open MPI 4.
-        coordinator = jax_internals.openmpi_coordinator(port)
-    elif here == count:
-        coordinator = f"127.0.0.1:{port or _port_of(environ.get('PMIX_NAMESPACE', ''))}"
-    local = int(environ["OMPI_COMM_WORLD_LOCAL_RANK"])
-    share = share_of_devices(visible_gpus(environ), here, local, bound=False)
-    return Launch("openmpi", coordinator, count, int(environ["OMPI_COMM_WORLD_RANK"]), share)
+def _openmpi() -> Launch:
+    count, rank, here, local_rank = (
+        int(os.environ[f"OMPI_COMM_WORLD_{name}"])
+        for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")
+    )
+    launch = _from_jax("openmpi", "OmpiCluster")  # Knows Open MPI up to version 4.
+    if launch is None:
+        port = os.environ.get("JAX_COORDINATOR_PORT") or _port_of_job()
+        coordinator = f"127.0.0.1:{port}" if here == count else ""
+        launch = Launch("openmpi", coordinator, count, rank)
+    share = share_of_devices(visible_gpus(os.environ), here, local_rank, bound=False)
+    return dataclasses.replace(launch, local_device_ids=share)
 
 
-def _port_of(job: str) -> int:
-    return _FIRST_PORT + sum(byte * (i + 1) for i, byte in enumerate(job.encode())) % _PORTS
+def _port_of_job() -> int:
+    """Returns a port that is the same for all processes of an Open MPI job."""
+    name = os.environ.get("PMIX_NAMESPACE", "").encode()
+    return _FIRST_PORT + zlib.crc32(name) % _PORTS
 
 
-def _jobset(environ: Mapping[str, str]) -> Launch | None:
+def _jobset() -> Launch | None:
     """Returns how a pod of an indexed Job or JobSet was started."""
-    tpu = _tpu()
-    if tpu is not None:
-        return tpu
-    coordinator = environ.get("JAX_COORDINATOR_ADDRESS", "")
-    count = environ.get("JAX_NUM_PROCESSES") or environ.get("NNODES")
+    launch = _tpu()
+    if launch is not None:
+        return launch
+    coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    count = os.environ.get("JAX_NUM_PROCESSES") or os.environ.get("NNODES")
     if coordinator and count:
-        index = environ.get("NODE_RANK") or environ["JOB_COMPLETION_INDEX"]
+        index = os.environ.get("NODE_RANK") or os.environ["JOB_COMPLETION_INDEX"]
         return Launch("jobset", coordinator, int(count), int(index))
-    return _from_jax("jobset", ("K8sCluster",))
+    return _from_jax("jobset", "K8sCluster")
 
 
 def _tpu() -> Launch | None:
-    return _from_jax("tpu", ("GkeTpuCluster", "GceTpuCluster"))
+    return _from_jax("tpu", "GkeTpuCluster", "GceTpuCluster")
 
 
-def _from_jax(cluster: str, names: tuple[str, ...]) -> Launch | None:
-    found = jax_internals.cluster_info(names, os.environ.get("JAX_COORDINATOR_PORT"))
+def _from_jax(cluster: str, *names: str) -> Launch | None:
+    found = jax_internals.cluster_info(names)
     return None if found is None else Launch(cluster, *found)

@@ -5,22 +5,23 @@
 
 Process 0 hosts the service. It has a key-value store, barriers that name late processes, and
 preemption notices: after a SIGTERM, all processes agree on a step to stop at. This module uses the
-store to add three things:
+store to add some things:
 
-- An error in one process ends all processes. A thread in each process waits for a key that holds
-  the reason, so that even a process that hangs in a collective exits with a one-line error.
+- An error in one process ends all processes. A thread in each process looks for errors of the
+  others, so that even a process that hangs in a collective exits with a one-line error.
 - A killed process is named in a one-line error. JAX detects missing heartbeats, too, but then it
-  aborts with C++ stack frames, and it has no callback. So each process increments a counter in the
-  store, and process 0 checks that all counters increase. JAX's time limit is three times as long.
+  aborts with C++ stack frames, and its callback cannot be written in Python. So the thread of each
+  process increments a counter, and process 0 checks that all counters increase. JAX's time limit is
+  three times as long.
+- If process 0 is killed, the service is gone, and a C++ thread of JAX aborts the other processes.
+  Before that, they print a one-line error that names process 0 and exit.
 - SIGINT stops a run like SIGTERM. JAX handles only SIGTERM.
-
-If process 0 is killed, the service is gone. JAX then aborts all other processes (SIGABRT, exit code
-134). Each prints a one-line error before that.
 
 Every process must call these functions at the same point of the program, except `is_first_host`.
 With one process, they return immediately.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -43,153 +44,97 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 
 from vit_jax.errors import EXIT_STOPPED, ConfigError, HostsError, UserError, first_few
+from vit_jax.parallel.abort import call_before_abort
 from vit_jax.parallel.devices import check_devices, local_devices, print_devices
 from vit_jax.parallel.jax_internals import CoordinationClient, coordination_client
 from vit_jax.parallel.launch import Launch
 
 log = logging.getLogger(__name__)
 
-# Time limit for all processes to connect.
-START_TIMEOUT_S = 300.0
-# A process without a heartbeat for this long is considered lost.
-PEER_TIMEOUT_S = 60.0
 # Time limit of barriers, longer than the slowest save.
 BARRIER_TIMEOUT_S = 900.0
 
-_KEYS = "vit_jax"
 # JAX waits this many times longer for a heartbeat than this module.
 _JAX_TIMEOUT_FACTOR = 3
-# Process 0 hosts the service, so it exits last. It waits this long for the other processes.
+# Each process sends a heartbeat and looks for errors of the others this often.
+_WATCH_INTERVAL_S = 1.0
+# A process that exits because of an error waits this long for the others to see the error.
 _EXIT_TIMEOUT_S = 3.0
+# Keys of the store.
+_ERROR, _HEARTBEATS, _VALUES = "vit_jax/error", "vit_jax/heartbeats", "vit_jax/values"
 
 
-@dataclasses.dataclass(frozen=True)
-class ExitReason:
-    """Why all processes of a run exit.
-
-    Attributes:
-        line: line that each process prints.
-        code: exit code.
-    """
-
-    line: str
-    code: int
-
-
-_FINISHED = ExitReason("finished", 0)
-
-
+@dataclasses.dataclass
 class _Run:
     """This process's connection to the others.
 
     Attributes:
-        ending: whether this process has itself decided to exit.
+        client: client of the coordination service.
+        process: number of this process.
+        peer_timeout_s: see `connected`.
         hosts: host name of each process.
+        ended: set when this process has finished, or has itself failed.
+        gathers: counts the calls of `gather`.
     """
 
-    def __init__(self, client: CoordinationClient, launch: Launch, peer_timeout_s: float):
-        self.client, self.peer_timeout_s = client, peer_timeout_s
-        self.process, self.count = launch.process_id, launch.num_processes
-        self.ending = False
-        self.hosts = ["unknown host"] * self.count
-        self._threads: list[threading.Thread] = []
-        self._finished = threading.Event()
-        self._gathers = itertools.count()
-        self._old_key: str | None = None
-
-    def start_threads(self) -> None:
-        targets = [self._wait_for_exit_reason, self._send_heartbeats]
-        targets += [self._watch_heartbeats] if self.process == 0 else []
-        self._threads = [threading.Thread(target=t, name=t.__name__, daemon=True) for t in targets]
-        for thread in self._threads:
-            thread.start()
-
-    def finish(self) -> None:
-        """Stops the threads. A thread inside the client would abort the interpreter at exit."""
-        self.ending = True
-        self._finished.set()
-        if self.process == 0:
-            self.end_all(_FINISHED)
-        for thread in self._threads:
-            thread.join(_EXIT_TIMEOUT_S)
-
-    def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
-        folder = f"{_KEYS}/gather/{next(self._gathers)}"
-        own = f"{folder}/{self.process}"
-        self.client.key_value_set(own, json.dumps(value))
-        self.barrier(name, timeout_s)
-        found = {key: json.loads(text) for key, text in self.client.key_value_dir_get(folder)}
-        # After this barrier, all processes have read the values of the previous gather.
-        if self._old_key is not None:
-            self.client.key_value_delete(self._old_key)
-        self._old_key = own
-        return [found[f"{folder}/{process}"] for process in range(self.count)]
-
-    def barrier(self, name: str, timeout_s: float) -> None:
-        with name_late_processes(timeout_s):
-            self.client.wait_at_barrier(name, int(timeout_s * 1000))
+    client: CoordinationClient
+    process: int
+    peer_timeout_s: float
+    hosts: list[str]
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    gathers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def name(self, process: int) -> str:
         return f"{process} ({self.hosts[process]})"
 
-    def end_all(self, reason: ExitReason) -> None:
-        """Makes all processes exit for this reason. If several call it, the first one wins."""
+    def end_all(self, line: str, code: int) -> None:
+        """Makes all processes print a line and exit. If several call this, the first one wins."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            text = json.dumps(dataclasses.asdict(reason))
-            self.client.key_value_set(f"{_KEYS}/exit", text)
+            self.client.key_value_set(f"{_ERROR}/first", json.dumps([line, code]))
 
     def exit(self, code: int) -> NoReturn:
         """Exits without cleanup, because libraries would wait for processes that are gone."""
+        # Process 0 hosts the service, so it exits last: when the others have seen the error, and a
+        # second later. JAX would abort them.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self.client.key_value_set(f"{_KEYS}/ended/{self.process}", "")
-            deadline = time.monotonic() + _EXIT_TIMEOUT_S
-            while self.process == 0 and time.monotonic() < deadline:
-                if len(self.client.key_value_dir_get(f"{_KEYS}/ended/")) == self.count:
-                    break
-                time.sleep(0.05)
+            self.client.wait_at_barrier("exit", int(_EXIT_TIMEOUT_S * 1000))
+            time.sleep(1.0 if self.process == 0 else 0.0)
         _exit(code)
 
-    def _wait_for_exit_reason(self) -> None:
-        while not self.ending:
-            try:
-                text = self.client.blocking_key_value_get(f"{_KEYS}/exit", 3_600_000)
-            except jax.errors.JaxRuntimeError as error:
-                if str(error).startswith("DEADLINE_EXCEEDED"):
-                    continue
-                if not self.ending and str(error).startswith("UNAVAILABLE"):
-                    _print_error(_lost_message(f"process {self.name(0)} was killed or crashed"))
-                return  # JAX aborts this process.
-            reason = ExitReason(**json.loads(text))
-            if reason == _FINISHED:
+    def watch(self) -> None:
+        """Sends heartbeats and looks for errors of other processes until this process ends."""
+        last = {process: ("", time.monotonic()) for process in range(len(self.hosts))}
+        own = f"{_HEARTBEATS}/{self.process}"
+        for beat in itertools.count():
+            # If the service is gone, JAX aborts this process.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self.client.key_value_set(own, str(beat), allow_overwrite=True)
+                if self.process == 0:
+                    self._check_heartbeats(last)
+                errors = self.client.key_value_dir_get(f"{_ERROR}/")
+                if errors and not self.ended.is_set():
+                    line, code = json.loads(errors[0][1])
+                    _print_error(line)
+                    self.exit(code)
+            if self.ended.wait(min(_WATCH_INTERVAL_S, self.peer_timeout_s / 6)):
                 return
-            if not self.ending:
-                _print_error(reason.line)
-                self.exit(reason.code)
 
-    def _send_heartbeats(self) -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            for beat in itertools.count():
-                key = f"{_KEYS}/beat/{self.process}"
-                self.client.key_value_set(key, str(beat), allow_overwrite=True)
-                if self._finished.wait(self.peer_timeout_s / 6):
-                    return
+    def _check_heartbeats(self, last: dict[int, tuple[str, float]]) -> None:
+        """Ends the run if a process is lost.
 
-    def _watch_heartbeats(self) -> None:
-        counts, changed = {}, [time.monotonic()] * self.count
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            while not self._finished.wait(self.peer_timeout_s / 12):
-                found, now = dict(self.client.key_value_dir_get(f"{_KEYS}/beat/")), time.monotonic()
-                for process in range(self.count):
-                    key = f"{_KEYS}/beat/{process}"
-                    if found.get(key) != counts.get(key):
-                        changed[process] = now
-                counts = found
-                lost = [p for p in range(self.count) if now - changed[p] > self.peer_timeout_s]
-                if lost and not self.ending:
-                    what = _plural("process", [self.name(p) for p in lost])
-                    line = _lost_message(f"no heartbeat from {what} for {self.peer_timeout_s:g} s")
-                    self.end_all(ExitReason(line, HostsError.exit_code))
-                    return
+        Args:
+            last: process -> its last heartbeat and when it was first seen; updated.
+        """
+        now = time.monotonic()
+        for key, beat in self.client.key_value_dir_get(f"{_HEARTBEATS}/"):
+            process = int(key.rpartition("/")[2])
+            if beat != last[process][0]:
+                last[process] = beat, now
+        lost = [p for p, (_, seen) in last.items() if now - seen > self.peer_timeout_s]
+        if lost:
+            who = _plural("process", [self.name(p) for p in lost])
+            line = _lost_message(f"no heartbeat from {who} for {self.peer_timeout_s:g} s")
+            self.end_all(line, HostsError.exit_code)
 
 
 _run: _Run | None = None
@@ -201,9 +146,9 @@ def connected(
     *,
     config: Mapping[str, Any],
     code: Mapping[str, Any],
+    start_timeout_s: float,
+    peer_timeout_s: float,
     cancelled: Callable[[], bool] = lambda: False,
-    start_timeout_s: float = START_TIMEOUT_S,
-    peer_timeout_s: float = PEER_TIMEOUT_S,
 ) -> Iterator[None]:
     """Connects the processes of a run, and checks that their config, code and devices match.
 
@@ -214,10 +159,10 @@ def connected(
         launch: how this process was started; None: the run has one process.
         config: key -> value; must be the same on all processes.
         code: name -> version; must be the same on all processes.
-        cancelled: called repeatedly while this process waits for the others. If it returns True,
-            this process exits.
         start_timeout_s: time limit for all processes to connect.
         peer_timeout_s: time after which a process without a heartbeat is considered lost.
+        cancelled: called repeatedly while this process waits for the others. If it returns True,
+            this process exits.
 
     Raises:
         ConfigError: a run of one process leaves accelerators idle.
@@ -227,34 +172,32 @@ def connected(
         check_devices([local_devices(None)])
         yield
         return
+    # All processes raise the errors of the checks, so these name no process.
+    prefix = ""
     try:
         _initialize_jax(launch, cancelled, start_timeout_s, peer_timeout_s)
-    except UserError as error:  # The thread of `_initialize_jax` may still be running.
-        _print_error(str(error))
-        _exit(error.exit_code)
-    except InterruptedError as error:
-        log.info("%s; run the same command again", error)
-        _exit(EXIT_STOPPED)
-    _run = run = _Run(coordination_client(), launch, peer_timeout_s)
-    run.start_threads()
-    try:
-        with _exit_on_config_error(run):
-            facts = {"num_processes": launch.num_processes, **config}
-            facts = {"host": platform.node(), "config": facts, "code": dict(code)}
-            gathered = run.gather("start", facts, start_timeout_s)
-            run.hosts = [row["host"] for row in gathered]
-            _check_same_program(gathered)
-        found = run.gather("compare devices", local_devices(launch), start_timeout_s)
-        if run.process == 0:
+        hosts = ["unknown host"] * launch.num_processes
+        _run = run = _Run(coordination_client(), launch.process_id, peer_timeout_s, hosts)
+        thread = threading.Thread(target=run.watch, name="watch processes", daemon=True)
+        thread.start()
+        call_before_abort(lambda: _exit_without_service(run, launch.coordinator))
+        facts = {"num_processes": launch.num_processes, **config}
+        facts = {"host": platform.node(), "config": facts, "code": dict(code)}
+        gathered = gather("start", facts, start_timeout_s)
+        run.hosts = [row["host"] for row in gathered]
+        _check_same_program(gathered)
+        found = gather("compare devices", local_devices(launch), start_timeout_s)
+        if is_first_host():
             print_devices(found, launch.cluster, Console())
-        with _exit_on_config_error(run):
-            check_devices(found)
+        check_devices(found)
+        prefix = f"process {run.name(run.process)} stopped: "
         yield
-        run.barrier("end", BARRIER_TIMEOUT_S)
-        run.finish()
+        barrier("end")
+        run.ended.set()
+        thread.join()
         jax.distributed.shutdown()
     except BaseException as error:
-        _fail(run, error)
+        _fail(error, prefix)
     finally:
         _run = None
 
@@ -276,7 +219,15 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
         HostsError: a process did not call this in time. The error names it.
     """
     _check_connected()
-    return [value] if _run is None else _run.gather(name, value, timeout_s)
+    if _run is None:
+        return [value]
+    # A process can be ahead of another one by one call, so two sets of keys are enough.
+    folder = f"{_VALUES}/{next(_run.gathers) % 2}"
+    own = f"{folder}/{_run.process}"
+    _run.client.key_value_set(own, json.dumps(value), allow_overwrite=True)
+    barrier(name, timeout_s)
+    found = dict(_run.client.key_value_dir_get(f"{folder}/"))
+    return [json.loads(found[f"{folder}/{process}"]) for process in range(len(_run.hosts))]
 
 
 def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
@@ -287,7 +238,8 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
     """
     _check_connected()
     if _run is not None:
-        _run.barrier(name, timeout_s)
+        with name_late_processes(timeout_s):
+            _run.client.wait_at_barrier(name, int(timeout_s * 1000))
 
 
 def on_first_host(
@@ -300,22 +252,7 @@ def on_first_host(
         action: returns JSON.
         timeout_s: time limit for the action.
     """
-    value = action() if is_first_host() else None
-    return gather(name, value, timeout_s)[0]
-
-
-def check_same(name: str, value: Any, error: Callable[[int, Any, Any], UserError]) -> None:
-    """Raises an error on all processes if a process has another value than process 0.
-
-    Args:
-        name: see `gather`.
-        value: JSON.
-        error: function (process, its value, value of process 0) -> the error to raise.
-    """
-    first, *others = gather(name, value)
-    for process, other in enumerate(others, start=1):
-        if other != first:
-            raise error(process, other, first)
+    return gather(name, action() if is_first_host() else None, timeout_s)[0]
 
 
 class StopAgreement:
@@ -361,9 +298,8 @@ def name_late_processes(timeout_s: float | None = None) -> Iterator[None]:
         found = re.search(r"Barrier timed out\. Id: (.+?)(?:::\d+)?\. ", str(error))
         if found is None:
             raise
-        # "1" in each line; before jaxlib 0.10 "/job:jax_worker/replica:0/task:1".
         _, _, lines = str(error).partition("timed out task names:")
-        late = re.findall(r"(?:task:)?(\d+)\s*$", lines.split("RPC:")[0], re.MULTILINE)
+        late = re.findall(r"(\d+)\s*$", lines.split("RPC:")[0], re.MULTILINE)
         names = [p if _run is None else _run.name(int(p)) for p in late]
         who = _plural("process", names) if late else "a process"
         limit = "in time" if timeout_s is None else f"within {timeout_s:g} s"
@@ -379,44 +315,34 @@ def _initialize_jax(
 ) -> None:
     """Runs `jax.distributed.initialize` in a thread, because it blocks signals."""
     host, _, port = launch.coordinator.rpartition(":")
-    options: dict[str, Any] = {}
-    if host in ("127.0.0.1", "localhost") and "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:
-        options["coordinator_bind_address"] = f"127.0.0.1:{port}"
+    bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if bind_address is None and host in ("127.0.0.1", "localhost"):
+        bind_address = f"127.0.0.1:{port}"
     if launch.process_id == 0:
-        _check_port(options.get("coordinator_bind_address"), int(port))
+        _check_port(bind_address or f"[::]:{port}")
     else:
         logging.getLogger("vit_jax").setLevel(logging.WARNING)
-    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
-    if platforms in ("", "cpu"):
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    errors: list[Exception] = []
-
-    def initialize() -> None:
-        try:
-            jax.distributed.initialize(
-                launch.coordinator,
-                launch.num_processes,
-                launch.process_id,
-                local_device_ids=(
-                    None if launch.local_device_ids is None else [*launch.local_device_ids]
-                ),
-                cluster_detection_method="deactivate",
-                # JAX aborts the process at its own limit, so that must be later.
-                initialization_timeout=int(start_timeout_s) + 60,
-                heartbeat_timeout_seconds=max(10, int(peer_timeout_s)) * _JAX_TIMEOUT_FACTOR,
-                shutdown_timeout_seconds=int(peer_timeout_s),
-                **options,
-            )
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=initialize, name="initialize", daemon=True)
-    thread.start()
+    initialized = concurrent.futures.ThreadPoolExecutor(1).submit(
+        jax.distributed.initialize,
+        launch.coordinator,
+        launch.num_processes,
+        launch.process_id,
+        local_device_ids=launch.local_device_ids,
+        cluster_detection_method="deactivate",
+        # JAX aborts the process at its own limit, so that must be later.
+        initialization_timeout=int(start_timeout_s) + 60,
+        heartbeat_timeout_seconds=max(10, int(peer_timeout_s)) * _JAX_TIMEOUT_FACTOR,
+        shutdown_timeout_seconds=int(peer_timeout_s),
+        coordinator_bind_address=bind_address,
+    )
     deadline = time.monotonic() + start_timeout_s
-    while thread.is_alive():
-        thread.join(0.1)
+    while not concurrent.futures.wait([initialized], 0.1).done:
         if cancelled():
-            raise InterruptedError("stopped while waiting for the other processes to connect")
+            log.info(
+                "stopped while waiting for the other processes to connect; "
+                "run the same command again"
+            )
+            _exit(EXIT_STOPPED)
         if time.monotonic() > deadline:
             raise HostsError(
                 f"not all {launch.num_processes} processes connected to {launch.coordinator}"
@@ -424,24 +350,37 @@ def _initialize_jax(
                 "the same command on every host, and a port that all hosts can reach",
                 "check that the command runs on every host, and check --coordinator",
             )
-    if errors:
-        raise errors[0]
+    initialized.result()
 
 
-def _check_port(bind_address: str | None, port: int) -> None:
-    """Raises ConfigError if the port is in use, because JAX would share it silently."""
-    bind_address = bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "")
-    host = bind_address.rpartition(":")[0].strip("[]")
-    host = "" if host in ("::", "0.0.0.0") else host
+def _check_port(address: str) -> None:
+    """Raises ConfigError if the port is in use, because JAX would share it silently.
+
+    Args:
+        address: HOST:PORT on which process 0 will listen.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    host = "" if host == "::" else host  # Some hosts have no IPv6.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        socket.create_server((host, int(port)), family=family).close()
     except OSError as error:
         raise ConfigError(
             f"cannot listen on port {port} of this host: {error.strerror}",
             "a free port",
             "choose another --coordinator or JAX_COORDINATOR_PORT; another run may use this one",
         ) from None
+
+
+def _exit_without_service(run: _Run, coordinator: str) -> None:
+    """Names process 0 and exits, if the coordination service cannot be reached."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 2).close()
+    except OSError:
+        _print_error(_lost_message(f"process {run.name(0)} was killed or crashed"))
+        _exit(HostsError.exit_code)
 
 
 def _check_same_program(found: list[dict[str, Any]]) -> None:
@@ -466,40 +405,35 @@ def _check_same_program(found: list[dict[str, Any]]) -> None:
                 )
 
 
-@contextlib.contextmanager
-def _exit_on_config_error(run: _Run) -> Iterator[None]:
-    """Exits after a ConfigError that every process raises, so that each prints it itself."""
-    try:
-        yield
-    except ConfigError as error:
-        run.ending = True
-        _print_error(str(error))
-        run.exit(error.exit_code)
+def _fail(error: BaseException, prefix: str) -> NoReturn:
+    """Makes all processes exit because of an error in this one.
 
-
-def _fail(run: _Run, error: BaseException) -> NoReturn:
-    """Makes all processes exit because of an error in this one."""
+    Args:
+        error: the error.
+        prefix: put before the line that the other processes print.
+    """
+    run = _run
     broken_collective = isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(
         "RESOURCE_EXHAUSTED"
     )
-    if broken_collective:
+    if run is not None and broken_collective:
         # Most likely another process has died. Its missing heartbeat will then name it.
         log.warning(
             "a computation failed; waiting %g s to see whether another process is lost",
             run.peer_timeout_s,
         )
         time.sleep(1.5 * run.peer_timeout_s)
-    run.ending = True
     first_line = (str(error).splitlines() or [""])[0][:300]
     line, code = f"{type(error).__name__}: {first_line}", 1
     if isinstance(error, UserError):
         line, code = str(error), error.exit_code
-    if code == 1 or "--debug" in sys.argv:
-        traceback.print_exception(error)
-    _print_error(line)
+    if run is not None:
+        run.ended.set()
+    _print_error(line, error if code == 1 or "--debug" in sys.argv else None)
+    if run is None:
+        _exit(code)
     # All waiting processes raise the same HostsError, which already names the late process.
-    prefix = "" if isinstance(error, HostsError) else f"process {run.name(run.process)} stopped: "
-    run.end_all(ExitReason(prefix + line, code))
+    run.end_all(line if isinstance(error, HostsError) else prefix + line, code)
     run.exit(code)
 
 
@@ -524,11 +458,18 @@ def _check_connected() -> None:
         )
 
 
-def _print_error(line: str) -> None:
-    """Prints the error line of this process. Only one thread prints; others wait for the exit."""
+def _print_error(line: str, error: BaseException | None = None) -> None:
+    """Prints the error line of this process. Only one thread prints; others wait for the exit.
+
+    Args:
+        line: the line.
+        error: print its traceback first.
+    """
     if not _printing.acquire(blocking=False):
         threading.Event().wait(4 * _EXIT_TIMEOUT_S)
         return
+    if error is not None:
+        traceback.print_exception(error)
     os.write(sys.stderr.fileno(), f"error: {line}\n".encode())
 
 

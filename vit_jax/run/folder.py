@@ -38,7 +38,8 @@ _NETWORK_DISK_DELAY_S = 60.0
 class RunFolder:
     """The folder of one run, locked until the end of the `with` block.
 
-    Only process 0 writes; the other processes check that they see the same folder.
+    Only process 0 writes; the other processes check that they see the same folder. If the block
+    raises an error before anything is written, a folder that this run has created is removed.
 
     Args:
         path: the folder; it is created if missing.
@@ -56,6 +57,7 @@ class RunFolder:
         self.is_writer = processes.is_first_host()
         self._lock_file = self.path / ".lock"
         self._held = contextlib.ExitStack()
+        self._is_new = not self.path.exists()
         token = processes.on_first_host("lock the run folder", self._open)
         if not self.is_writer:
             self._check_shared(token)
@@ -63,7 +65,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        if error is not None and self._is_new and self.is_writer:
+            self._remove_if_empty()
         self._held.close()
 
     def _open(self) -> str:
@@ -99,6 +103,15 @@ class RunFolder:
                     "put --workdir on a shared disk",
                 )
             time.sleep(0.1)
+
+    def _remove_if_empty(self) -> None:
+        """Removes the folder if it holds nothing but the lock file and an empty subfolder."""
+        with contextlib.suppress(OSError):
+            (self.path / "checkpoints").rmdir()
+        if list(self.path.iterdir()) == [self._lock_file]:
+            with contextlib.suppress(OSError):
+                self._lock_file.unlink()
+                self.path.rmdir()
 
     @property
     def result(self) -> dict[str, Any] | None:

@@ -14,17 +14,18 @@ from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.order import BalancedOrder
-from vit_jax.data.sources import Source, TrainingData
+from vit_jax.data.sources import Source
 from vit_jax.parallel.mesh import host_rows
-from vit_jax.parallel.processes import StopAgreement, check_same
+from vit_jax.parallel.processes import StopAgreement
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train.inputs import Evaluators, RunInputs
 from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import StopSignals
-from vit_jax.train.start import Start, different_checkpoints, restore_or_init
+from vit_jax.train.start import Start, restore_or_init
 from vit_jax.train.state import TrainState
 
 
@@ -45,7 +46,9 @@ class RunContext:
         examples: writes which examples each step used.
         progress: console output.
         early_stopping: the best evaluation so far.
+        evaluators: the datasets that the run is evaluated on.
         stop_requested: returns whether to stop now. All processes must call it at the same points.
+        on_exit: registers a function to call at the end of the session, also after an error.
         begin_s: start time of the run, shifted by the breaks between its sessions.
     """
 
@@ -61,7 +64,9 @@ class RunContext:
     examples: ExampleLog
     progress: ProgressView
     early_stopping: EarlyStopping
+    evaluators: Evaluators
     stop_requested: Callable[[], bool]
+    on_exit: Callable[[Callable[[], None]], Any]
     begin_s: float
 
     def is_last(self, step: int) -> bool:
@@ -84,6 +89,24 @@ class RunContext:
             end_step=self.program.total_steps + skipped_batches,
             order=self.order,
         )
+
+    def result(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Returns the content of result.json.
+
+        Args:
+            step: the last step.
+            metrics: final metrics.
+        """
+        examples_seen = step * self.config.data.global_batch_size
+        return {
+            "step": step,
+            "parameters": self.program.num_parameters(),
+            "train_examples": len(self.source),
+            "examples_seen": examples_seen,
+            "train_exaflops": examples_seen * self.program.flops_per_image / 1e18,
+            "wall_time_s": time.perf_counter() - self.begin_s,
+            **metrics,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,21 +139,12 @@ class Hook(Protocol):
 
 @contextlib.contextmanager
 def open_context(
-    config: Config,
-    program: Program,
-    training: TrainingData,
-    order: BalancedOrder | None,
-    folder: RunFolder,
-    stop: StopSignals,
-    skipped_batches: int | None,
+    inputs: RunInputs, folder: RunFolder, stop: StopSignals, skipped_batches: int | None
 ) -> Iterator[RunContext]:
     """Restores or initialises a run, and opens its outputs.
 
     Args:
-        config: the run.
-        program: program of the run.
-        training: the training data.
-        order: order of the examples; None: `ExampleOrder`.
+        inputs: data, program and evaluators.
         folder: open run folder.
         stop: asks the run to stop.
         skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
@@ -138,10 +152,10 @@ def open_context(
     Raises:
         UserError: see `restore_or_init`.
     """
+    config, program, training = inputs.config, inputs.program, inputs.training
     with contextlib.ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.path / "checkpoints", config.checkpoint)
         stack.enter_context(checkpoints)
-        check_same("checkpoints", checkpoints.steps(), different_checkpoints)
         start = restore_or_init(program, checkpoints, training.source)
         if skipped_batches is not None:
             start = dataclasses.replace(start, skipped_batches=skipped_batches)
@@ -173,7 +187,7 @@ def open_context(
             program=program,
             frozen=program.load_frozen(),
             source=training.source,
-            order=order,
+            order=inputs.order,
             start=start,
             folder=folder.path,
             checkpoints=checkpoints,
@@ -181,6 +195,8 @@ def open_context(
             examples=stack.enter_context(examples),
             progress=stack.enter_context(progress),
             early_stopping=EarlyStopping(config.early_stopping, start.early_stopping),
+            evaluators=inputs.evaluators,
             stop_requested=StopAgreement(lambda: stop.requested).reached,
+            on_exit=stack.callback,
             begin_s=time.perf_counter() - start.elapsed_s,
         )

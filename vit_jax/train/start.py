@@ -11,6 +11,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DataError
 from vit_jax.interop.report import LoadReport
+from vit_jax.parallel.processes import gather
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
@@ -44,12 +45,15 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     """Returns the state of the latest checkpoint, or a new one (from `init_from` if it is set).
 
     Raises:
-        CheckpointError: the checkpoint is damaged or of another architecture.
+        CheckpointError: the checkpoint is damaged or of another architecture, or the processes see
+            different checkpoints.
         DataError: the dataset is not the one that the run started with.
         WeightsError: the weights of `init_from` cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
-    if not checkpoints.steps():
+    steps = checkpoints.steps()
+    _check_same_steps(steps)
+    if not steps:
         if config.init_from is None:
             return Start(program.init(), 0, 0.0)
         state, report = start_from_weights(program)
@@ -82,13 +86,16 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     )
 
 
-def different_checkpoints(process: int, steps: list[int], first: list[int]) -> CheckpointError:
-    """Returns the error for a process that sees other checkpoints than process 0."""
-    return CheckpointError(
-        f"process {process} sees checkpoints of steps {steps}, process 0 of {first}",
-        "one folder that all hosts share",
-        "put --workdir on a shared disk, or wait until all hosts see the same files",
-    )
+def _check_same_steps(steps: list[int]) -> None:
+    """Raises CheckpointError on all processes if they do not see the same checkpoints."""
+    first, *others = gather("compare checkpoints", steps)
+    for process, other in enumerate(others, start=1):
+        if other != first:
+            raise CheckpointError(
+                f"process {process} sees checkpoints of steps {other}, process 0 of {first}",
+                "one folder that all hosts share",
+                "put --workdir on a shared disk, or wait until all hosts see the same files",
+            )
 
 
 def data_position(config: Config, source: Source, step: int) -> dict[str, Any]:

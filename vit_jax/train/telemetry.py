@@ -55,10 +55,8 @@ class DeviceClock:
         self._waiter = concurrent.futures.ThreadPoolExecutor(1, "device-clock")
         self._done: concurrent.futures.Future[float] | None = None
 
-    def __enter__(self) -> "DeviceClock":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Stops the thread."""
         self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def watch_step(self, result: jax.Array) -> None:

@@ -1,61 +1,20 @@
 """Evaluates splits and frozen features at intervals and at the end."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from vit_jax.config.durations import duration_in_steps, is_due
-from vit_jax.config.run import Config
-from vit_jax.data.sources import Source
+from vit_jax.config.durations import is_due
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.about import evaluated_item
 from vit_jax.train.context import RunContext, StepOutput
-from vit_jax.train.fewshot import FewshotEvaluator
 from vit_jax.train.hooks.log import LogHook
-from vit_jax.train.program import Program
+from vit_jax.train.signals import Stopped
 from vit_jax.train.state import TrainState
 
-
-class Evaluators:
-    """The datasets that a run is evaluated on, opened before training to raise errors early.
-
-    Args:
-        config: the run.
-        program: program of the run.
-        source: training examples.
-        report: folder for tables.
-
-    Attributes:
-        every: steps between evaluations; None: only at the end.
-        splits: evaluated at intervals and at the end.
-        final_splits: evaluated only at the end.
-        fewshot: evaluates frozen features.
-
-    Raises:
-        DataError: a split or dataset that does not exist.
-        ConfigError: a batch size that the number of devices does not divide.
-    """
-
-    def __init__(self, config: Config, program: Program, source: Source, report: Any):
-        self.splits, self.final_splits = (
-            SplitEvaluator(
-                config,
-                splits,
-                program.mesh,
-                preprocessing=program.task.eval_preprocessing,
-                make_totals=program.task.make_totals,
-                report=report,
-            )
-            for splits in (config.evaluation.splits, config.evaluation.final_splits)
-        )
-        self.every = duration_in_steps(
-            config.evaluation,
-            "interval",
-            batch_size=config.data.global_batch_size,
-            num_examples=len(source),
-        )
-        self.fewshot = FewshotEvaluator(config, program.mesh, num_examples=len(source))
+_FEATURE_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 
 
 class EvaluateHook:
@@ -64,85 +23,113 @@ class EvaluateHook:
     Args:
         context: the run.
         log: the log hook of the run.
-        evaluators: datasets to evaluate on.
     """
 
-    def __init__(self, context: RunContext, log: LogHook, evaluators: Evaluators):
+    def __init__(self, context: RunContext, log: LogHook):
         self._context, self._log = context, log
-        self._every, self._fewshot = evaluators.every, evaluators.fewshot
-        self._splits, self._final = evaluators.splits, evaluators.final_splits
-        # Step and metrics of the latest evaluation of the splits.
-        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        evaluators = context.evaluators
+        self._splits = self._of_splits(evaluators.splits)
+        self._final_splits = self._of_splits(evaluators.final_splits)
+        self._features = _Evaluation(
+            context,
+            lambda params: evaluators.features(params, context.stop_requested),
+            _FEATURE_PREFIXES,
+        )
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Runs the evaluations that are due, unless the run is about to stop."""
-        if self._is_due(output.step) and not context.stop_requested():
+        step = output.step
+        if (self._splits_due(step) or self._features_due(step)) and not context.stop_requested():
             with self._log.paused():
-                self._evaluate_due(output.step, output.state.eval_params)
+                self._evaluate_due(step, output.state.eval_params)
 
     def resume(self) -> None:
-        """Reads what an earlier session evaluated at the saved step, and evaluates the rest."""
-        step = self._context.start.step
+        """In a resumed run, reads what was evaluated at the saved step, and evaluates the rest.
+
+        Raises:
+            Stopped: the run was asked to stop. The interrupted evaluation belongs to this step, so
+                it must finish before the next step.
+        """
+        start, context = self._context.start, self._context
+        if start.step == 0:
+            return
         with self._log.paused():
-            self._read_splits(step)
-            self._read_fewshot(step)
-            self._evaluate_due(step, self._context.start.state.eval_params)
+            self._splits.read(start.step)
+            self._features.read(start.step)
+            self._evaluate_due(start.step, start.state.eval_params)
+        if context.stop_requested() and not context.is_last(start.step):
+            raise Stopped(start.step)
 
     def metrics_at(self, step: int) -> dict[str, float] | None:
         """Returns the metrics of the splits at a step; None if it is not the latest evaluation."""
-        return self._evaluated[1] if self._evaluated[0] == step else None
+        return self._splits.metrics if self._splits.step == step else None
 
     def is_complete(self, step: int) -> bool:
         """Whether all evaluations that are due after a step are done."""
-        splits = not self._splits_due(step) or self._evaluated[0] == step
-        return splits and (not self._fewshot.is_due(step) or self._fewshot.step == step)
+        splits = not self._splits_due(step) or self._splits.step == step
+        return splits and (not self._features_due(step) or self._features.step == step)
 
     def evaluate_splits(self, step: int, params: Any) -> None:
         """Evaluates the splits, unless this was done at this step."""
-        if self._evaluated[0] != step:
-            metrics = self._evaluate(self._splits, step, params)
-            if metrics is not None:
-                self._evaluated = (step, metrics)
+        self._splits.run(step, params)
 
-    def final_metrics(self, step: int, state: TrainState) -> dict[str, Any] | None:
-        """Returns the final metrics of the run; None if the run was stopped meanwhile.
+    def final_metrics(self, step: int, state: TrainState) -> dict[str, Any]:
+        """Returns the final metrics of the run, and waits until its last checkpoint is complete.
 
         With early stopping, the best step is evaluated, otherwise the last.
 
         Args:
             step: the last step.
-            state: state after the last step, already saved.
-        """
-        best, params = self._result_params(step, state)
-        # The tables on disk are of the latest evaluation, so they may have to be written again.
-        if best == step or not self._context.config.evaluation.by_class:
-            self._read_splits(best)
-        self.evaluate_splits(best, params)
-        final: dict[str, float] | None = self._written(best, self._final)
-        if not final and self._evaluated[0] == best:
-            final = self._evaluate(self._final, best, params)
-        if final is None or self._evaluated[0] != best:
-            return None
-        self._read_fewshot(best)
-        self._evaluate_fewshot(best, params)
-        if self._fewshot.step != best:
-            return None
-        best_step = {"best_step": best} if self._context.early_stopping.enabled else {}
-        return best_step | self._evaluated[1] | final | self._fewshot.metrics
+            state: state after the last step, already saved or being saved.
 
-    def _is_due(self, step: int) -> bool:
-        return self._splits_due(step) or self._fewshot.is_due(step)
+        Raises:
+            Stopped: the run was asked to stop.
+        """
+        context, metrics = self._context, dict[str, Any]()
+        best, params = self._result_params(step, state)
+        if context.early_stopping.enabled:
+            metrics["best_step"] = best
+        for evaluation in (self._splits, self._final_splits, self._features):
+            # The tables of the splits are of the latest evaluation, so those of an earlier step
+            # have to be written again.
+            tables_differ = best != step and context.config.evaluation.by_class
+            if evaluation is not self._splits or not tables_differ:
+                evaluation.read(best)
+            evaluation.run(best, params)
+            if evaluation.step != best:
+                context.checkpoints.wait()
+                raise Stopped(step)
+            metrics |= evaluation.metrics
+        context.checkpoints.wait()
+        return metrics
+
+    def _of_splits(self, evaluator: SplitEvaluator) -> "_Evaluation":
+        context = self._context
+        return _Evaluation(
+            context,
+            lambda params: evaluator(
+                context.program.eval_step,
+                params,
+                frozen=context.frozen,
+                stop=context.stop_requested,
+            ),
+            [f"eval/{name}/" for name in evaluator.splits],
+        )
 
     def _splits_due(self, step: int) -> bool:
-        return is_due(step, self._every) or step == self._context.program.total_steps
+        every = self._context.evaluators.splits_every
+        return is_due(step, every) or step == self._context.program.total_steps
+
+    def _features_due(self, step: int) -> bool:
+        return is_due(step, self._context.evaluators.features_every)
 
     def _evaluate_due(self, step: int, params: Any) -> None:
         if self._splits_due(step):
-            self.evaluate_splits(step, params)
-            if self._evaluated[0] == step:
-                self._context.early_stopping.update(step, self._evaluated[1])
-        if self._fewshot.is_due(step) and not self._context.stop_requested():
-            self._evaluate_fewshot(step, params)
+            self._splits.run(step, params)
+            if self._splits.step == step:
+                self._context.early_stopping.update(step, self._splits.metrics)
+        if self._features_due(step) and not self._context.stop_requested():
+            self._features.run(step, params)
 
     def _result_params(self, step: int, state: TrainState) -> tuple[int, Any]:
         """Returns the step whose weights are the final ones, and these weights."""
@@ -158,36 +145,48 @@ class EvaluateHook:
         )
         return best, self._context.checkpoints.restore({item: shapes}, best).arrays[item]
 
-    def _read_splits(self, step: int) -> None:
-        """Reads the metrics of the splits at a step, if an earlier session wrote them."""
-        if self._evaluated[0] != step:
-            metrics = self._written(step, self._splits)
-            self._evaluated = (step, metrics) if metrics else self._evaluated
 
-    def _read_fewshot(self, step: int) -> None:
-        if self._fewshot.step != step:
-            self._fewshot.read(step, self._context.metrics)
+class _Evaluation:
+    """One kind of evaluation and its latest metrics.
 
-    def _written(self, step: int, evaluator: SplitEvaluator) -> dict[str, float]:
-        prefixes = tuple(f"eval/{name}/" for name in evaluator.splits)
-        metrics = self._context.metrics
-        return on_first_host("read the evaluation", lambda: metrics.evaluation_at(step, prefixes))
+    Args:
+        context: the run.
+        evaluate: function (params) -> metrics; None if the run was asked to stop meanwhile.
+        prefixes: how the names of its metrics start.
 
-    def _evaluate(
-        self, evaluator: SplitEvaluator, step: int, params: Any
-    ) -> dict[str, float] | None:
-        context = self._context
-        metrics = evaluator(
-            context.program.eval_step, params, frozen=context.frozen, stop=context.stop_requested
+    Attributes:
+        step: step of the latest evaluation; -1: none yet.
+        metrics: metric name -> value at this step.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        evaluate: Callable[[Any], dict[str, float] | None],
+        prefixes: Sequence[str],
+    ):
+        self._context, self._evaluate, self._prefixes = context, evaluate, tuple(prefixes)
+        self.step, self.metrics = -1, dict[str, float]()
+
+    def read(self, step: int) -> None:
+        """Reads the metrics of a step from metrics.jsonl, if an earlier session wrote them."""
+        if self.step == step:
+            return
+        writer = self._context.metrics
+        found = on_first_host(
+            "read the evaluation", lambda: writer.evaluation_at(step, self._prefixes)
         )
+        if found:
+            self.step, self.metrics = step, found
+
+    def run(self, step: int, params: Any) -> None:
+        """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
+        if self.step == step:
+            return
+        metrics = self._evaluate(params)
+        if metrics is None:
+            return
+        self.step, self.metrics = step, metrics
         if metrics:
-            self._write(step, metrics)
-        return metrics
-
-    def _evaluate_fewshot(self, step: int, params: Any) -> None:
-        if self._fewshot.run(step, params, self._context.stop_requested):
-            self._write(step, self._fewshot.metrics)
-
-    def _write(self, step: int, metrics: dict[str, float]) -> None:
-        self._context.metrics.write(step, metrics)
-        self._context.progress.show_evaluation(step, metrics)
+            self._context.metrics.write(step, metrics)
+            self._context.progress.show_evaluation(step, metrics)

@@ -25,16 +25,29 @@ class LogHook:
 
     Args:
         context: the run.
-        clock: measures when the devices become idle.
     """
 
-    def __init__(self, context: RunContext, clock: DeviceClock):
-        self._context, self._clock = context, clock
+    def __init__(self, context: RunContext):
+        self._context, self._clock = context, DeviceClock()
+        context.on_exit(self._clock.close)
         batch_size = context.config.data.global_batch_size
         self._telemetry = Telemetry(batch_size, context.program.flops_per_image)
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._skipped = 0
-        self.compile_time_s = 0.0
+        self._compile_time_s = 0.0
+
+    def compile_step(self) -> jax.stages.Compiled:
+        """Compiles the training step, and prints the sizes of the run and how long this took."""
+        program, begin = self._context.program, time.perf_counter()
+        step_fn = program.compiled
+        self._compile_time_s = time.perf_counter() - begin
+        self._context.progress.print_line(
+            f"{self._context.config.model.name}: {program.num_parameters():,} parameters, "
+            f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
+            f"{jax.device_count()} {jax.devices()[0].device_kind}, "
+            f"compiled in {self._compile_time_s:.1f} s"
+        )
+        return step_fn
 
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
@@ -79,7 +92,7 @@ class LogHook:
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= self._telemetry.read()
-        values["train/compile_time_s"] = self.compile_time_s
+        values["train/compile_time_s"] = self._compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = self._skipped
         if self._context.start.skipped_batches:

@@ -20,6 +20,7 @@ class ProfileHook:
         self._log, self._folder = log, context.folder / "profile"
         self._steps = context.config.logging.profile_steps
         self._tracing = False
+        context.on_exit(self._stop)
         if self._steps is not None and self._steps[0] <= context.start.step + 1 <= self._steps[1]:
             self._start()
 
@@ -31,15 +32,14 @@ class ProfileHook:
             self._start()
         elif output.step == self._steps[1]:
             with self._log.paused():
-                self.close()
+                self._stop()
 
     def _start(self) -> None:
         with self._log.paused():
             jax.profiler.start_trace(self._folder)
         self._tracing = True
 
-    def close(self) -> None:
-        """Ends the trace if it is running."""
+    def _stop(self) -> None:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -1,0 +1,116 @@
+"""Everything that a run needs before it opens its folder: data, program, evaluators.
+
+Most mistakes in a config are found here, before anything is written.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.run import Config
+from vit_jax.data.balance import build_balance
+from vit_jax.data.order import BalancedOrder
+from vit_jax.data.sources import (
+    TrainingData,
+    class_count,
+    open_training_data,
+    with_subset_hash,
+)
+from vit_jax.evaluation.frozen import FrozenEvaluator
+from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.train.program import Program, build_program
+
+
+class Evaluators:
+    """The datasets that a run is evaluated on.
+
+    Args:
+        config: the run.
+        program: program of the run.
+        num_examples: training examples per epoch.
+        report: folder for tables.
+
+    Attributes:
+        splits: evaluated at intervals and at the end.
+        splits_every: steps between these evaluations; None: only at the end.
+        final_splits: evaluated only at the end.
+        features: evaluates frozen features (few-shot, kNN, linear probe).
+        features_every: steps between these evaluations; None: only at the end.
+
+    Raises:
+        DataError: a split or dataset that does not exist, or has too few examples of a class.
+        ConfigError: a batch size that the number of devices does not divide.
+    """
+
+    def __init__(self, config: Config, program: Program, num_examples: int, report: Path):
+        data, batch_size = config.data, config.data.global_batch_size
+        self.splits, self.final_splits = (
+            SplitEvaluator(
+                config,
+                splits,
+                program.mesh,
+                preprocessing=program.task.eval_preprocessing,
+                make_totals=program.task.make_totals,
+                report=report,
+            )
+            for splits in (config.evaluation.splits, config.evaluation.final_splits)
+        )
+        self.features = FrozenEvaluator(
+            config.fewshot,
+            data,
+            config.model,
+            (data.image_size, data.image_size),
+            program.mesh,
+            batch_size=config.evaluation.batch_size or batch_size,
+        )
+        self.splits_every, self.features_every = (
+            duration_in_steps(section, "interval", batch_size=batch_size, num_examples=num_examples)
+            for section in (config.evaluation, config.fewshot)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInputs:
+    """What a run needs before it opens its folder.
+
+    Attributes:
+        config: the run, with the hash of its training subset.
+        program: functions and shapes of the run.
+        training: training examples.
+        order: order of the examples; None: `ExampleOrder`.
+        evaluators: the datasets that the run is evaluated on.
+    """
+
+    config: Config
+    program: Program
+    training: TrainingData
+    order: BalancedOrder | None
+    evaluators: Evaluators
+
+
+def open_inputs(config: Config, workdir: Path, program: Program | None = None) -> RunInputs:
+    """Opens the datasets of a run and builds its program. Writes nothing.
+
+    Args:
+        config: the run.
+        workdir: run folder.
+        program: program of this config, if it is already built; None: build it.
+
+    Raises:
+        UserError: a problem with config, data or model.
+    """
+    training = open_training_data(config.data)
+    source, config = training.source, with_subset_hash(config, training)
+    num_classes = class_count(source, config.data.num_classes)
+    balance = build_balance(config, source, num_classes)
+    program = program or build_program(
+        config,
+        make_mesh(config.mesh),
+        num_classes=num_classes,
+        num_examples=len(source),
+        class_counts=balance.counts,
+    )
+    report = workdir.expanduser() / "report"
+    evaluators = Evaluators(config, program, len(source), report)
+    return RunInputs(config, program, training, balance.order, evaluators)
