@@ -39,7 +39,7 @@ def test_gpus_are_divided_and_shared_if_there_are_too_few(monkeypatch):
 
 def test_tpu_chips_are_divided_evenly(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    monkeypatch.setattr("vit_jax.sweep.devices._count_tpu_chips", lambda: 8)
+    monkeypatch.setattr("vit_jax.sweep.devices.tpu_chips", lambda: 8)
     first, second = divide_devices(2)
     assert first.environment["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
     assert second.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"

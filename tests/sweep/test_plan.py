@@ -8,8 +8,8 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, product, vary
-from vit_jax.sweep.job_folder import changed_settings
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.status import changed_settings
 from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")

@@ -96,8 +96,9 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
             view.say(f"{args.at_once} at once: {executor.description}")
         scheduler = Scheduler(status, executor, view.show, lambda: stop.requested)
         code = scheduler.run(retry_failed=args.retry_failed)
-        view.close(status)
-    view.say(f"{_ENDS[code]}: {summary(list(status.jobs.values()))}")
+        jobs = list(status.jobs.values())
+        view.close(jobs)
+    view.say(f"{_ENDS[code]}: {summary(jobs)}")
     return code
 
 

@@ -27,6 +27,7 @@ class PlannedJob:
         settings: values from the config file and overrides, without defaults; None for other
             commands.
         needs: names of the jobs that must finish first.
+        selection: the selection that it belongs to.
         choice: how its settings were selected, as job.json records it.
     """
 
@@ -36,17 +37,18 @@ class PlannedJob:
     config: Config | None
     settings: dict[str, Any] | None
     needs: tuple[str, ...]
+    selection: Selection | None
     choice: dict[str, Any] | None = None
+
+    @property
+    def final_of(self) -> Selection | None:
+        """The selection whose selected candidate it repeats; None: it is no final run."""
+        return self.selection if self.job.stage == "final" else None
 
     @property
     def awaits_selection(self) -> bool:
         """Whether its settings depend on a selection that has not been made yet."""
-        return self.is_final_run and self.choice is None
-
-    @property
-    def is_final_run(self) -> bool:
-        """Whether it repeats the selected candidate of a selection."""
-        return self.job.selection is not None and self.job.stage == "final"
+        return self.final_of is not None and self.choice is None
 
     @property
     def result(self) -> Path:
@@ -159,10 +161,11 @@ class Plan:
             overrides={key: resolve(value) for key, value in job.overrides.items()},
             arguments=[resolve_argument(argument) for argument in job.arguments],
         )
-        if job.selection is not None and job.stage == "final":
-            needs |= dict.fromkeys(self.selections[job.selection].candidate_jobs)
-        config, settings = self._load(name, job)
-        return PlannedJob(name, self.folder / "jobs" / name, job, config, settings, tuple(needs))
+        selection = None if job.selection is None else self.selections[job.selection]
+        if selection is not None and job.stage == "final":
+            needs |= dict.fromkeys(selection.candidate_jobs)
+        folder, (config, settings) = self.folder / "jobs" / name, self._load(name, job)
+        return PlannedJob(name, folder, job, config, settings, tuple(needs), selection)
 
     def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
         """Checks a job's config file and overrides; errors name the job."""

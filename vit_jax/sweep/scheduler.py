@@ -5,7 +5,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
@@ -19,7 +19,7 @@ from vit_jax.sweep.job_folder import (
     write_attempt,
 )
 from vit_jax.sweep.plan import PlannedJob
-from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.status import JobStatus, SweepStatus
 
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
@@ -60,7 +60,7 @@ class Scheduler:
     Args:
         status: the jobs.
         executor: runs the jobs.
-        show: called with the status after every update.
+        show: called with the status of all jobs after every update.
         stop: returns whether the user wants to stop.
     """
 
@@ -68,7 +68,7 @@ class Scheduler:
         self,
         status: SweepStatus,
         executor: Executor,
-        show: Callable[[SweepStatus], None],
+        show: Callable[[Sequence[JobStatus]], None],
         stop: Callable[[], bool],
     ):
         self.status, self.plan = status, status.plan
@@ -87,22 +87,18 @@ class Scheduler:
         if retry_failed:
             for job in self.plan.jobs.values():
                 clear_failure(job.folder)
-        stopping, asked_at = False, float("-inf")
-        self._update()
+        asked_at = float("-inf")
         while True:
-            if self.stop():
-                stopping = True
-                if not self._running:
-                    break
-                if time.monotonic() - asked_at > _SECONDS_BETWEEN_STOPS:
-                    self.executor.stop([self.plan.jobs[name] for name in sorted(self._running)])
-                    asked_at = time.monotonic()
-            else:
-                self._start_ready()
-                if not self._running:
-                    break
-            self._wait()
             self._update()
+            stopping = self.stop()
+            if not stopping:
+                self._start_ready()
+            if not self._running:
+                break
+            if stopping and time.monotonic() - asked_at > _SECONDS_BETWEEN_STOPS:
+                self.executor.stop([self.plan.jobs[name] for name in sorted(self._running)])
+                asked_at = time.monotonic()
+            time.sleep(self.executor.poll_s)
         unfinished = any(s.state != "finished" for s in self.status.jobs.values())
         if unfinished and (stopping or self._cancelled):
             return EXIT_STOPPED
@@ -113,15 +109,28 @@ class Scheduler:
         open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
         running = self.executor.running(open_jobs)
         for name in sorted(self._running - running.keys()):
-            self._decide_restart(self.plan.jobs[name])
+            self._check_end(self.plan.jobs[name])
         for name in running.keys() - self._running:
             self.status.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
         self.status.update(running)
-        self.show(self.status)
+        self.show(list(self.status.jobs.values()))
 
-    def _decide_restart(self, job: PlannedJob) -> None:
-        """Decides whether a job that has ended without a result is started again."""
+    def _start_ready(self) -> None:
+        """Starts ready jobs in the order of the plan, until the executor is full."""
+        for name, status in self.status.jobs.items():
+            if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
+                return
+            if status.state in ("ready", "stopped") and name not in self._cancelled:
+                self.status.write_record(status.job)
+                self.executor.submit(status.job)
+                self._running.add(name)
+
+    def _check_end(self, job: PlannedJob) -> None:
+        """Decides whether a job that is no longer running is started again.
+
+        It is, unless it was cancelled on the cluster, ran out of memory, or made no progress.
+        """
         attempt = read_attempt(job.folder)
         if job.result.exists() or self.stop() or (attempt and attempt.why_failed):
             return
@@ -146,20 +155,3 @@ class Scheduler:
         attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)
         attempt = dataclasses.replace(attempt, ended=attempt.ended or now, failure=failure)
         write_attempt(job.folder, attempt)
-
-    def _start_ready(self) -> None:
-        """Starts ready jobs in the order of the plan, until the executor is full."""
-        for name, status in self.status.jobs.items():
-            if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
-                return
-            if status.state not in ("ready", "stopped") or name in self._running | self._cancelled:
-                continue
-            self.status.write_record(status.job)
-            self.executor.submit(status.job)
-            self._running.add(name)
-
-    def _wait(self) -> None:
-        """Waits until the next poll, or until the user asks to stop."""
-        deadline, before = time.monotonic() + self.executor.poll_s, self.stop()
-        while time.monotonic() < deadline and self.stop() == before:
-            time.sleep(min(0.1, self.executor.poll_s))

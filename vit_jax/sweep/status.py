@@ -1,59 +1,45 @@
 """The status of every job of a sweep, read from its folder."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.errors import SweepError, first_few
-from vit_jax.sweep.job_folder import (
-    Attempt,
-    changed_settings,
-    read_attempt,
-    read_optional_json,
-    read_progress,
-    write_sweep_json,
-)
+from vit_jax.config.run import Config
+from vit_jax.errors import SweepError, UserError, first_few
+from vit_jax.files import write_json
+from vit_jax.schema import differences
+from vit_jax.sweep.job_folder import read_attempt, read_optional_json
 from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.selection import select_best
+from vit_jax.sweep.sweep_file import Selection
 
 # In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
 # to finish first; "blocked": a job that it needs has failed.
 STATES = ("failed", "running", "queued", "ready", "stopped", "waiting", "blocked", "finished")
+_LOST = ("failed", "blocked")
+_RUN_FILES = ("result.json", "metrics.jsonl", "checkpoints")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class JobStatus:
     """Status of one job.
 
     Attributes:
         job: as planned.
         state: one of STATES.
-        note: why it is in this state.
-        step: last logged step.
-        total: number of steps; None: not known.
-        scores: accuracies so far; all final metrics of a finished job.
-        attempt: the latest start.
+        note: why it has failed or waits.
         result: content of result.json; None: not finished.
     """
 
     job: PlannedJob
-    state: str = "waiting"
+    state: str
     note: str = ""
-    step: int = 0
-    total: int | None = None
-    scores: dict[str, Any] = dataclasses.field(default_factory=dict)
-    attempt: Attempt | None = None
     result: dict[str, Any] | None = None
 
     @property
-    def seconds(self) -> float | None:
-        """How long the job took, or has been running."""
-        if self.result is not None and "wall_time_s" in self.result:
-            return float(self.result["wall_time_s"])
-        if self.attempt is None:
-            return None
-        return (self.attempt.ended or time.time()) - self.attempt.started
+    def name(self) -> str:
+        """Name of the job."""
+        return self.job.name
 
 
 class SweepStatus:
@@ -72,8 +58,8 @@ class SweepStatus:
 
     def __init__(self, plan: Plan, say: Callable[[str], None]):
         self.plan, self.say = plan, say
-        self.jobs = {name: JobStatus(job) for name, job in plan.jobs.items()}
-        # Failures that attempt.json does not record.
+        self.jobs: dict[str, JobStatus] = {}
+        # Why final runs cannot be run.
         self._failures: dict[str, str] = {}
         _check_same_sweep(plan)
         for job in plan.jobs.values():
@@ -86,21 +72,20 @@ class SweepStatus:
         Args:
             running: name -> "running" or "queued".
         """
-        for name, status in self.jobs.items():
-            if status.state != "finished" or name in self._failures:
-                self.jobs[name] = self._read(self.plan.jobs[name], running.get(name))
-        for status in self.jobs.values():
-            if status.state in ("ready", "stopped"):
-                self._check_needs(status)
-        decided = [name for name in self.plan.selections if self._decide(name)]
-        if decided:
-            self.update(running)
+        for name in self.plan.jobs:  # Each comes after the jobs that it needs.
+            selection = self.plan.jobs[name].final_of
+            if selection and self.plan.jobs[name].awaits_selection and name not in self._failures:
+                self._select(selection)
+            job, known = self.plan.jobs[name], self.jobs.get(name)
+            unchanged = known is not None and known.state == "finished" and known.job is job
+            if not unchanged or name in self._failures:
+                self.jobs[name] = self._read(job, running.get(name))
 
     def write_record(self, job: PlannedJob) -> None:
         """Writes job.json unless it has this content already."""
         record = job.record(self.plan.sweep.spec)
         if read_optional_json(job.folder / "job.json") != record:
-            write_sweep_json(job.folder / "job.json", record)
+            write_json(job.folder / "job.json", record)
 
     def write_sweep(self, **details: Any) -> None:
         """Writes sweep.json, and job.json of finished jobs, because their labels may have changed.
@@ -114,84 +99,72 @@ class SweepStatus:
         ]
         sweep = self.plan.sweep
         content = {"sweep": sweep.spec, **details, "report": sweep.report, "jobs": jobs}
-        write_sweep_json(self.plan.folder / "sweep.json", content)
+        write_json(self.plan.folder / "sweep.json", content)
         for status in self.jobs.values():
             if status.state == "finished":
                 self.write_record(status.job)
 
     def _read(self, job: PlannedJob, executor_state: str | None) -> JobStatus:
-        status = JobStatus(job, attempt=read_attempt(job.folder))
-        status.step, status.total, status.scores = read_progress(job.folder)
-        if job.config is not None and job.config.train_steps is not None:
-            status.total = job.config.train_steps
-        status.result = read_optional_json(job.result)
-        failure = self._failures.get(job.name)
-        if failure is not None:
-            status.state, status.note = "failed", failure
-        elif status.result is not None:
-            status.state, status.scores = "finished", status.result
-            status.step = int(status.result.get("step", status.step))
-            status.total = status.step or status.total
-        elif executor_state is not None:
-            status.state = executor_state
-        elif status.attempt is None:
-            status.state = "ready"
-        else:
-            failure = status.attempt.why_failed
-            status.state, status.note = ("failed", failure) if failure else ("stopped", "")
-        return status
-
-    def _check_needs(self, status: JobStatus) -> None:
-        """Marks a job as waiting or blocked if the jobs that it needs are not finished."""
-        job, needs = status.job, [self.jobs[name] for name in status.job.needs]
-        unmet = [other for other in needs if other.state != "finished"]
-        if job.job.selection is not None and job.is_final_run:
-            selection = self.plan.selections[job.job.selection]
-            skip = selection.on_failed == "skip"
-            unmet = [
-                other
-                for other in unmet
-                if other.job.name not in selection.candidate_jobs
-                or (job.awaits_selection and not (skip and _is_lost(other)))
-            ]
-        lost = [repr(other.job.name) for other in unmet if _is_lost(other)]
+        if job.name in self._failures:
+            return JobStatus(job, "failed", self._failures[job.name])
+        result = read_optional_json(job.result)
+        if result is not None:
+            return JobStatus(job, "finished", result=result)
+        if executor_state is not None:
+            return JobStatus(job, executor_state)
+        attempt = read_attempt(job.folder)
+        if attempt is not None and attempt.why_failed is not None:
+            return JobStatus(job, "failed", attempt.why_failed)
+        unmet = [need for need in job.needs if self.jobs[need].state != "finished"]
+        if job.final_of is not None and job.final_of.on_failed == "skip":
+            candidates = job.final_of.candidate_jobs
+            unmet = [n for n in unmet if n not in candidates or self.jobs[n].state not in _LOST]
+        lost = [repr(need) for need in unmet if self.jobs[need].state in _LOST]
         if lost:
-            status.state, status.note = "blocked", f"needs failed {first_few(lost, 2)}"
-        elif unmet:
-            names = first_few([other.job.name for other in unmet], 1)
-            status.state, status.note = "waiting", f"needs {names}"
-        elif job.awaits_selection:
-            status.state, status.note = "waiting", "needs the selection"
+            return JobStatus(job, "blocked", f"needs failed {first_few(lost, 2)}")
+        if unmet:
+            return JobStatus(job, "waiting", f"needs {first_few(unmet, 1)}")
+        return JobStatus(job, "ready" if attempt is None else "stopped")
 
-    def _decide(self, name: str) -> bool:
-        """Makes a selection if all its candidates are ready; returns whether it made one."""
-        selection = self.plan.selections[name]
-        candidates = [self.jobs[candidate] for candidate in selection.candidate_jobs]
-        skip = selection.on_failed == "skip"
-        finals = [self.plan.jobs[final] for final in selection.final_names]
-        if not any(
-            job.awaits_selection and job.name not in self._failures for job in finals
-        ) or not all(c.result is not None or (skip and _is_lost(c)) for c in candidates):
-            return False
+    def _select(self, selection: Selection) -> None:
+        """Makes a selection if all its candidates have ended."""
+        candidates = [self.jobs[name] for name in selection.candidate_jobs]
+        ended = ("finished", *_LOST) if selection.on_failed == "skip" else ("finished",)
+        if any(candidate.state not in ended for candidate in candidates):
+            return
         try:
-            choice = select_best(selection, [(c.job.name, c.result) for c in candidates])
+            choice = select_best(selection, [(c.name, c.result) for c in candidates])
         except SweepError as error:
             self._failures |= dict.fromkeys(selection.final_names, str(error))
             self.say(str(error))
-            return True
-        self.plan.apply_choice(name, choice)
+            return
+        self.plan.apply_choice(selection.name, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
-        self.say(f"{name}: selected {choice['chosen']} of {len(candidates)} by {score}")
-        for final in selection.final_names:
-            self.jobs[final].job = self.plan.jobs[final]
-            changes = changed_settings(self.plan.jobs[final])
+        self.say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
+        for name in selection.final_names:
+            changes = changed_settings(self.plan.jobs[name])
             if changes is not None:  # It was started when another candidate was selected.
-                self._failures[final] = f"was started with other settings ({changes})"
-        return True
+                self._failures[name] = f"was started with other settings ({changes})"
 
 
-def _is_lost(status: JobStatus) -> bool:
-    return status.state in ("failed", "blocked")
+def changed_settings(job: PlannedJob) -> str | None:
+    """Returns how a job's settings differ from those it was started with.
+
+    None: they are the same, or the job has not started. Folders of earlier versions record only the
+    overrides, not the settings of the config file.
+    """
+    if not any((job.folder / name).exists() for name in _RUN_FILES):
+        return None
+    before, now = read_optional_json(job.folder / "job.json") or {}, job.record("")
+    if job.config is not None and before.get("settings"):
+        try:
+            rows = differences(Config.from_mapping(before["settings"]), job.config)
+        except UserError:  # Another version of the program has written them.
+            rows = []
+    else:
+        keys = [key for key in ("command", "config", "overrides", "arguments") if key in before]
+        rows = [(key, before[key], now[key]) for key in keys if before[key] != now[key]]
+    return first_few([f"{key}: {a!r} before, {b!r} now" for key, a, b in rows], 3, "; ") or None
 
 
 def _check_same_sweep(plan: Plan) -> None:

@@ -245,10 +245,9 @@ def derive_names(jobs: Sequence[Job]) -> list[str]:
     ['a-B-16', 'b,rate=0.1', 'b']
     """
     unnamed = [job for job in jobs if job.name is None]
-    values: dict[str, set[str | None]] = {key: set() for job in unnamed for key in job.overrides}
-    for key, seen in values.items():
-        seen |= {_text(j.overrides[key]) if key in j.overrides else None for j in unnamed}
-    keys = [key for key, seen in values.items() if len(seen) > 1]
+    texts = [{key: _text(value) for key, value in job.overrides.items()} for job in unnamed]
+    all_keys = dict.fromkeys(key for text in texts for key in text)
+    keys = [key for key in all_keys if len({text.get(key) for text in texts}) > 1]
     several_configs = len({job.config for job in unnamed}) > 1 or not keys
     names = []
     for job in jobs:
