@@ -167,7 +167,7 @@ def slurm(tmp_path, monkeypatch):
         "srun": "",
         "scancel": "",
         "squeue": f"cat {tmp_path}/queue",
-        "scontrol": "echo JobState=CANCELLED",
+        "scontrol": "",
     }
     (tmp_path / "bin").mkdir()
     (tmp_path / "queue").touch()
@@ -205,7 +205,7 @@ def test_slurm_jobs_are_recognised_by_their_name_in_the_queue(slurm):
     (slurm / "queue").write_text(f"7 PENDING {name}\n")
     other.stop([job])
     assert (slurm / "called").read_text().splitlines()[-1] == "scancel 7"
-    (slurm / "queue").write_text("")
+    (slurm / "queue").write_text(f"7 CANCELLED {name}\n")
     # Its files may lag behind, unless they say how it ended.
     assert other.running([job]) == {"a/b": "queued"}
     job.result.write_text(json.dumps({}))

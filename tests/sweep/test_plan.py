@@ -124,7 +124,7 @@ def test_final_overrides_replace_the_selected_settings():
             final_overrides={**TEST, "train_epochs": 2.0},
         )
     )
-    laid.apply_choice("x", {"chosen": "search/x/seed=9"})
+    laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
     assert job.awaits_selection is False
     assert job.config.seed == 1

@@ -1,13 +1,12 @@
 """Executor for a SLURM cluster, through submitit.
 
-The state of a job is read from its files, squeue and scontrol. Accounting (sacct) is not needed,
+The state of a job is read from its files and squeue. Accounting (sacct) is not needed,
 because many small clusters lack it.
 """
 
 import hashlib
 import logging
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -66,11 +65,12 @@ class SlurmExecutor(Executor):
             )
         self._prefix = f"sweep-{_short_hash(str(folder))}"
         self._ids: dict[str, str] = {}  # job -> SLURM id
-        self._states: dict[str, JobState] = {}  # job -> its latest state in the queue
-        self._until: dict[str, float] = {}  # job -> when it has surely left the queue
-        self._queue: dict[str, tuple[str, str]] | None = None
+        # Job -> until when it counts as queued if squeue does not list it.
+        self._until: dict[str, float] = {}
+        self._queue: dict[str, tuple[str, str]] = {}  # name in the queue -> SLURM id, state
         self._answering = True
-        if self._read_queue() is None:
+        self._read_queue()
+        if not self._answering:
             raise SweepError(
                 "SLURM does not answer (squeue)",
                 "a running controller",
@@ -94,20 +94,22 @@ class SlurmExecutor(Executor):
                 "options that the cluster allows",
                 "correct --slurm.KEY=VALUE or SLURM in the sweep file",
             ) from None
-        self._ids[job.name], self._states[job.name] = submitted.job_id, "queued"
+        self._ids[job.name] = submitted.job_id
         self._until[job.name] = time.monotonic() + _APPEAR_TIMEOUT_S
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
         """Returns jobs in the queue, or that left it so recently that files may be outdated."""
-        queue, now = self._read_queue() or {}, time.monotonic()
+        self._read_queue()
+        found: dict[str, JobState] = {}
+        now = time.monotonic()
         for job in jobs:
-            if self._queue_name(job) in queue:
-                self._ids[job.name], state = queue[self._queue_name(job)]
-                self._states[job.name] = "running" if state in _RUNNING else "queued"
-                self._until[job.name] = now + _VISIBLE_TIMEOUT_S
+            number, state = self._queue.get(self._queue_name(job), ("", ""))
+            if state in (*_QUEUED, *_RUNNING):
+                self._ids[job.name], self._until[job.name] = number, now + _VISIBLE_TIMEOUT_S
             elif now > self._until.get(job.name, 0) or self._has_ended(job):
-                self._states.pop(job.name, None)
-        return {job.name: self._states[job.name] for job in jobs if job.name in self._states}
+                continue
+            found[job.name] = "running" if state in _RUNNING else "queued"
+        return found
 
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
         """Cancels queued jobs; asks running ones to save and end."""
@@ -121,12 +123,8 @@ class SlurmExecutor(Executor):
             _call("scancel", "--signal=TERM", *running)
 
     def final_state(self, job: PlannedJob) -> str | None:
-        """Returns SLURM's state of a job that has left the queue; None: SLURM has forgotten it."""
-        attempt = read_attempt(job.folder)
-        number = self._ids.get(job.name) or (attempt.id if attempt else None)
-        shown = _call("scontrol", "-o", "show", "job", number) if number else None
-        found = re.search(r"\bJobState=(\S+)", shown or "")
-        return found[1] if found else None
+        """Returns SLURM's state of a job that has ended; None: SLURM has forgotten it."""
+        return self._queue.get(self._queue_name(job), (None, None))[1]
 
     def _has_ended(self, job: PlannedJob) -> bool:
         """Whether the files of a job that has left the queue say how it ended."""
@@ -152,24 +150,20 @@ class SlurmExecutor(Executor):
     def _queue_name(self, job: PlannedJob) -> str:
         return f"{self._prefix}-{_short_hash(job.name)}-{job.name.replace('/', '.')[-40:]}"
 
-    def _read_queue(self) -> dict[str, tuple[str, str]] | None:
-        """Returns name -> (SLURM id, state) of the sweep's jobs in the queue.
+    def _read_queue(self) -> None:
+        """Reads squeue, which lists ended jobs for some minutes; keeps the last answer if it fails.
 
-        If SLURM does not answer, it returns the last answer; None: there was none.
+        Of several jobs with the same name, the latest counts.
         """
-        shown = _call("squeue", "-h", "-t", "all", "-o", "%i %T %j", "-u", str(os.getuid()))
+        shown = _call(
+            "squeue", "-h", "-t", "all", "-S", "i", "-o", "%i %T %j", "-u", str(os.getuid())
+        )
         if shown is None and self._answering:
             log.warning("SLURM does not answer; waiting")
         self._answering = shown is not None
-        if shown is None:
-            return self._queue
-        rows = [(*line.split(maxsplit=2), "", "")[:3] for line in shown.splitlines()]
-        self._queue = {
-            name: (number, state)
-            for number, state, name in rows
-            if name.startswith(self._prefix) and state in (*_QUEUED, *_RUNNING)
-        }
-        return self._queue
+        if shown is not None:
+            rows = [(*line.split(maxsplit=2), "", "")[:3] for line in shown.splitlines()]
+            self._queue = {name: (number, state) for number, state, name in rows}
 
 
 def _call(*command: str) -> str | None:

@@ -138,7 +138,7 @@ class SweepStatus:
             self._failures |= dict.fromkeys(selection.final_names, str(error))
             self.say(str(error))
             return
-        self.plan.apply_choice(selection.name, choice)
+        self.plan.apply_choice(selection, choice)
         score = f"{choice['metric']} {choice['score']:.4f}"
         self.say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
         for name in selection.final_names:
