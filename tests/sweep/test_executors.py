@@ -11,30 +11,26 @@ from sweep_processes import finish, result, start, wait_for
 
 from vit_jax.errors import SweepError
 from vit_jax.sweep import Job
-from vit_jax.sweep.devices import divide_devices, gpu_shares
+from vit_jax.sweep.devices import divide_devices
 from vit_jax.sweep.executor import build_executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.sweep_file import Sweep
 
-SWEEP = Path(__file__).parent / "stubbed.py"
+SWEEP = Path(__file__).parent / "stub.py"
+TINY = str(SWEEP.parents[1] / "e2e/tiny.py")
 TWO = {"tiny": 1, "pretrain": 1}
 
 
 def test_gpus_are_divided_and_shared_if_there_are_too_few(monkeypatch):
-    parts = gpu_shares(["0", "1", "2"], 2)
-    assert [p.environment for p in parts] == [
-        {"CUDA_VISIBLE_DEVICES": "0"},
-        {"CUDA_VISIBLE_DEVICES": "1,2"},
-    ]
-    assert gpu_shares(["0", "1"], 4)[3].environment == {
-        "CUDA_VISIBLE_DEVICES": "1",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
-    }
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     # A single job sees what the launcher sees, although submitit hides it.
     assert divide_devices(1)[0].environment == {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in divide_devices(2)] == ["4", "5"]
+    assert divide_devices(4)[3].environment == {
+        "CUDA_VISIBLE_DEVICES": "5",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
+    }
 
 
 def test_tpu_chips_are_divided_evenly(monkeypatch):
@@ -65,7 +61,7 @@ def folders(tmp_path):
 
 
 def calls(stub, name):
-    path = stub / f"{name.replace('/', '.')}.calls"
+    path = stub / f"{name}.calls"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -87,7 +83,7 @@ def step(workdir, name):
 def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders):
     workdir, stub = folders
     mark(stub, "pretrain", "fail")
-    code, out = finish(start(workdir, f"{SWEEP}:two", "--at_once=2", stub=stub))
+    code, out = finish(start(workdir, SWEEP, "--at_once=2", stub=stub))
     assert code == 1, out
     assert result(workdir, "tiny") is not None
     # On a machine with several cores each of the two jobs has its own.
@@ -119,9 +115,9 @@ def test_overrides_of_a_wrong_type_are_one_line_errors(tmp_path):
 def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")
-    first = start(workdir, f"{SWEEP}:two", stub=stub)
+    first = start(workdir, SWEEP, stub=stub)
     wait_for(lambda: step(workdir, "tiny") == 3)
-    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    code, out = finish(start(workdir, SWEEP, stub=stub))
     assert code == 2
     assert out.startswith(
         f"error: sweep folder {workdir} is in use by another launcher (process {first.pid} on "
@@ -130,7 +126,7 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
     first.kill()
     first.wait()
     first.stdout.close()  # The surviving job has it open too.
-    second = start(workdir, f"{SWEEP}:two", stub=stub)
+    second = start(workdir, SWEEP, stub=stub)
     assert second.stdout.readline() == "tiny: started by an earlier launcher\n"
     # The only slot is taken, so nothing else has started.
     assert runs(stub) == {"tiny": 1}
@@ -143,7 +139,7 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
 def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")
-    process = start(workdir, f"{SWEEP}:two", stub=stub)
+    process = start(workdir, SWEEP, stub=stub)
     wait_for(lambda: step(workdir, "tiny") == 3)
     process.send_signal(signal.SIGINT)
     code, out = finish(process)
@@ -153,7 +149,7 @@ def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders):
     assert log == "begins at step 0\nstopped and saved at step 3\n"
     assert runs(stub) == {"tiny": 1}
     held.unlink()
-    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    code, out = finish(start(workdir, SWEEP, stub=stub))
     assert code == 0, out
     assert (workdir / "jobs/tiny/log.txt").read_text() == log + "begins at step 3\n"
     assert runs(stub) == {**TWO, "tiny": 2}
@@ -180,8 +176,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def test_slurm_jobs_are_recognised_by_their_name_in_the_queue(slurm):
-    tiny = str(SWEEP.parents[1] / "e2e/tiny.py")
-    plan = Plan(Sweep("s.py", (Job(tiny, name="a/b"),)), slurm / "w")
+    plan = Plan(Sweep("s.py", (Job(TINY, name="a/b"),)), slurm / "w")
     job = plan.jobs["a/b"]
     job.folder.mkdir(parents=True)
     executor = build_executor("slurm", plan.folder, None, {"partition": "gpu", "nodes": 2})

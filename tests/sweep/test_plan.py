@@ -21,13 +21,10 @@ def plan(*entries, folder="/sweep"):
     return Plan(Sweep("s.py", entries), Path(folder))
 
 
-def test_product_combines_overrides_like_nested_loops():
+def test_product_of_nothing_is_one_run_and_a_key_must_be_in_one_list():
     rates = vary("optimizer.learning_rate", [0.1, 0.2])
-    every = product(rates, vary("seed", [1, 2]), [{"model.width": 8}])
-    assert len(every) == 4
-    assert every[1] == {"optimizer.learning_rate": 0.1, "seed": 2, "model.width": 8}
-    assert every[2] == {"optimizer.learning_rate": 0.2, "seed": 1, "model.width": 8}
     assert product() == [{}]
+    assert len(product(rates, vary("seed", [1, 2]), [{"model.width": 8}])) == 4
     with pytest.raises(SweepError, match=r"two lists set 'optimizer\.learning_rate'"):
         product(rates, rates)
 
@@ -35,12 +32,7 @@ def test_product_combines_overrides_like_nested_loops():
 def test_derived_names_show_the_overrides_that_differ():
     runs = product(vary("optimizer.learning_rate", [1e-3, 3e-3]), vary("seed", [0, 1]))
     jobs = plan(*(Job(TINY, {**o, "train_steps": 5}) for o in runs)).jobs
-    assert list(jobs) == [
-        "learning_rate=0.001,seed=0",
-        "learning_rate=0.001,seed=1",
-        "learning_rate=0.003,seed=0",
-        "learning_rate=0.003,seed=1",
-    ]
+    assert list(jobs) == [f"learning_rate={r},seed={s}" for r in (0.001, 0.003) for s in (0, 1)]
     # Two keys have the same last part: longer parts tell them apart.
     pairs = [{"optimizer.name": "adam", "data.name": "digits"},
              {"optimizer.name": "sgd", "data.name": "mnist"}]  # fmt: skip
@@ -51,24 +43,25 @@ def test_derived_names_show_the_overrides_that_differ():
     assert list(plan(Job(TINY)).jobs) == ["tiny"]
 
 
-def test_a_job_as_a_command_line():
-    job = plan(
+def test_jobs_as_command_lines():
+    jobs = plan(
         Job(TINY, name="a"),
         Job(
             TINY,
             {"init_from": "job:a", "seed": 3, "ema_decay": None},
-            name="b",
+            name="b=1",
             arguments=["--deterministic", "--model=job:a", "job:a"],
         ),
-    ).jobs["b"]
-    assert job.needs == ("a",)
-    assert job.command("python") == [
+        Job(None, command="fewshot", arguments=["job:b=1", "--dataset=digits"], name="shots"),
+    ).jobs
+    assert [job.needs for job in jobs.values()] == [(), ("a",), ("b=1",)]
+    assert jobs["b=1"].command("python") == [
         "python",
         "-m",
         "vit_jax",
         "train",
         f"--config={TINY}",
-        "--workdir=/sweep/jobs/b",
+        "--workdir=/sweep/jobs/b=1",
         "--config.init_from=/sweep/jobs/a",
         "--config.seed=3",
         "--config.ema_decay=none",
@@ -76,19 +69,10 @@ def test_a_job_as_a_command_line():
         "--model=/sweep/jobs/a",
         "/sweep/jobs/a",
     ]
-
-
-def test_other_commands_take_the_folder_of_another_job_as_an_argument():
-    jobs = plan(
-        Job(TINY, name="a"),
-        Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
-    ).jobs
-    assert jobs["shots"].needs == ("a",)
-    assert jobs["shots"].command("python")[2:] == [
-        "vit_jax",
+    assert jobs["shots"].command("python")[3:] == [
         "fewshot",
         "--workdir=/sweep/jobs/shots",
-        "/sweep/jobs/a",
+        "/sweep/jobs/b=1",
         "--dataset=digits",
     ]
 
@@ -108,7 +92,7 @@ def test_jobs_come_after_the_jobs_that_they_need():
     jobs = plan(*entries).jobs
     assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
     assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
-    assert jobs["final/x/seed0"].awaits_selection
+    assert jobs["final/x/seed0"].awaited_selection is entries[1]
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
@@ -126,7 +110,7 @@ def test_final_overrides_replace_the_selected_settings():
     )
     laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
-    assert job.awaits_selection is False
+    assert job.awaited_selection is None
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
     assert job.config.evaluation.splits == {"test": "test"}

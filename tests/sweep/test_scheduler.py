@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vit_jax.errors import SweepError
+from vit_jax.files import locked
 from vit_jax.sweep import Job, Selection, vary
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,
+    is_running,
+    job_lock,
     last_log_lines,
     read_attempt,
     read_progress,
@@ -20,7 +24,7 @@ from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
 from vit_jax.sweep.status import SweepStatus
 from vit_jax.sweep.sweep_file import Sweep
-from vit_jax.sweep.table import summary
+from vit_jax.sweep.table import job_table, summary
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
 DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
@@ -307,6 +311,32 @@ def test_progress_is_read_from_the_ends_of_metrics_and_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9999, "trai')
     (tmp_path / "log.txt").write_text("begins\nstep 2,999/4,000: loss 0.5\nlast words\n")
     assert read_progress(tmp_path) == (2999, 4000, {METRIC: 0.5})
+
+
+def test_a_long_table_shows_failed_jobs_first(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(job_table(list(run.status.jobs.values()), 2))
+    rows = [line.split() for line in capture.get().splitlines()[3:]]
+    assert rows[:3] == [
+        [SEARCH[1], "0/240", "0:00:01", "failed:", "exit", "code", "2"],
+        [FINAL[0], "0/240", "blocked:", "needs", "failed", f"'{SEARCH[1]}'"],
+        ["and", "4", "more"],
+    ]
+    assert "3 finished, 2 blocked, 1 failed" in capture.get()
+    console.begin_capture()
+    console.print(job_table(list(run.status.jobs.values()), 6))
+    first = console.end_capture().splitlines()[3].split()
+    assert first == ["pretrain", "5/5", "test", "0.5000", "0:00:01", "finished"]
+
+
+def test_a_job_runs_while_its_process_or_its_run_holds_a_lock(tmp_path):
+    assert not is_running(tmp_path)
+    for lock in (job_lock(tmp_path), tmp_path / ".lock"):
+        with locked(lock):
+            assert is_running(tmp_path)
+        assert not is_running(tmp_path)
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path):

@@ -110,17 +110,16 @@ def _print_commands(plan: Plan) -> int:
     status = SweepStatus(plan, lambda line: print(f"# {line}"))
     status.write_sweep(executor=_PRINT, started=time.time())
     for job in plan.jobs.values():
-        if job.awaits_selection or status.jobs[job.name].state == "finished":
+        if job.awaited_selection or status.jobs[job.name].state == "finished":
             continue
         status.write_record(job)
         needs = [need for need in job.needs if status.jobs[need].state != "finished"]
         print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
         print(shlex.join(job.command(python="python")))
     for name, selection in plan.selections.items():
-        undecided = sum(plan.jobs[final].awaits_selection for final in selection.final_names)
-        if undecided:
+        if any(plan.jobs[final].awaited_selection for final in selection.final_names):
             print(
-                f"# {undecided} final runs of {name!r}: run this command again when the"
+                f"# {len(selection.seeds)} final runs of {name!r}: run this command again when the"
                 f" {len(selection.candidates)} candidates are finished"
             )
     return 0

@@ -50,9 +50,9 @@ class PlannedJob:
         return self.selection if self.job.stage == "final" else None
 
     @property
-    def awaits_selection(self) -> bool:
-        """Whether its settings depend on a selection that has not been made yet."""
-        return self.final_of is not None and self.choice is None
+    def awaited_selection(self) -> Selection | None:
+        """The selection that its settings depend on; None: there is none, or it has been made."""
+        return self.final_of if self.choice is None else None
 
     @property
     def result(self) -> Path:
@@ -75,14 +75,8 @@ class PlannedJob:
         """
         record = {
             "sweep": spec,
-            "name": self.name,
-            "command": self.job.command,
-            "config": self.job.config,
-            "overrides": dict(self.job.overrides),
-            "arguments": list(self.job.arguments),
-            "labels": dict(self.job.labels),
-            "stage": self.job.stage,
-            "needs": list(self.needs),
+            **dataclasses.asdict(self.job),
+            "needs": self.needs,
             "selection": self.choice,
             "settings": self.settings,
         }

@@ -73,12 +73,11 @@ class SweepStatus:
             running: name -> "running" or "queued".
         """
         for name in self.plan.jobs:  # Each comes after the jobs that it needs.
-            selection = self.plan.jobs[name].final_of
-            if selection and self.plan.jobs[name].awaits_selection and name not in self._failures:
+            selection = self.plan.jobs[name].awaited_selection
+            if selection is not None and name not in self._failures:
                 self._select(selection)
             job, known = self.plan.jobs[name], self.jobs.get(name)
-            unchanged = known is not None and known.state == "finished" and known.job is job
-            if not unchanged or name in self._failures:
+            if known is None or known.state != "finished" or known.job is not job:
                 self.jobs[name] = self._read(job, running.get(name))
 
     def write_record(self, job: PlannedJob) -> None:
@@ -184,7 +183,7 @@ def _check_same_sweep(plan: Plan) -> None:
 
 
 def _check_unchanged(job: PlannedJob) -> None:
-    changes = None if job.awaits_selection else changed_settings(job)
+    changes = None if job.awaited_selection else changed_settings(job)
     if changes is not None:
         state = "is finished" if job.result.exists() else "was started"
         raise SweepError(
