@@ -328,7 +328,7 @@ def test_a_long_table_shows_failed_jobs_first(tmp_path):
     console.begin_capture()
     console.print(job_table(list(run.status.jobs.values()), 6))
     first = console.end_capture().splitlines()[3].split()
-    assert first == ["pretrain", "5/5", "test", "0.5000", "0:00:01", "finished"]
+    assert first == ["pretrain", "5/5", "dev", "0.9900", "0:00:01", "finished"]
 
 
 def test_a_job_runs_while_its_process_or_its_run_holds_a_lock(tmp_path):
