@@ -1,8 +1,7 @@
-"""A sweep of two jobs, `tiny` and `pretrain`, and a stand-in for the trainer that runs them.
+"""A sweep of two jobs, `tiny` and `pretrain`, and a stand-in for the trainer: `stub.py FOLDER`.
 
-`stub.py ARGUMENTS` is the sweep command whose jobs run this file. Files in the folder STUB control
-a job NAME: NAME.fail makes it fail, NAME.hold keeps it at step 3 until the file is removed. The job
-appends a line to NAME.calls each time it runs.
+Files in the folder $STUB control a job NAME: NAME.fail makes it fail, NAME.hold keeps it at step 3
+until the file is removed. The job appends a line to NAME.calls each time it runs.
 """
 
 import json
@@ -27,9 +26,7 @@ def stop(step):
     os._exit(75)
 
 
-def job(words):
-    options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
-    folder = Path(options["workdir"])
+def run_job(folder):
     mark = Path(os.environ["STUB"]) / folder.name
     with Path(f"{mark}.calls").open("a") as calls:
         calls.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {len(os.sched_getaffinity(0))}\n")
@@ -50,21 +47,5 @@ def job(words):
     Path("result.json.tmp").replace("result.json")
 
 
-def main():
-    if sys.argv[1] == "--job":
-        return job(sys.argv[2:])
-    from vit_jax import __main__ as program
-    from vit_jax.sweep.plan import PlannedJob
-
-    real = PlannedJob.command
-
-    def command(self, python=sys.executable):
-        words = real(self, python)
-        return [sys.executable, str(Path(__file__).resolve()), "--job", *words[3:]]
-
-    PlannedJob.command = command
-    return program.main(["sweep", *sys.argv[1:]])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_job(Path(sys.argv[1]))

@@ -156,6 +156,17 @@ def test_without_a_limit_all_ready_jobs_run_at_once(tmp_path):
     assert Run(tmp_path).executor.most == 3
 
 
+def test_a_job_keeps_its_devices_until_its_process_has_ended(tmp_path):
+    class Lingering(FakeExecutor):
+        def end(self, job):
+            has_result = job.result.exists()
+            super().end(job)
+            return has_result
+
+    run = Run(tmp_path, Lingering(at_once=1))
+    assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 1)
+
+
 def test_a_failed_job_blocks_its_dependents_and_runs_again_only_with_retry_failed(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
     assert (run.code, run.executor.submitted) == (1, ALL[:4])
