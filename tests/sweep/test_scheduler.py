@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vit_jax.errors import SweepError
 from vit_jax.files import locked
+from vit_jax.run.folder import RunFolder
 from vit_jax.sweep import Job, Selection, vary
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
@@ -343,11 +344,12 @@ def test_a_long_table_shows_failed_jobs_first(tmp_path):
 
 
 def test_a_job_runs_while_its_process_or_its_run_holds_a_lock(tmp_path):
-    assert not is_running(tmp_path)
-    for lock in (job_lock(tmp_path), tmp_path / ".lock"):
-        with locked(lock):
-            assert is_running(tmp_path)
-        assert not is_running(tmp_path)
+    job = Plan(Sweep("s.py", (Job(TINY),)), tmp_path).jobs["tiny"]
+    assert not is_running(job.folder)
+    for held in (lambda: locked(job_lock(job.folder)), lambda: RunFolder(job.folder, job.config)):
+        with held():
+            assert is_running(job.folder)
+        assert not is_running(job.folder)
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path):

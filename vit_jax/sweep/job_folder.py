@@ -93,18 +93,14 @@ def job_lock(folder: Path) -> Path:
     return folder / ".sweep" / "lock"
 
 
-def is_run_active(folder: Path) -> bool:
-    """Whether a run holds the lock of its run folder."""
-    return _is_held(folder / ".lock")
+def run_lock(folder: Path) -> Path:
+    """Returns the lock that a run holds on its folder."""
+    return folder / ".lock"
 
 
 def is_running(folder: Path) -> bool:
     """Whether the job runs on this host, even if its launcher or its `JobProcess` was killed."""
-    return _is_held(job_lock(folder)) or is_run_active(folder)
-
-
-def _is_held(lock: Path) -> bool:
-    return lock.exists() and is_locked(lock)
+    return is_locked(job_lock(folder)) or is_locked(run_lock(folder))
 
 
 def last_log_lines(folder: Path, count: int = 12) -> list[str]:

@@ -14,9 +14,9 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from vit_jax.errors import EXIT_STOPPED, LockedError
-from vit_jax.files import locked
+from vit_jax.files import is_locked, locked
 from vit_jax.sweep.devices import Share
-from vit_jax.sweep.job_folder import Attempt, is_run_active, job_lock, read_attempt, write_attempt
+from vit_jax.sweep.job_folder import Attempt, job_lock, read_attempt, run_lock, write_attempt
 
 # A launcher that checks the lock holds it briefly, so wait this long for it.
 _LOCK_TIMEOUT_S = 5.0
@@ -53,7 +53,7 @@ class JobProcess:
             with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
                 if (self.folder / "result.json").exists():
                     return 0
-                if self._stopping or is_run_active(self.folder):
+                if self._stopping or is_locked(run_lock(self.folder)):
                     return EXIT_STOPPED
                 return self._run(self.folder / "log.txt", record=True)
         except LockedError:

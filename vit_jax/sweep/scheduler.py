@@ -139,22 +139,20 @@ class Scheduler:
         attempt = read_attempt(job.folder)
         if job.result.exists() or self.stop() or (attempt and attempt.why_failed):
             return
-        state = self.executor.final_state(job)
-        if state is not None and state.startswith("CANCELLED"):
+        state = self.executor.final_state(job) or ""
+        if state.startswith("CANCELLED"):
             self._cancelled.add(job.name)
             self.status.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
             return
-        last, times = self._ends.get(job.name, (-1, 0))
-        step = read_progress(job.folder)[0]
+        step, (last, times) = read_progress(job.folder)[0], self._ends.get(job.name, (-1, 0))
         times = times + 1 if step <= last else 1
-        self._ends[job.name] = (step, times)
-        failure = None
+        self._ends[job.name] = step, times
         if state == "OUT_OF_MEMORY":
             failure = "out of memory"
         elif times >= _MOST_STARTS_WITHOUT_PROGRESS:
             failure = f"ended {times} times without progress"
-        if failure is None:
-            self.status.say(f"{job.name}: stopped{f' ({state})' if state else ''}, resumes")
+        else:
+            self.status.say(f"{job.name}: stopped{state and f' ({state})'}, resumes")
             return
         now = time.time()
         attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)
