@@ -106,13 +106,8 @@ class Scheduler:
 
     def _update(self) -> None:
         """Updates the status from the executor and the job folders."""
-        # A job that has written its result keeps its devices until its process has ended.
-        jobs = [
-            status.job
-            for name, status in self.status.jobs.items()
-            if status.state != "finished" or name in self._running
-        ]
-        running = self.executor.running(jobs)
+        open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
+        running = self.executor.running(open_jobs)
         for name in sorted(self._running - running.keys()):
             self._check_end(self.plan.jobs[name])
         for name in running.keys() - self._running:

@@ -106,11 +106,11 @@ class SweepStatus:
     def _read(self, job: PlannedJob, executor_state: str | None) -> JobStatus:
         if job.name in self._failures:
             return JobStatus(job, "failed", self._failures[job.name])
+        if executor_state is not None:  # Even with a result, it keeps its devices until it ends.
+            return JobStatus(job, executor_state)
         result = read_optional_json(job.result)
         if result is not None:
             return JobStatus(job, "finished", result=result)
-        if executor_state is not None:
-            return JobStatus(job, executor_state)
         attempt = read_attempt(job.folder)
         if attempt is not None and attempt.why_failed is not None:
             return JobStatus(job, "failed", attempt.why_failed)
