@@ -13,6 +13,7 @@ The files of the jobs' folders are the only state of a sweep. Data flow one way:
 
     sweep_file   FILE.py -> jobs and selections
     plan         -> jobs with names, folders, checked configs and needs; `selection` checks splits
+    records      writes sweep.json and job.json; checks that a folder holds the same sweep
     status       plan and folders -> the state of every job; makes selections
     scheduler    starts jobs that are ready on an executor: `local` or `slurm`
     job_process  runs one job and records its end in the job's folder; see `job_folder`

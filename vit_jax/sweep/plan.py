@@ -33,6 +33,7 @@ class PlannedJob:
         needs: names of the jobs that must finish first.
         selection: the selection that it belongs to.
         choice: how its settings were selected, as job.json records it.
+        problem: why this final run cannot be run; None: it can.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PlannedJob:
     needs: tuple[str, ...]
     selection: Selection | None
     choice: dict[str, Any] | None = None
+    problem: str | None = None
 
     @property
     def final_of(self) -> Selection | None:
@@ -52,7 +54,7 @@ class PlannedJob:
     @property
     def awaited_selection(self) -> Selection | None:
         """The selection that its settings depend on; None: there is none, or it has been made."""
-        return self.final_of if self.choice is None else None
+        return self.final_of if self.choice is None and self.problem is None else None
 
     @property
     def result(self) -> Path:
