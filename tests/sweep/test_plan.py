@@ -21,6 +21,10 @@ def plan(*entries, folder="/sweep"):
     return Plan(Sweep("s.py", entries), Path(folder))
 
 
+def selection(settings, **options):
+    return Selection("x", [(TINY, settings)], "eval/dev/loss", **options)
+
+
 def test_product_of_nothing_is_one_run_and_a_key_must_be_in_one_list():
     rates = vary("optimizer.learning_rate", [0.1, 0.2])
     assert product() == [{}]
@@ -80,34 +84,20 @@ def test_jobs_as_command_lines():
 def test_jobs_come_after_the_jobs_that_they_need():
     entries = [
         Job(TINY, {"init_from": "job:final/x/seed0"}, name="last"),
-        Selection(
-            "x",
-            [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
-            "eval/dev/loss",
-            seeds=[0],
-            final_overrides=TEST,
-        ),
+        selection({**DEV, "init_from": "job:first"}, seeds=[0], final_overrides=TEST),
         Job(TINY, name="first"),
     ]
     jobs = plan(*entries).jobs
-    assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
-    assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
+    assert list(jobs) == ["first", "search/x/tiny", "final/x/seed0", "last"]
+    assert jobs["final/x/seed0"].needs == ("first", "search/x/tiny")
     assert jobs["final/x/seed0"].awaited_selection is entries[1]
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
 def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
-    laid = plan(
-        Selection(
-            "x",
-            candidates,
-            "eval/dev/loss",
-            mode="min",
-            seeds=[1],
-            final_overrides={**TEST, "train_epochs": 2.0},
-        )
-    )
+    changes = {**TEST, "train_epochs": 2.0}
+    laid = plan(Selection("x", candidates, "eval/dev/loss", seeds=[1], final_overrides=changes))
     laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
     assert job.awaited_selection is None
@@ -120,28 +110,14 @@ def test_final_overrides_replace_the_selected_settings():
 def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}
-    laid = plan(Selection("x", [(TINY, both)], "eval/dev/loss", mode="min", seeds=[0]))
+    laid = plan(selection(both, seeds=[0]))
     assert laid.jobs["final/x/seed0"].needs == ("search/x/tiny",)
     half = {"evaluation.splits": {"dev": "test[:50%]", "test": "test"},
             "evaluation.interval_steps": 10}  # fmt: skip
     with pytest.raises(SweepError, match="final runs report"):
-        plan(
-            Selection(
-                "x",
-                [(TINY, half)],
-                "eval/dev/loss",
-                final_overrides={"early_stopping.metric": "eval/test/loss"},
-            )
-        )
+        plan(selection(half, final_overrides={"early_stopping.metric": "eval/test/loss"}))
     with pytest.raises(SweepError, match="report 'dev'"):
-        plan(
-            Selection(
-                "x",
-                [(TINY, both)],
-                "eval/dev/loss",
-                final_overrides={"early_stopping.metric": None},
-            )
-        )
+        plan(selection(both, final_overrides={"early_stopping.metric": None}))
 
 
 @pytest.mark.parametrize(
@@ -156,16 +132,16 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
         ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a/b")], "the folder of job 'a'"),
         ([Job(TINY, {"init_from": "job:b"}, name="a"), Job(TINY, {"init_from": "job:a"}, name="b")],
          "jobs need each other: 'a' -> 'b' -> 'a'"),
-        ([Selection("x", [(TINY, {})], "eval/dev/loss")], "a candidate does not evaluate 'dev'"),
+        ([selection({})], "a candidate does not evaluate 'dev'"),
         ([Selection("x", [(TINY, TEST)], "eval/test/loss")], "selects on 'test' (test)"),
-        ([Selection("x", [(TINY, {"evaluation.splits": {"dev": "test[:50%]"}})], "eval/dev/loss",
-                    final_overrides=TEST)], "report 'test' (test)"),
-        ([Selection("x", [(TINY, DEV)], "eval/dev/loss")], "report 'dev'"),
-        ([Selection("x", [(TINY, {**DEV, "data.train_split": "train"})], "eval/dev/loss",
-                    final_overrides=TEST)], "and a candidate trains on 'train'"),
-        ([Selection("x", [(TINY, {**TEST, "evaluation.splits": {"dev": "all"}})], "eval/dev/loss",
-                    final_overrides=TEST)], "(all), and a candidate trains on"),
-        ([Selection("x", [(TINY, DEV)], "eval/dev/loss", final_overrides={"sed": 1})],
+        ([selection({"evaluation.splits": {"dev": "test[:50%]"}}, final_overrides=TEST)],
+         "report 'test' (test)"),
+        ([selection(DEV)], "report 'dev'"),
+        ([selection({**DEV, "data.train_split": "train"}, final_overrides=TEST)],
+         "and a candidate trains on 'train'"),
+        ([selection({**TEST, "evaluation.splits": {"dev": "all"}}, final_overrides=TEST)],
+         "(all), and a candidate trains on"),
+        ([selection(DEV, final_overrides={"sed": 1})],
          "job 'final/x/seed0': unknown config key 'sed'"),
         ([Selection("x", [(TINY, DEV)], "knn/pets/accuracy_top1", final_overrides=TEST)],
          "names no split"),

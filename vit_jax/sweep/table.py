@@ -94,17 +94,17 @@ def summary(jobs: Sequence[JobStatus]) -> str:
 
 def _progress(status: JobStatus) -> tuple[str, str, str]:
     """Returns a job's steps, its score and how long it took or has been running."""
-    job, attempt, result = status.job, read_attempt(status.job.folder), status.result or {}
+    job, attempt = status.job, read_attempt(status.job.folder)
     step, total, scores = read_progress(job.folder)
+    seconds = None if attempt is None else (attempt.ended or time.time()) - attempt.started
     if job.config is not None and job.config.train_steps is not None:
         total = job.config.train_steps
-    step = int(result.get("step", step))
-    total = (step if result else 0) or total
+    if status.result is not None:
+        step, scores = int(status.result.get("step", step)), status.result
+        total, seconds = step or total, scores.get("wall_time_s", seconds)
     steps = f"{step:,}/{total:,}" if total else f"{step:,}" if step else ""
-    seconds = attempt and (attempt.ended or time.time()) - attempt.started
-    seconds = result.get("wall_time_s", seconds)
     taken = "" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
-    return steps, _score(job, result or scores), taken
+    return steps, _score(job, scores), taken
 
 
 def _score(job: PlannedJob, scores: Mapping[str, Any]) -> str:
