@@ -21,9 +21,10 @@ from vit_jax.sweep.job_folder import (
     write_attempt,
 )
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.records import check_folder, write_sweep
+from vit_jax.sweep.records import check_folder
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
+from vit_jax.sweep.status import open_sweep
 from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import job_table, summary
 
@@ -107,8 +108,7 @@ class Run:
         entries = entries or (Job(TINY, name="pretrain"), selection())
         self.said, self.executor = [], executor or FakeExecutor()
         self.plan = Plan(Sweep("s.py", entries), folder)
-        check_folder(self.plan)
-        write_sweep(self.plan)
+        open_sweep(self.plan, self.said.append)
         shown = []
         scheduler = Scheduler(
             self.plan,
@@ -154,6 +154,17 @@ def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path)
     sweep = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in sweep["jobs"]] == ALL
     assert Run(tmp_path).executor.submitted == []
+
+
+def test_new_labels_are_recorded_for_finished_jobs(tmp_path):
+    Run(tmp_path)
+    named = {"model": "tiny"}
+    entries = (Job(TINY, name="pretrain", labels=named), selection(labels=named))
+    assert Run(tmp_path, entries=entries).executor.submitted == []
+    for name in ALL:
+        record = json.loads((tmp_path / "jobs" / name / "job.json").read_text())
+        assert record["labels"] == named
+        assert (record["selection"] is not None) == (name in FINAL)
 
 
 def test_without_a_limit_all_ready_jobs_run_at_once(tmp_path):

@@ -27,9 +27,9 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.records import check_folder, write_record, write_sweep
+from vit_jax.sweep.records import write_record
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
-from vit_jax.sweep.status import read_status
+from vit_jax.sweep.status import open_sweep
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
@@ -91,8 +91,7 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
     )
     with stop, TableView() as view:
         executor = build_executor(args.executor, plan.folder, args.at_once, options)
-        check_folder(plan)
-        write_sweep(plan, executor=args.executor, started=time.time())
+        open_sweep(plan, view.say, executor=args.executor, started=time.time())
         if executor.description:
             view.say(f"{args.at_once} at once: {executor.description}")
         scheduler = Scheduler(plan, executor, view.say, view.show, lambda: stop.requested)
@@ -108,9 +107,7 @@ def _print_commands(plan: Plan) -> int:
 
     A job comes after the jobs that it needs. Final runs are printed when their selection is made.
     """
-    check_folder(plan)
-    status = read_status(plan, {}, {}, lambda line: print(f"# {line}"))
-    write_sweep(plan, executor=_PRINT, started=time.time())
+    status = open_sweep(plan, lambda line: print(f"# {line}"), executor=_PRINT, started=time.time())
     unfinished = [name for name in plan.jobs if status[name].state != "finished"]
     for job in plan.jobs.values():
         if job.awaited_selection or job.name not in unfinished:

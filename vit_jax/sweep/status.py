@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.errors import SweepError, first_few
 from vit_jax.sweep.job_folder import read_attempt, read_optional_json
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.records import changed_settings
+from vit_jax.sweep.records import changed_settings, check_folder, write_sweep
 from vit_jax.sweep.selection import select_best
 from vit_jax.sweep.sweep_file import Selection
 
@@ -37,6 +37,26 @@ class JobStatus:
     def name(self) -> str:
         """Name of the job."""
         return self.job.name
+
+
+def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[str, JobStatus]:
+    """Checks the folder of a sweep, reads its status and writes sweep.json.
+
+    Args:
+        plan: the jobs.
+        say: shows a line to the user.
+        **details: more entries of sweep.json.
+
+    Returns:
+        Name -> status.
+
+    Raises:
+        SweepError: the folder holds another sweep, or jobs with other settings.
+    """
+    check_folder(plan)
+    found = read_status(plan, {}, {}, say)
+    write_sweep(plan, **details)
+    return found
 
 
 def read_status(
