@@ -277,8 +277,13 @@ def test_commands_are_printed_in_order_and_final_runs_after_the_selection(
         "# 1 final runs of 'x': run this command again when the 1 candidates are finished",
     ]
     assert json.loads((workdir / "jobs/search/x/tiny/job.json").read_text())["stage"] == "search"
-    for name, figures in (("pre-train", {}), ("search/x/tiny", {"eval/dev/loss": 0.25})):
-        (workdir / "jobs" / name / "result.json").write_text(json.dumps({"step": 400, **figures}))
+    results = [workdir / "jobs" / name / "result.json" for name in ("pre-train", "search/x/tiny")]
+    for path in results:
+        path.write_text(json.dumps({"step": 400}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, len(out), err) == (0, 1, [])
+    assert out[0].startswith("# selection 'x': no candidate has a finite 'eval/dev/loss'; ")
+    results[1].write_text(json.dumps({"step": 400, "eval/dev/loss": 0.25}))
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, [])
     assert out[:2] == [

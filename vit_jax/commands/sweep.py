@@ -110,7 +110,7 @@ def _print_commands(plan: Plan) -> int:
     status = open_sweep(plan, lambda line: print(f"# {line}"), executor=_PRINT, started=time.time())
     unfinished = [name for name in plan.jobs if status[name].state != "finished"]
     for job in plan.jobs.values():
-        if job.awaited_selection or job.name not in unfinished:
+        if job.awaited_selection or job.problem or job.name not in unfinished:
             continue
         write_record(plan, job)
         needs = [need for need in job.needs if need in unfinished]

@@ -33,13 +33,10 @@ class Share:
 
 
 def divide_devices(jobs: int) -> list[Share]:
-    """Returns the shares of jobs that run at the same time on this machine.
+    """Returns the shares of `jobs` jobs that run at the same time on this machine.
 
     GPUs are divided evenly if there are any, else TPU chips, else CPU cores. With fewer GPUs than
     jobs, several jobs share one GPU and its memory.
-
-    Args:
-        jobs: number of jobs.
 
     Raises:
         SweepError: the TPU chips cannot be divided by the number of jobs.

@@ -70,11 +70,7 @@ class PlannedJob:
         return [*words, *self.job.arguments]
 
     def record(self, spec: str) -> dict[str, Any]:
-        """Returns the content of job.json.
-
-        Args:
-            spec: the sweep's "FILE.py:ARG".
-        """
+        """Returns the content of job.json; `spec` is the sweep's "FILE.py:ARG"."""
         record = {
             "sweep": spec,
             **dataclasses.asdict(self.job),
@@ -129,9 +125,7 @@ class Plan:
     def apply_choice(self, selection: Selection, choice: dict[str, Any]) -> None:
         """Sets the final runs of a selection to the settings of the selected candidate.
 
-        Args:
-            selection: one of the sweep.
-            choice: in the format of job.json.
+        `choice` is in the format of job.json.
         """
         for name, job in selection.final_jobs(choice["chosen"]).items():
             planned = self._plan_job(name, job, selection)

@@ -13,12 +13,7 @@ _RUN_FILES = ("result.json", "metrics.jsonl", "checkpoints")
 
 
 def write_sweep(plan: Plan, **details: Any) -> None:
-    """Writes sweep.json, and job.json of finished jobs, because their labels may have changed.
-
-    Args:
-        plan: the sweep.
-        **details: more entries of sweep.json.
-    """
+    """Writes sweep.json with `details`, and job.json of finished jobs: labels may have changed."""
     jobs = [
         {"name": name, "stage": job.job.stage, "needs": list(job.needs)}
         for name, job in plan.jobs.items()

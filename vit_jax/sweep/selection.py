@@ -26,10 +26,7 @@ def check_selection(
 ) -> None:
     """Checks that all candidates evaluate the metric's split, and that it is used for nothing else.
 
-    Args:
-        selection: the selection.
-        candidates: configs of the candidates.
-        finals: possible configs of the final runs.
+    `finals` are the possible configs of the final runs.
 
     Raises:
         SweepError: a candidate does not evaluate the metric's split, a candidate trains on it, or
@@ -100,7 +97,7 @@ def select_best(
     """Returns the choice in the format of job.json.
 
     Args:
-        selection: the selection.
+        selection: what to select by.
         results: (candidate, its result.json; None if it failed) for every candidate.
 
     Raises:

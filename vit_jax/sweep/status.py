@@ -40,15 +40,7 @@ class JobStatus:
 
 
 def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[str, JobStatus]:
-    """Checks the folder of a sweep, reads its status and writes sweep.json.
-
-    Args:
-        plan: the jobs.
-        say: shows a line to the user.
-        **details: more entries of sweep.json.
-
-    Returns:
-        Name -> status.
+    """Checks the folder of a sweep, reads its status and writes sweep.json with `details`.
 
     Raises:
         SweepError: the folder holds another sweep, or jobs with other settings.

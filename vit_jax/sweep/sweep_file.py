@@ -197,10 +197,7 @@ class Sweep:
 
 
 def read_sweep(spec: str) -> Sweep:
-    """Reads a sweep file.
-
-    Args:
-        spec: "FILE.py" or "FILE.py:ARG".
+    """Reads the sweep file "FILE.py" or "FILE.py:ARG".
 
     Raises:
         ConfigError: the file or `get_sweep` is missing, its code fails, or REPORT is invalid.
@@ -231,9 +228,6 @@ def read_sweep(spec: str) -> Sweep:
 
 def derive_names(jobs: Sequence[Job]) -> list[str]:
     """Returns each job's name, or one derived from the overrides in which the unnamed jobs differ.
-
-    Args:
-        jobs: of one sweep or one selection.
 
     >>> derive_names([Job("a.py", {"seed": 0, "x.y": 1}), Job("a.py", {"seed": 1, "x.y": 1})])
     ['seed=0', 'seed=1']
