@@ -166,6 +166,10 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "the seeds [1, 1]"),
         (lambda: Selection("x", ["a.py"], "m"), "has an entry of type str: 'a.py'"),
         (
+            lambda: Selection("x", [(TINY, {}), (TINY, {})], "m"),
+            "two candidates with the same name",
+        ),
+        (
             lambda: Selection("x", [Job(None, command="fewshot")], "m"),
             "that do not train",
         ),

@@ -147,6 +147,12 @@ class Selection:
                 "training runs",
                 "make them jobs of their own that refer to job:final/NAME/seed0, ...",
             )
+        if len(self.candidate_jobs) < len(self.candidates):
+            raise SweepError(
+                f"{where} has two candidates with the same name or settings",
+                "different candidates with different names",
+                "remove one, or pass them as Job(config, overrides, name=...)",
+            )
 
     @functools.cached_property
     def candidate_jobs(self) -> dict[str, Job]:
