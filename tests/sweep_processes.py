@@ -7,18 +7,24 @@ import sys
 import time
 from pathlib import Path
 
+from vit_jax.__main__ import main
+from vit_jax.sweep.plan import PlannedJob
+
 ROOT = Path(__file__).resolve().parents[1]
+STUB = ROOT / "tests" / "sweep" / "stub.py"
 TIMEOUT_S = 900
 
 
+def stub_command(job, python=""):
+    """The command of a job that runs tests/sweep/stub.py and does not train."""
+    return [sys.executable, str(STUB), str(job.folder)]
+
+
 def start(workdir, sweep, *arguments, stub=None, environment=None):
-    """Starts a sweep; with a folder `stub`, its jobs run tests/sweep/stub.py and do not train."""
-    program = (
-        ["-m", "vit_jax", "sweep"] if stub is None else [str(ROOT / "tests" / "sweep" / "stub.py")]
-    )
+    """Starts a sweep; with a folder `stub`, its jobs run tests/sweep/stub.py."""
     more = {} if stub is None else {"STUB": str(stub)}
     return subprocess.Popen(
-        [sys.executable, *program, f"--sweep={sweep}", f"--workdir={workdir}", *arguments],
+        [sys.executable, __file__, f"--sweep={sweep}", f"--workdir={workdir}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **more, **(environment or {})},
         text=True,
@@ -40,11 +46,6 @@ def wait_for(condition, message=lambda: ""):
         time.sleep(0.05)
 
 
-def result(workdir, name):
-    path = workdir / "jobs" / name / "result.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def table(workdir):
     """Returns job -> its result without times."""
     jobs = workdir / "jobs"
@@ -52,3 +53,9 @@ def table(workdir):
         str(path.parent.relative_to(jobs)): json.loads(path.read_text()) | {"wall_time_s": 0}
         for path in jobs.rglob("result.json")
     }
+
+
+if __name__ == "__main__":
+    if "STUB" in os.environ:
+        PlannedJob.command = stub_command
+    sys.exit(main(["sweep", *sys.argv[1:]]))

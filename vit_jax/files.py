@@ -139,7 +139,9 @@ def locked(path: Path, timeout_s: float | None = 0) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of `locked`."""
+    """Whether a process holds the lock of `locked`."""
+    if not path.exists():
+        return False
     try:
         with locked(path):
             return False

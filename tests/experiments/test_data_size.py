@@ -113,7 +113,7 @@ def test_tuned_regularisation_is_selected_on_held_out_examples(plan):
     search = [name for name in jobs if name.startswith("search/pretrain/1_percent/")]
     assert len(search) == 12 + 12 + 6  # A ResNet has no dropout.
     final = jobs["final/pretrain/1_percent/ViT-Micro-4/seed0"]
-    assert final.awaits_selection
+    assert final.awaited_selection
     assert jobs["transfer/1_percent/ViT-Micro-4/seed0"].needs == (final.name,)
 
 

@@ -4,42 +4,37 @@ import json
 import os
 import signal
 import stat
-from pathlib import Path
 
 import pytest
-from sweep_processes import finish, result, start, wait_for
+from sweep_processes import STUB, finish, start, stub_command, wait_for
 
+from vit_jax.__main__ import main
 from vit_jax.errors import SweepError
 from vit_jax.sweep import Job
-from vit_jax.sweep.devices import divide_devices, gpu_shares
+from vit_jax.sweep.devices import divide_devices
 from vit_jax.sweep.executor import build_executor
-from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.sweep_file import Sweep
 
-SWEEP = Path(__file__).parent / "stubbed.py"
+TINY = str(STUB.parents[1] / "e2e/tiny.py")
 TWO = {"tiny": 1, "pretrain": 1}
 
 
 def test_gpus_are_divided_and_shared_if_there_are_too_few(monkeypatch):
-    parts = gpu_shares(["0", "1", "2"], 2)
-    assert [p.environment for p in parts] == [
-        {"CUDA_VISIBLE_DEVICES": "0"},
-        {"CUDA_VISIBLE_DEVICES": "1,2"},
-    ]
-    assert gpu_shares(["0", "1"], 4)[3].environment == {
-        "CUDA_VISIBLE_DEVICES": "1",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
-    }
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     # A single job sees what the launcher sees, although submitit hides it.
     assert divide_devices(1)[0].environment == {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in divide_devices(2)] == ["4", "5"]
+    assert divide_devices(4)[3].environment == {
+        "CUDA_VISIBLE_DEVICES": "5",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
+    }
 
 
 def test_tpu_chips_are_divided_evenly(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    monkeypatch.setattr("vit_jax.sweep.devices._count_tpu_chips", lambda: 8)
+    monkeypatch.setattr("vit_jax.sweep.devices.tpu_chips", lambda: 8)
     first, second = divide_devices(2)
     assert first.environment["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
     assert second.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
@@ -64,8 +59,22 @@ def folders(tmp_path):
     return tmp_path / "sweep", tmp_path / "stub"
 
 
+@pytest.fixture
+def launch(folders, monkeypatch, capsys):
+    """Returns a function that runs a sweep of stubs in this process."""
+
+    def run(*arguments):
+        monkeypatch.setattr(PlannedJob, "command", stub_command)
+        monkeypatch.setenv("STUB", str(folders[1]))
+        code = main(["sweep", f"--sweep={STUB}", f"--workdir={folders[0]}", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
 def calls(stub, name):
-    path = stub / f"{name.replace('/', '.')}.calls"
+    path = stub / f"{name}.calls"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -84,12 +93,12 @@ def step(workdir, name):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders):
+def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders, launch):
     workdir, stub = folders
     mark(stub, "pretrain", "fail")
-    code, out = finish(start(workdir, f"{SWEEP}:two", "--at_once=2", stub=stub))
+    code, out = launch("--at_once=2")
     assert code == 1, out
-    assert result(workdir, "tiny") is not None
+    assert (workdir / "jobs/tiny/result.json").exists()
     # On a machine with several cores each of the two jobs has its own.
     cores = len(os.sched_getaffinity(0))
     (line,) = calls(stub, "tiny")
@@ -116,12 +125,12 @@ def test_overrides_of_a_wrong_type_are_one_line_errors(tmp_path):
     ]
 
 
-def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders):
+def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders, launch):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")
-    first = start(workdir, f"{SWEEP}:two", stub=stub)
+    first = start(workdir, STUB, stub=stub)
     wait_for(lambda: step(workdir, "tiny") == 3)
-    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    code, out = launch()
     assert code == 2
     assert out.startswith(
         f"error: sweep folder {workdir} is in use by another launcher (process {first.pid} on "
@@ -130,7 +139,7 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
     first.kill()
     first.wait()
     first.stdout.close()  # The surviving job has it open too.
-    second = start(workdir, f"{SWEEP}:two", stub=stub)
+    second = start(workdir, STUB, stub=stub)
     assert second.stdout.readline() == "tiny: started by an earlier launcher\n"
     # The only slot is taken, so nothing else has started.
     assert runs(stub) == {"tiny": 1}
@@ -140,10 +149,10 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
     assert runs(stub) == TWO
 
 
-def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders):
+def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders, launch):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")
-    process = start(workdir, f"{SWEEP}:two", stub=stub)
+    process = start(workdir, STUB, stub=stub)
     wait_for(lambda: step(workdir, "tiny") == 3)
     process.send_signal(signal.SIGINT)
     code, out = finish(process)
@@ -153,7 +162,7 @@ def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders):
     assert log == "begins at step 0\nstopped and saved at step 3\n"
     assert runs(stub) == {"tiny": 1}
     held.unlink()
-    code, out = finish(start(workdir, f"{SWEEP}:two", stub=stub))
+    code, out = launch()
     assert code == 0, out
     assert (workdir / "jobs/tiny/log.txt").read_text() == log + "begins at step 3\n"
     assert runs(stub) == {**TWO, "tiny": 2}
@@ -167,7 +176,7 @@ def slurm(tmp_path, monkeypatch):
         "srun": "",
         "scancel": "",
         "squeue": f"cat {tmp_path}/queue",
-        "scontrol": "echo JobState=CANCELLED",
+        "scontrol": "",
     }
     (tmp_path / "bin").mkdir()
     (tmp_path / "queue").touch()
@@ -180,8 +189,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def test_slurm_jobs_are_recognised_by_their_name_in_the_queue(slurm):
-    tiny = str(SWEEP.parents[1] / "e2e/tiny.py")
-    plan = Plan(Sweep("s.py", (Job(tiny, name="a/b"),)), slurm / "w")
+    plan = Plan(Sweep("s.py", (Job(TINY, name="a/b"),)), slurm / "w")
     job = plan.jobs["a/b"]
     job.folder.mkdir(parents=True)
     executor = build_executor("slurm", plan.folder, None, {"partition": "gpu", "nodes": 2})
@@ -205,7 +213,7 @@ def test_slurm_jobs_are_recognised_by_their_name_in_the_queue(slurm):
     (slurm / "queue").write_text(f"7 PENDING {name}\n")
     other.stop([job])
     assert (slurm / "called").read_text().splitlines()[-1] == "scancel 7"
-    (slurm / "queue").write_text("")
+    (slurm / "queue").write_text(f"7 CANCELLED {name}\n")
     # Its files may lag behind, unless they say how it ended.
     assert other.running([job]) == {"a/b": "queued"}
     job.result.write_text(json.dumps({}))

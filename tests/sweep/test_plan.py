@@ -8,8 +8,8 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, product, vary
-from vit_jax.sweep.job_folder import changed_settings
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.records import changed_settings
 from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
@@ -21,13 +21,14 @@ def plan(*entries, folder="/sweep"):
     return Plan(Sweep("s.py", entries), Path(folder))
 
 
-def test_product_combines_overrides_like_nested_loops():
+def selection(settings, **options):
+    return Selection("x", [(TINY, settings)], "eval/dev/loss", **options)
+
+
+def test_product_of_nothing_is_one_run_and_a_key_must_be_in_one_list():
     rates = vary("optimizer.learning_rate", [0.1, 0.2])
-    every = product(rates, vary("seed", [1, 2]), [{"model.width": 8}])
-    assert len(every) == 4
-    assert every[1] == {"optimizer.learning_rate": 0.1, "seed": 2, "model.width": 8}
-    assert every[2] == {"optimizer.learning_rate": 0.2, "seed": 1, "model.width": 8}
     assert product() == [{}]
+    assert len(product(rates, vary("seed", [1, 2]), [{"model.width": 8}])) == 4
     with pytest.raises(SweepError, match=r"two lists set 'optimizer\.learning_rate'"):
         product(rates, rates)
 
@@ -35,12 +36,7 @@ def test_product_combines_overrides_like_nested_loops():
 def test_derived_names_show_the_overrides_that_differ():
     runs = product(vary("optimizer.learning_rate", [1e-3, 3e-3]), vary("seed", [0, 1]))
     jobs = plan(*(Job(TINY, {**o, "train_steps": 5}) for o in runs)).jobs
-    assert list(jobs) == [
-        "learning_rate=0.001,seed=0",
-        "learning_rate=0.001,seed=1",
-        "learning_rate=0.003,seed=0",
-        "learning_rate=0.003,seed=1",
-    ]
+    assert list(jobs) == [f"learning_rate={r},seed={s}" for r in (0.001, 0.003) for s in (0, 1)]
     # Two keys have the same last part: longer parts tell them apart.
     pairs = [{"optimizer.name": "adam", "data.name": "digits"},
              {"optimizer.name": "sgd", "data.name": "mnist"}]  # fmt: skip
@@ -51,24 +47,25 @@ def test_derived_names_show_the_overrides_that_differ():
     assert list(plan(Job(TINY)).jobs) == ["tiny"]
 
 
-def test_a_job_as_a_command_line():
-    job = plan(
+def test_jobs_as_command_lines():
+    jobs = plan(
         Job(TINY, name="a"),
         Job(
             TINY,
             {"init_from": "job:a", "seed": 3, "ema_decay": None},
-            name="b",
+            name="b=1",
             arguments=["--deterministic", "--model=job:a", "job:a"],
         ),
-    ).jobs["b"]
-    assert job.needs == ("a",)
-    assert job.command("python") == [
+        Job(None, command="fewshot", arguments=["job:b=1", "--dataset=digits"], name="shots"),
+    ).jobs
+    assert [job.needs for job in jobs.values()] == [(), ("a",), ("b=1",)]
+    assert jobs["b=1"].command("python") == [
         "python",
         "-m",
         "vit_jax",
         "train",
         f"--config={TINY}",
-        "--workdir=/sweep/jobs/b",
+        "--workdir=/sweep/jobs/b=1",
         "--config.init_from=/sweep/jobs/a",
         "--config.seed=3",
         "--config.ema_decay=none",
@@ -76,19 +73,10 @@ def test_a_job_as_a_command_line():
         "--model=/sweep/jobs/a",
         "/sweep/jobs/a",
     ]
-
-
-def test_other_commands_take_the_folder_of_another_job_as_an_argument():
-    jobs = plan(
-        Job(TINY, name="a"),
-        Job(None, command="fewshot", arguments=["job:a", "--dataset=digits"], name="shots"),
-    ).jobs
-    assert jobs["shots"].needs == ("a",)
-    assert jobs["shots"].command("python")[2:] == [
-        "vit_jax",
+    assert jobs["shots"].command("python")[3:] == [
         "fewshot",
         "--workdir=/sweep/jobs/shots",
-        "/sweep/jobs/a",
+        "/sweep/jobs/b=1",
         "--dataset=digits",
     ]
 
@@ -96,37 +84,23 @@ def test_other_commands_take_the_folder_of_another_job_as_an_argument():
 def test_jobs_come_after_the_jobs_that_they_need():
     entries = [
         Job(TINY, {"init_from": "job:final/x/seed0"}, name="last"),
-        Selection(
-            "x",
-            [Job(TINY, {**DEV, "init_from": "job:first"}, name="only")],
-            "eval/dev/loss",
-            seeds=[0],
-            final_overrides=TEST,
-        ),
+        selection({**DEV, "init_from": "job:first"}, seeds=[0], final_overrides=TEST),
         Job(TINY, name="first"),
     ]
     jobs = plan(*entries).jobs
-    assert list(jobs) == ["first", "search/x/only", "final/x/seed0", "last"]
-    assert jobs["final/x/seed0"].needs == ("first", "search/x/only")
-    assert jobs["final/x/seed0"].awaits_selection
+    assert list(jobs) == ["first", "search/x/tiny", "final/x/seed0", "last"]
+    assert jobs["final/x/seed0"].needs == ("first", "search/x/tiny")
+    assert jobs["final/x/seed0"].awaited_selection is entries[1]
     assert [job.job.stage for job in jobs.values()] == [None, "search", "final", None]
 
 
 def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
-    laid = plan(
-        Selection(
-            "x",
-            candidates,
-            "eval/dev/loss",
-            mode="min",
-            seeds=[1],
-            final_overrides={**TEST, "train_epochs": 2.0},
-        )
-    )
-    laid.apply_choice("x", {"chosen": "search/x/seed=9"})
+    changes = {**TEST, "train_epochs": 2.0}
+    laid = plan(Selection("x", candidates, "eval/dev/loss", seeds=[1], final_overrides=changes))
+    laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
-    assert job.awaits_selection is False
+    assert job.awaited_selection is None
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
     assert job.config.evaluation.splits == {"test": "test"}
@@ -136,28 +110,14 @@ def test_final_overrides_replace_the_selected_settings():
 def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}
-    laid = plan(Selection("x", [(TINY, both)], "eval/dev/loss", mode="min", seeds=[0]))
+    laid = plan(selection(both, seeds=[0]))
     assert laid.jobs["final/x/seed0"].needs == ("search/x/tiny",)
     half = {"evaluation.splits": {"dev": "test[:50%]", "test": "test"},
             "evaluation.interval_steps": 10}  # fmt: skip
     with pytest.raises(SweepError, match="final runs report"):
-        plan(
-            Selection(
-                "x",
-                [(TINY, half)],
-                "eval/dev/loss",
-                final_overrides={"early_stopping.metric": "eval/test/loss"},
-            )
-        )
+        plan(selection(half, final_overrides={"early_stopping.metric": "eval/test/loss"}))
     with pytest.raises(SweepError, match="report 'dev'"):
-        plan(
-            Selection(
-                "x",
-                [(TINY, both)],
-                "eval/dev/loss",
-                final_overrides={"early_stopping.metric": None},
-            )
-        )
+        plan(selection(both, final_overrides={"early_stopping.metric": None}))
 
 
 @pytest.mark.parametrize(
@@ -172,16 +132,16 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
         ([Job(TINY, name="a"), Job(TINY, {"seed": 1}, name="a/b")], "the folder of job 'a'"),
         ([Job(TINY, {"init_from": "job:b"}, name="a"), Job(TINY, {"init_from": "job:a"}, name="b")],
          "jobs need each other: 'a' -> 'b' -> 'a'"),
-        ([Selection("x", [(TINY, {})], "eval/dev/loss")], "a candidate does not evaluate 'dev'"),
+        ([selection({})], "a candidate does not evaluate 'dev'"),
         ([Selection("x", [(TINY, TEST)], "eval/test/loss")], "selects on 'test' (test)"),
-        ([Selection("x", [(TINY, {"evaluation.splits": {"dev": "test[:50%]"}})], "eval/dev/loss",
-                    final_overrides=TEST)], "report 'test' (test)"),
-        ([Selection("x", [(TINY, DEV)], "eval/dev/loss")], "report 'dev'"),
-        ([Selection("x", [(TINY, {**DEV, "data.train_split": "train"})], "eval/dev/loss",
-                    final_overrides=TEST)], "and a candidate trains on 'train'"),
-        ([Selection("x", [(TINY, {**TEST, "evaluation.splits": {"dev": "all"}})], "eval/dev/loss",
-                    final_overrides=TEST)], "(all), and a candidate trains on"),
-        ([Selection("x", [(TINY, DEV)], "eval/dev/loss", final_overrides={"sed": 1})],
+        ([selection({"evaluation.splits": {"dev": "test[:50%]"}}, final_overrides=TEST)],
+         "report 'test' (test)"),
+        ([selection(DEV)], "report 'dev'"),
+        ([selection({**DEV, "data.train_split": "train"}, final_overrides=TEST)],
+         "and a candidate trains on 'train'"),
+        ([selection({**TEST, "evaluation.splits": {"dev": "all"}}, final_overrides=TEST)],
+         "(all), and a candidate trains on"),
+        ([selection(DEV, final_overrides={"sed": 1})],
          "job 'final/x/seed0': unknown config key 'sed'"),
         ([Selection("x", [(TINY, DEV)], "knn/pets/accuracy_top1", final_overrides=TEST)],
          "names no split"),
@@ -205,6 +165,10 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Selection("x", [], "eval/dev/loss"), "selection 'x' has no candidates"),
         (lambda: Selection("x", [(TINY, {})], "m", seeds=[1, 1]), "the seeds [1, 1]"),
         (lambda: Selection("x", ["a.py"], "m"), "has an entry of type str: 'a.py'"),
+        (
+            lambda: Selection("x", [(TINY, {}), (TINY, {})], "m"),
+            "two candidates with the same name",
+        ),
         (
             lambda: Selection("x", [Job(None, command="fewshot")], "m"),
             "that do not train",
@@ -317,8 +281,13 @@ def test_commands_are_printed_in_order_and_final_runs_after_the_selection(
         "# 1 final runs of 'x': run this command again when the 1 candidates are finished",
     ]
     assert json.loads((workdir / "jobs/search/x/tiny/job.json").read_text())["stage"] == "search"
-    for name, figures in (("pre-train", {}), ("search/x/tiny", {"eval/dev/loss": 0.25})):
-        (workdir / "jobs" / name / "result.json").write_text(json.dumps({"step": 400, **figures}))
+    results = [workdir / "jobs" / name / "result.json" for name in ("pre-train", "search/x/tiny")]
+    for path in results:
+        path.write_text(json.dumps({"step": 400}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, len(out), err) == (0, 1, [])
+    assert out[0].startswith("# selection 'x': no candidate has a finite 'eval/dev/loss'; ")
+    results[1].write_text(json.dumps({"step": 400, "eval/dev/loss": 0.25}))
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, [])
     assert out[:2] == [

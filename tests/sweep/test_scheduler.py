@@ -4,23 +4,29 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vit_jax.errors import SweepError
+from vit_jax.files import locked
+from vit_jax.run.folder import RunFolder
 from vit_jax.sweep import Job, Selection, vary
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,
+    is_running,
+    job_lock,
     last_log_lines,
     read_attempt,
     read_progress,
     write_attempt,
 )
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.records import check_folder
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
-from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.status import open_sweep
 from vit_jax.sweep.sweep_file import Sweep
-from vit_jax.sweep.table import summary
+from vit_jax.sweep.table import job_table, summary
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
 DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
@@ -102,30 +108,32 @@ class Run:
         entries = entries or (Job(TINY, name="pretrain"), selection())
         self.said, self.executor = [], executor or FakeExecutor()
         self.plan = Plan(Sweep("s.py", entries), folder)
-        self.status = SweepStatus(self.plan, self.said.append)
-        self.status.write_sweep()
+        open_sweep(self.plan, self.said.append)
         shown = []
         scheduler = Scheduler(
-            self.status,
+            self.plan,
             self.executor,
-            lambda status: shown.append(0),
+            self.said.append,
+            lambda jobs: shown.append(0),
             lambda: stop is not None and len(shown) >= stop,
         )
         self.code = scheduler.run(retry_failed=retry_failed)
+        self.jobs = list(scheduler.jobs.values())
 
     @property
     def states(self):
-        return {name: job.state for name, job in self.status.jobs.items()}
+        return {job.name: job.state for job in self.jobs}
 
-    def notes(self, name):
-        return self.status.jobs[name].note
+    @property
+    def notes(self):
+        return {job.name: job.note for job in self.jobs}
 
 
 def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path):
     run = Run(tmp_path, FakeExecutor(at_once=2))
     assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 2)
     assert run.said == [f"pets: selected {SEARCH[0]} of 3 by {METRIC} 0.9910"]
-    assert summary(list(run.status.jobs.values())) == "6 finished"
+    assert summary(run.jobs) == "6 finished"
     record = json.loads((tmp_path / "jobs" / FINAL[1] / "job.json").read_text())
     assert (record["stage"], record["needs"]) == ("final", ["pretrain", *SEARCH])
     assert record["overrides"] == {
@@ -148,15 +156,37 @@ def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path)
     assert Run(tmp_path).executor.submitted == []
 
 
+def test_new_labels_are_recorded_for_finished_jobs(tmp_path):
+    Run(tmp_path)
+    named = {"model": "tiny"}
+    entries = (Job(TINY, name="pretrain", labels=named), selection(labels=named))
+    assert Run(tmp_path, entries=entries).executor.submitted == []
+    for name in ALL:
+        record = json.loads((tmp_path / "jobs" / name / "job.json").read_text())
+        assert record["labels"] == named
+        assert (record["selection"] is not None) == (name in FINAL)
+
+
 def test_without_a_limit_all_ready_jobs_run_at_once(tmp_path):
     assert Run(tmp_path).executor.most == 3
+
+
+def test_a_job_keeps_its_devices_until_its_process_has_ended(tmp_path):
+    class Lingering(FakeExecutor):
+        def end(self, job):
+            has_result = job.result.exists()
+            super().end(job)
+            return has_result
+
+    run = Run(tmp_path, Lingering(at_once=1))
+    assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 1)
 
 
 def test_a_failed_job_blocks_its_dependents_and_runs_again_only_with_retry_failed(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
     assert (run.code, run.executor.submitted) == (1, ALL[:4])
-    assert run.notes(SEARCH[1]) == "exit code 2"
-    assert {run.notes(name) for name in FINAL} == {f"needs failed '{SEARCH[1]}'"}
+    assert run.notes[SEARCH[1]] == "exit code 2"
+    assert {run.notes[name] for name in FINAL} == {f"needs failed '{SEARCH[1]}'"}
     assert run.states[FINAL[0]] == "blocked"
     again = Run(tmp_path)
     assert (again.code, again.executor.submitted) == (1, [])
@@ -182,7 +212,7 @@ def test_a_selection_without_a_score_fails_its_final_runs(tmp_path):
     run = Run(tmp_path, entries=(Job(TINY, name="pretrain"), selection(metric="eval/dev/loss")))
     assert run.code == 1
     assert run.states[FINAL[0]] == "failed"
-    assert "no candidate has a finite 'eval/dev/loss'" in run.notes(FINAL[0])
+    assert "no candidate has a finite 'eval/dev/loss'" in run.notes[FINAL[0]]
     assert len(run.said) == 1
 
 
@@ -196,7 +226,7 @@ def test_an_interrupted_job_is_restarted(tmp_path, code):
 def test_a_job_that_ends_four_times_without_progress_fails(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": [75] * 9}))
     assert (run.code, run.executor.submitted) == (1, ["pretrain"] * 4)
-    assert run.notes("pretrain") == "ended 4 times without progress"
+    assert run.notes["pretrain"] == "ended 4 times without progress"
     assert Run(tmp_path).executor.submitted == []
 
 
@@ -220,7 +250,7 @@ def test_a_job_cancelled_on_the_cluster_waits_for_the_next_launch(tmp_path):
 
 def test_a_job_that_ran_out_of_memory_has_failed(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={"pretrain": ["out of memory"]}))
-    assert (run.code, run.notes("pretrain")) == (1, "out of memory")
+    assert (run.code, run.notes["pretrain"]) == (1, "out of memory")
 
 
 def test_a_stopped_sweep_lets_jobs_save_and_resumes(tmp_path):
@@ -252,8 +282,8 @@ def test_final_runs_of_an_earlier_selection_are_not_mixed_with_a_new_one(tmp_pat
     (tmp_path / "jobs" / FINAL[0] / "metrics.jsonl").touch()
     again = Run(tmp_path)
     assert (again.code, again.executor.submitted) == (1, [])
-    assert "was started with other settings (optimizer.learning_rate: 0.001" in again.notes(
-        FINAL[0]
+    assert (
+        "was started with other settings (optimizer.learning_rate: 0.001" in again.notes[FINAL[0]]
     )
 
 
@@ -261,7 +291,7 @@ def test_the_folder_of_another_sweep_is_not_changed(tmp_path):
     Run(tmp_path)
     before = (tmp_path / "sweep.json").read_bytes()
     with pytest.raises(SweepError, match=r"belongs to s\.py, which shares no job with t\.py"):
-        SweepStatus(Plan(Sweep("t.py", (Job(TINY, name="other"),)), tmp_path), print)
+        check_folder(Plan(Sweep("t.py", (Job(TINY, name="other"),)), tmp_path))
     assert (tmp_path / "sweep.json").read_bytes() == before
     # A sweep that gains jobs is the same sweep.
     more = (Job(TINY, name="other"), Job(TINY, name="pretrain"))
@@ -307,6 +337,33 @@ def test_progress_is_read_from_the_ends_of_metrics_and_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9999, "trai')
     (tmp_path / "log.txt").write_text("begins\nstep 2,999/4,000: loss 0.5\nlast words\n")
     assert read_progress(tmp_path) == (2999, 4000, {METRIC: 0.5})
+
+
+def test_a_long_table_shows_failed_jobs_first(tmp_path):
+    run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(job_table(run.jobs, 2))
+    rows = [line.split() for line in capture.get().splitlines()[3:]]
+    assert rows[:3] == [
+        [SEARCH[1], "0/240", "0:00:01", "failed:", "exit", "code", "2"],
+        [FINAL[0], "0/240", "blocked:", "needs", "failed", f"'{SEARCH[1]}'"],
+        ["and", "4", "more"],
+    ]
+    assert "3 finished, 2 blocked, 1 failed" in capture.get()
+    console.begin_capture()
+    console.print(job_table(run.jobs, 6))
+    first = console.end_capture().splitlines()[3].split()
+    assert first == ["pretrain", "5/5", "dev", "0.9900", "0:00:01", "finished"]
+
+
+def test_a_job_runs_while_its_process_or_its_run_holds_a_lock(tmp_path):
+    job = Plan(Sweep("s.py", (Job(TINY),)), tmp_path).jobs["tiny"]
+    assert not is_running(job.folder)
+    for held in (lambda: locked(job_lock(job.folder)), lambda: RunFolder(job.folder, job.config)):
+        with held():
+            assert is_running(job.folder)
+        assert not is_running(job.folder)
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path):

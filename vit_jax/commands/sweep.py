@@ -27,8 +27,9 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.records import write_record
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
-from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.status import open_sweep
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
@@ -90,14 +91,14 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
     )
     with stop, TableView() as view:
         executor = build_executor(args.executor, plan.folder, args.at_once, options)
-        status = SweepStatus(plan, view.say)
-        status.write_sweep(executor=args.executor, started=time.time())
+        open_sweep(plan, view.say, executor=args.executor, started=time.time())
         if executor.description:
             view.say(f"{args.at_once} at once: {executor.description}")
-        scheduler = Scheduler(status, executor, view.show, lambda: stop.requested)
+        scheduler = Scheduler(plan, executor, view.say, view.show, lambda: stop.requested)
         code = scheduler.run(retry_failed=args.retry_failed)
-        view.close(status)
-    view.say(f"{_ENDS[code]}: {summary(list(status.jobs.values()))}")
+        jobs = list(scheduler.jobs.values())
+        view.close(jobs)
+    view.say(f"{_ENDS[code]}: {summary(jobs)}")
     return code
 
 
@@ -106,20 +107,19 @@ def _print_commands(plan: Plan) -> int:
 
     A job comes after the jobs that it needs. Final runs are printed when their selection is made.
     """
-    status = SweepStatus(plan, lambda line: print(f"# {line}"))
-    status.write_sweep(executor=_PRINT, started=time.time())
+    status = open_sweep(plan, lambda line: print(f"# {line}"), executor=_PRINT, started=time.time())
+    unfinished = [name for name in plan.jobs if status[name].state != "finished"]
     for job in plan.jobs.values():
-        if job.awaits_selection or status.jobs[job.name].state == "finished":
+        if job.awaited_selection or job.problem or job.name not in unfinished:
             continue
-        status.write_record(job)
-        needs = [need for need in job.needs if status.jobs[need].state != "finished"]
+        write_record(plan, job)
+        needs = [need for need in job.needs if need in unfinished]
         print(f"# {job.name}" + (f", after {', '.join(needs)}" if needs else ""))
         print(shlex.join(job.command(python="python")))
     for name, selection in plan.selections.items():
-        undecided = sum(plan.jobs[final].awaits_selection for final in selection.final_names)
-        if undecided:
+        if any(plan.jobs[final].awaited_selection for final in selection.final_names):
             print(
-                f"# {undecided} final runs of {name!r}: run this command again when the"
+                f"# {len(selection.seeds)} final runs of {name!r}: run this command again when the"
                 f" {len(selection.candidates)} candidates are finished"
             )
     return 0

@@ -1,13 +1,12 @@
 """Divides the devices of this machine among the jobs that run at the same time."""
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from vit_jax.errors import SweepError
+from vit_jax.parallel.jax_internals import tpu_chips
 from vit_jax.parallel.launch import visible_gpus
 
 T = TypeVar("T")
@@ -28,40 +27,39 @@ class Share:
         description: for the user; empty: the whole machine.
     """
 
-    environment: Mapping[str, str | None]
+    environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     cores: tuple[int, ...] = ()
     description: str = ""
 
 
 def divide_devices(jobs: int) -> list[Share]:
-    """Returns the shares of jobs that run at the same time on this machine.
+    """Returns the shares of `jobs` jobs that run at the same time on this machine.
 
     GPUs are divided evenly if there are any, else TPU chips, else CPU cores. With fewer GPUs than
     jobs, several jobs share one GPU and its memory.
-
-    Args:
-        jobs: number of jobs.
 
     Raises:
         SweepError: the TPU chips cannot be divided by the number of jobs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # submitit hides all GPUs from local jobs; unset the variable that it sets.
-    unhidden = {"CUDA_VISIBLE_DEVICES": visible}
     platform = os.environ.get("JAX_PLATFORMS", "")
     gpus = 0 if platform in ("cpu", "tpu") else visible_gpus(os.environ)
+    chips = 0 if gpus or platform in ("cpu", "cuda", "gpu") else tpu_chips()
     if jobs == 1:
-        return [Share(unhidden)]
-    if gpus:
-        return gpu_shares((visible or ",".join(map(str, range(gpus)))).split(","), jobs)
-    chips = 0 if platform in ("cpu", "cuda", "gpu") else _count_tpu_chips()
-    if chips:
-        return [Share({**unhidden, **e}, (), d) for e, d in _tpu_shares(chips, jobs)]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [
-        Share(unhidden, part, f"cores {','.join(map(str, part))}" if part else "")
-        for part in divide(cores, jobs)
-    ]
+        shares = [Share()]
+    elif gpus:
+        shares = gpu_shares((visible or ",".join(map(str, range(gpus)))).split(","), jobs)
+    elif chips:
+        shares = _tpu_shares(chips, jobs)
+    else:
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        shares = [
+            Share({}, part, f"cores {','.join(map(str, part))}" if part else "")
+            for part in divide(cores, jobs)
+        ]
+    # submitit hides all GPUs from local jobs: restore the variable that it sets.
+    unhidden = {"CUDA_VISIBLE_DEVICES": visible}
+    return [dataclasses.replace(s, environment={**unhidden, **s.environment}) for s in shares]
 
 
 def gpu_shares(names: Sequence[str], jobs: int) -> list[Share]:
@@ -74,12 +72,25 @@ def gpu_shares(names: Sequence[str], jobs: int) -> list[Share]:
     """
     parts, shares = divide(names, jobs), []
     for part in parts:
-        environment: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ",".join(part)}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(part)}
         users = max(sum(name in other for other in parts) for name in part)
         if users > 1:
             environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{_SHARED_MEMORY / users:.2f}"
         shares.append(Share(environment, (), f"GPU {','.join(part)}"))
     return shares
+
+
+def _tpu_shares(chips: int, jobs: int) -> list[Share]:
+    each = chips // jobs
+    if each not in _TPU_BOUNDS:
+        raise SweepError(
+            f"{chips} TPU chips for {jobs} jobs at once",
+            "1, 2, 4 or 8 chips per job",
+            "change --at_once",
+        )
+    bounds = {"TPU_CHIPS_PER_PROCESS_BOUNDS": _TPU_BOUNDS[each], "TPU_PROCESS_BOUNDS": "1,1,1"}
+    names = [",".join(map(str, part)) for part in divide(range(each * jobs), jobs)]
+    return [Share({"TPU_VISIBLE_CHIPS": n, **bounds}, (), f"TPU chips {n}") for n in names]
 
 
 def divide(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
@@ -94,24 +105,3 @@ def divide(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
     return [
         tuple(items[part * count // parts : (part + 1) * count // parts]) for part in range(parts)
     ]
-
-
-def _tpu_shares(chips: int, jobs: int) -> list[tuple[dict[str, str], str]]:
-    each = chips // jobs
-    if each not in _TPU_BOUNDS:
-        raise SweepError(
-            f"{chips} TPU chips for {jobs} jobs at once",
-            "1, 2, 4 or 8 chips per job",
-            "change --at_once",
-        )
-    bounds = {"TPU_CHIPS_PER_PROCESS_BOUNDS": _TPU_BOUNDS[each], "TPU_PROCESS_BOUNDS": "1,1,1"}
-    names = [",".join(map(str, part)) for part in divide(range(each * jobs), jobs)]
-    return [({"TPU_VISIBLE_CHIPS": n, **bounds}, f"TPU chips {n}") for n in names]
-
-
-def _count_tpu_chips() -> int:
-    """Counts the device files of TPU chips: /dev/accel0, ... up to v4, /dev/vfio/0, ... since."""
-    if importlib.util.find_spec("libtpu") is None:
-        return 0
-    devices = Path("/dev")
-    return len([*devices.glob("accel[0-9]*")] or [*devices.glob("vfio/[0-9]*")])

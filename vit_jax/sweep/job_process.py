@@ -9,64 +9,53 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import submitit
 from submitit.helpers import DelayedSubmission
 
 from vit_jax.errors import EXIT_STOPPED, LockedError
-from vit_jax.files import locked
+from vit_jax.files import is_locked, locked
 from vit_jax.sweep.devices import Share
-from vit_jax.sweep.job_folder import (
-    Attempt,
-    is_run_alive,
-    job_lock,
-    log_file,
-    read_attempt,
-    write_attempt,
-)
+from vit_jax.sweep.job_folder import Attempt, job_lock, read_attempt, run_lock, write_attempt
 
 # A launcher that checks the lock holds it briefly, so wait this long for it.
 _LOCK_TIMEOUT_S = 5.0
 
 
+@dataclasses.dataclass
 class JobProcess:
     """Runs a job's command in a child process.
 
-    SIGTERM (from the launcher, or `scontrol requeue`) is passed on: the run saves and ends. On
-    SIGUSR2 (SLURM's time limit, preemption) submitit calls `checkpoint` and requeues the job.
+    SIGTERM (from `scontrol requeue`) is passed on: the run saves and ends. On SIGUSR2 (SLURM's time
+    limit, preemption) submitit calls `checkpoint` and requeues the job.
 
-    Args:
+    Attributes:
         folder: of the job.
         command: command line, as a list of arguments.
-        executor: "local" or "slurm".
         slot: index of the device share.
         share: devices to use.
     """
 
-    def __init__(
-        self, folder: Path, command: Sequence[str], executor: str, slot: int, share: Share
-    ):
-        self.folder, self.command, self.executor = folder, list(command), executor
-        self.slot, self.share = slot, share
-        self._process: subprocess.Popen | None = None
-        self._stopping = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_stopping": False}
+    folder: Path
+    command: Sequence[str]
+    slot: int = 0
+    share: Share = dataclasses.field(default_factory=Share)
+    _process: subprocess.Popen | None = dataclasses.field(default=None, init=False)
+    _stopping: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self) -> int:
         """Runs the job and returns its exit code; 75 if it was not started."""
         signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
-        rank = int(os.environ.get("SLURM_PROCID", "0"))
+        rank = submitit.JobEnvironment().global_rank
         if rank:  # Only the first of several tasks writes attempt.json.
             return self._run(self.folder / f"log-{rank}.txt", record=False)
         try:
             with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
                 if (self.folder / "result.json").exists():
                     return 0
-                if self._stopping or is_run_alive(self.folder):
+                if self._stopping or is_locked(run_lock(self.folder)):
                     return EXIT_STOPPED
-                return self._run(log_file(self.folder), record=True)
+                return self._run(self.folder / "log.txt", record=True)
         except LockedError:
             print(f"{self.folder} is run by another process")
             return EXIT_STOPPED
@@ -76,7 +65,7 @@ class JobProcess:
         self._stop()
         if self._process is not None:
             _wait(self._process.pid)
-        return DelayedSubmission(self)
+        return DelayedSubmission(dataclasses.replace(self))
 
     def _stop(self) -> None:
         self._stopping = True
@@ -86,14 +75,16 @@ class JobProcess:
 
     def _run(self, log: Path, *, record: bool) -> int:
         """Runs the command; `record` says whether to write attempt.json."""
-        environment = {**os.environ, **self.share.environment}
+        variables = {**os.environ, **self.share.environment}
         with log.open("ab") as file:
             self._process = process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={key: value for key, value in environment.items() if value is not None},
+                env={key: value for key, value in variables.items() if value is not None},
+                # Ctrl-C in the terminal then reaches only the launcher.
+                start_new_session=submitit.JobEnvironment().cluster == "local",
                 preexec_fn=self._prepare,
             )
         if self._stopping:  # The signal came before the process was started.
@@ -114,18 +105,15 @@ class JobProcess:
         # SLURM sends SIGUSR2 to every process of a job; by default that would end the run.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
-        if self.executor == "local":
-            os.setsid()  # Ctrl-C in the terminal then reaches only the launcher.
         if self.share.cores:
             os.sched_setaffinity(0, self.share.cores)
 
     def _record_start(self, pid: int) -> Attempt:
-        before = read_attempt(self.folder)
-        variable = "SLURM_JOB_ID" if self.executor == "slurm" else "SUBMITIT_LOCAL_JOB_ID"
+        before, environment = read_attempt(self.folder), submitit.JobEnvironment()
         attempt = Attempt(
             number=before.number + 1 if before else 1,
-            executor=self.executor,
-            id=os.environ.get(variable, ""),
+            executor=environment.cluster,
+            id=environment.job_id,
             host=platform.node(),
             pid=pid,
             slot=self.slot,

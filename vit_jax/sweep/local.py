@@ -40,9 +40,14 @@ class LocalExecutor(Executor):
         slot = min(set(range(len(self._shares))) - set(self._slots.values()), default=0)
         executor = submitit.LocalExecutor(job.folder / ".sweep" / "submitit")
         executor.update_parameters(timeout_min=_TIMEOUT_MIN, signal_delay_s=0)
-        process = JobProcess(job.folder, job.command(), "local", slot, self._shares[slot])
-        with _terminal_signals_blocked():
-            self._submitted[job.name] = executor.submit(process)
+        # The new process inherits blocked signals: Ctrl-C and SIGHUP do not end it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            self._submitted[job.name] = executor.submit(
+                JobProcess(job.folder, job.command(), slot, self._shares[slot])
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._slots[job.name] = slot
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
@@ -59,18 +64,9 @@ class LocalExecutor(Executor):
 
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
         """Sends SIGTERM to all jobs, including those whose run has not started yet."""
-        own = [job for job in jobs if job.name in self._submitted]
-        for job in own:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(self._submitted[job.name].job_id), signal.SIGTERM)
-        super().stop([job for job in jobs if job not in own])
-
-
-@contextlib.contextmanager
-def _terminal_signals_blocked():
-    """Processes started inside this context ignore Ctrl-C and SIGHUP."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for job in jobs:
+            if job.name in self._submitted:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(self._submitted[job.name].job_id), signal.SIGTERM)
+            else:
+                super().stop([job])

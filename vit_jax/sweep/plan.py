@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
 from vit_jax.sweep.selection import check_selection
-from vit_jax.sweep.sweep_file import REFERENCE, Job, Selection, Sweep, derive_names
+from vit_jax.sweep.sweep_file import Job, Selection, Sweep, derive_names
+
+# "job:NAME" or "--option=job:NAME".
+_REFERENCE = re.compile(r"([^=]*=|)job:(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +31,9 @@ class PlannedJob:
         settings: values from the config file and overrides, without defaults; None for other
             commands.
         needs: names of the jobs that must finish first.
+        selection: the selection that it belongs to.
         choice: how its settings were selected, as job.json records it.
+        problem: why this final run cannot be run; None: it can.
     """
 
     name: str
@@ -36,17 +42,19 @@ class PlannedJob:
     config: Config | None
     settings: dict[str, Any] | None
     needs: tuple[str, ...]
+    selection: Selection | None
     choice: dict[str, Any] | None = None
+    problem: str | None = None
 
     @property
-    def awaits_selection(self) -> bool:
-        """Whether its settings depend on a selection that has not been made yet."""
-        return self.is_final_run and self.choice is None
+    def final_of(self) -> Selection | None:
+        """The selection whose selected candidate it repeats; None: it is no final run."""
+        return self.selection if self.job.stage == "final" else None
 
     @property
-    def is_final_run(self) -> bool:
-        """Whether it repeats the selected candidate of a selection."""
-        return self.job.selection is not None and self.job.stage == "final"
+    def awaited_selection(self) -> Selection | None:
+        """The selection that its settings depend on; None: there is none, or it has been made."""
+        return self.final_of if self.choice is None and self.problem is None else None
 
     @property
     def result(self) -> Path:
@@ -62,21 +70,11 @@ class PlannedJob:
         return [*words, *self.job.arguments]
 
     def record(self, spec: str) -> dict[str, Any]:
-        """Returns the content of job.json.
-
-        Args:
-            spec: the sweep's "FILE.py:ARG".
-        """
+        """Returns the content of job.json; `spec` is the sweep's "FILE.py:ARG"."""
         record = {
             "sweep": spec,
-            "name": self.name,
-            "command": self.job.command,
-            "config": self.job.config,
-            "overrides": dict(self.job.overrides),
-            "arguments": list(self.job.arguments),
-            "labels": dict(self.job.labels),
-            "stage": self.job.stage,
-            "needs": list(self.needs),
+            **dataclasses.asdict(self.job),
+            "needs": self.needs,
             "selection": self.choice,
             "settings": self.settings,
         }
@@ -107,62 +105,59 @@ class Plan:
             raise SweepError("two selections with the same name", "different names", "rename one")
         self._recipes: dict[str, dict[str, Any]] = {}  # config file -> its content
         self._defined = _name_jobs(sweep.entries)
-        _check_folders(list(self._defined))
-        jobs = {name: self._plan_job(name, job) for name, job in self._defined.items()}
-        self.jobs = _sort_by_needs(jobs)
-        for selection in self.selections.values():
-            # One final run per candidate is enough: the others differ only in their seed.
-            finals = [selection.final_jobs(name) for name in selection.candidate_jobs]
-            firsts = [self._plan_job(*next(iter(jobs.items()))) for jobs in finals if jobs]
+        self.jobs = _sort_by_needs(
+            {name: self._plan_job(name, *defined) for name, defined in self._defined.items()}
+        )
+        for selection in selections:
             candidates = [self.jobs[name] for name in selection.candidate_jobs]
+            # One final run per candidate is enough: the others differ only in their seed.
+            finals = [
+                self._plan_job(name, job, selection)
+                for candidate in selection.candidate_jobs
+                for name, job in list(selection.final_jobs(candidate).items())[:1]
+            ]
             check_selection(
                 selection,
                 [job.config for job in candidates if job.config],
-                [job.config for job in firsts if job.config],
+                [job.config for job in finals if job.config],
             )
 
-    def apply_choice(self, name: str, choice: dict[str, Any]) -> None:
+    def apply_choice(self, selection: Selection, choice: dict[str, Any]) -> None:
         """Sets the final runs of a selection to the settings of the selected candidate.
 
-        Args:
-            name: of the selection.
-            choice: in the format of job.json.
+        `choice` is in the format of job.json.
         """
-        for final, job in self.selections[name].final_jobs(choice["chosen"]).items():
-            self.jobs[final] = dataclasses.replace(self._plan_job(final, job), choice=choice)
+        for name, job in selection.final_jobs(choice["chosen"]).items():
+            planned = self._plan_job(name, job, selection)
+            self.jobs[name] = dataclasses.replace(planned, choice=choice)
 
-    def _plan_job(self, name: str, job: Job) -> PlannedJob:
+    def _plan_job(self, name: str, job: Job, selection: Selection | None) -> PlannedJob:
         needs: dict[str, None] = {}
 
         def resolve(value: Any) -> Any:
-            if not isinstance(value, str) or not value.startswith(REFERENCE):
+            found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if found is None:
                 return value
-            other = value.removeprefix(REFERENCE)
+            option, other = found.groups()
             if other not in self._defined:
                 raise SweepError(
                     f"job {name!r} refers to {value!r}, and no job has this name",
                     f"one of the {len(self._defined)} jobs of the sweep",
-                    f"did you mean '{REFERENCE}{nearest(other, self._defined)}'?",
+                    f"did you mean 'job:{nearest(other, self._defined)}'?",
                 )
             needs[other] = None
-            return str(self.folder / "jobs" / other)
-
-        def resolve_argument(argument: str) -> str:
-            option, equals, value = argument.partition("=")
-            if equals and not argument.startswith(REFERENCE):  # A job's name may contain "=".
-                return f"{option}={resolve(value)}"
-            return resolve(argument)
+            return f"{option}{self.folder / 'jobs' / other}"
 
         job = dataclasses.replace(
             job,
             name=name,
             overrides={key: resolve(value) for key, value in job.overrides.items()},
-            arguments=[resolve_argument(argument) for argument in job.arguments],
+            arguments=[resolve(argument) for argument in job.arguments],
         )
-        if job.selection is not None and job.stage == "final":
-            needs |= dict.fromkeys(self.selections[job.selection].candidate_jobs)
-        config, settings = self._load(name, job)
-        return PlannedJob(name, self.folder / "jobs" / name, job, config, settings, tuple(needs))
+        if selection is not None and job.stage == "final":
+            needs |= dict.fromkeys(selection.candidate_jobs)
+        folder, (config, settings) = self.folder / "jobs" / name, self._load(name, job)
+        return PlannedJob(name, folder, job, config, settings, tuple(needs), selection)
 
     def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
         """Checks a job's config file and overrides; errors name the job."""
@@ -195,38 +190,40 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, Job]:
-    """Returns name -> job; final runs have the settings of the first candidate for now."""
+def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, tuple[Job, Selection | None]]:
+    """Returns name -> (job, its selection).
+
+    Final runs have the settings of the first candidate for now.
+
+    Raises:
+        SweepError: two jobs have the same name, or one folder lies inside another.
+    """
     names = iter(derive_names([entry for entry in entries if isinstance(entry, Job)]))
-    named: list[tuple[str, Job]] = []
+    defined: dict[str, tuple[Job, Selection | None]] = {}
     for entry in entries:
         if isinstance(entry, Job):
-            named.append((next(names), entry))
+            selection, jobs = None, {next(names): entry}
         else:
-            named += entry.candidate_jobs.items()
-            named += entry.final_jobs(next(iter(entry.candidate_jobs))).items()
-    defined: dict[str, Job] = {}
-    for name, job in named:
-        if name in defined:
-            raise SweepError(
-                f"two {'equal' if job == defined[name] else 'different'} jobs are named {name!r}",
-                "different jobs with different names",
-                "remove one, or name them, as in Job(config, overrides, name=...)",
-            )
-        defined[name] = job
-    return defined
-
-
-def _check_folders(names: Sequence[str]) -> None:
-    """Checks that no job's folder lies inside another job's folder."""
-    for name in names:
+            selection, first = entry, next(iter(entry.candidate_jobs))
+            jobs = entry.candidate_jobs | entry.final_jobs(first)
+        for name, job in jobs.items():
+            if name in defined:
+                kind = "equal" if job == defined[name][0] else "different"
+                raise SweepError(
+                    f"two {kind} jobs are named {name!r}",
+                    "different jobs with different names",
+                    "remove one, or name them, as in Job(config, overrides, name=...)",
+                )
+            defined[name] = job, selection
+    for name in defined:
         for parent in map(str, Path(name).parents):
-            if parent in names:
+            if parent in defined:
                 raise SweepError(
                     f"the folder of job {name!r} lies inside the folder of job {parent!r}",
                     "separate folders",
                     f"rename {parent!r}, e.g. to '{parent}/base'",
                 )
+    return defined
 
 
 def _sort_by_needs(jobs: Mapping[str, PlannedJob]) -> dict[str, PlannedJob]:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
@@ -18,8 +18,9 @@ from vit_jax.sweep.job_folder import (
     read_progress,
     write_attempt,
 )
-from vit_jax.sweep.plan import PlannedJob
-from vit_jax.sweep.status import SweepStatus
+from vit_jax.sweep.plan import Plan, PlannedJob
+from vit_jax.sweep.records import write_record
+from vit_jax.sweep.status import JobStatus, read_status
 
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
@@ -58,21 +59,27 @@ class Scheduler:
     """Runs the jobs of a sweep until all are finished or failed, or the user stops it.
 
     Args:
-        status: the jobs.
+        plan: the jobs.
         executor: runs the jobs.
-        show: called with the status after every update.
+        say: shows a line to the user.
+        show: called with the status of all jobs after every update.
         stop: returns whether the user wants to stop.
+
+    Attributes:
+        jobs: name -> status.
     """
 
     def __init__(
         self,
-        status: SweepStatus,
+        plan: Plan,
         executor: Executor,
-        show: Callable[[SweepStatus], None],
+        say: Callable[[str], None],
+        show: Callable[[Sequence[JobStatus]], None],
         stop: Callable[[], bool],
     ):
-        self.status, self.plan = status, status.plan
-        self.executor, self.show, self.stop = executor, show, stop
+        self.plan, self.executor = plan, executor
+        self.say, self.show, self.stop = say, show, stop
+        self.jobs: dict[str, JobStatus] = {}
         self._running: set[str] = set()
         # Job -> the step at which it last ended, and how often in a row it ended at that step.
         self._ends: dict[str, tuple[int, int]] = {}
@@ -87,79 +94,70 @@ class Scheduler:
         if retry_failed:
             for job in self.plan.jobs.values():
                 clear_failure(job.folder)
-        stopping, asked_at = False, float("-inf")
-        self._update()
+        asked_at = float("-inf")
         while True:
-            if self.stop():
-                stopping = True
-                if not self._running:
-                    break
-                if time.monotonic() - asked_at > _SECONDS_BETWEEN_STOPS:
-                    self.executor.stop([self.plan.jobs[name] for name in sorted(self._running)])
-                    asked_at = time.monotonic()
-            else:
-                self._start_ready()
-                if not self._running:
-                    break
-            self._wait()
             self._update()
-        unfinished = any(s.state != "finished" for s in self.status.jobs.values())
+            stopping = self.stop()
+            if not stopping:
+                self._start_ready()
+            if not self._running:
+                break
+            if stopping and time.monotonic() - asked_at > _SECONDS_BETWEEN_STOPS:
+                self.executor.stop([self.plan.jobs[name] for name in sorted(self._running)])
+                asked_at = time.monotonic()
+            time.sleep(self.executor.poll_s)
+        unfinished = any(status.state != "finished" for status in self.jobs.values())
         if unfinished and (stopping or self._cancelled):
             return EXIT_STOPPED
         return EXIT_FAILED if unfinished else 0
 
     def _update(self) -> None:
         """Updates the status from the executor and the job folders."""
-        open_jobs = [s.job for s in self.status.jobs.values() if s.state != "finished"]
-        running = self.executor.running(open_jobs)
+        finished = {name for name, status in self.jobs.items() if status.state == "finished"}
+        unfinished = [job for name, job in self.plan.jobs.items() if name not in finished]
+        running = self.executor.running(unfinished)
         for name in sorted(self._running - running.keys()):
-            self._decide_restart(self.plan.jobs[name])
+            self._check_end(self.plan.jobs[name])
         for name in running.keys() - self._running:
-            self.status.say(f"{name}: started by an earlier launcher")
+            self.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
-        self.status.update(running)
-        self.show(self.status)
+        self.jobs = read_status(self.plan, running, self.jobs, self.say)
+        self.show(list(self.jobs.values()))
 
-    def _decide_restart(self, job: PlannedJob) -> None:
-        """Decides whether a job that has ended without a result is started again."""
+    def _start_ready(self) -> None:
+        """Starts ready jobs in the order of the plan, until the executor is full."""
+        for name, status in self.jobs.items():
+            if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
+                return
+            if status.state in ("ready", "stopped") and name not in self._cancelled:
+                write_record(self.plan, status.job)
+                self.executor.submit(status.job)
+                self._running.add(name)
+
+    def _check_end(self, job: PlannedJob) -> None:
+        """Decides whether a job that is no longer running is started again.
+
+        It is, unless it was cancelled on the cluster, ran out of memory, or made no progress.
+        """
         attempt = read_attempt(job.folder)
         if job.result.exists() or self.stop() or (attempt and attempt.why_failed):
             return
-        state = self.executor.final_state(job)
-        if state is not None and state.startswith("CANCELLED"):
+        state = self.executor.final_state(job) or ""
+        if state.startswith("CANCELLED"):
             self._cancelled.add(job.name)
-            self.status.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
+            self.say(f"{job.name}: cancelled on the cluster; run the same command to resume")
             return
-        last, times = self._ends.get(job.name, (-1, 0))
-        step = read_progress(job.folder)[0]
+        step, (last, times) = read_progress(job.folder)[0], self._ends.get(job.name, (-1, 0))
         times = times + 1 if step <= last else 1
-        self._ends[job.name] = (step, times)
-        failure = None
+        self._ends[job.name] = step, times
         if state == "OUT_OF_MEMORY":
             failure = "out of memory"
         elif times >= _MOST_STARTS_WITHOUT_PROGRESS:
             failure = f"ended {times} times without progress"
-        if failure is None:
-            self.status.say(f"{job.name}: stopped{f' ({state})' if state else ''}, resumes")
+        else:
+            self.say(f"{job.name}: stopped{state and f' ({state})'}, resumes")
             return
         now = time.time()
         attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)
         attempt = dataclasses.replace(attempt, ended=attempt.ended or now, failure=failure)
         write_attempt(job.folder, attempt)
-
-    def _start_ready(self) -> None:
-        """Starts ready jobs in the order of the plan, until the executor is full."""
-        for name, status in self.status.jobs.items():
-            if self.executor.at_once is not None and len(self._running) >= self.executor.at_once:
-                return
-            if status.state not in ("ready", "stopped") or name in self._running | self._cancelled:
-                continue
-            self.status.write_record(status.job)
-            self.executor.submit(status.job)
-            self._running.add(name)
-
-    def _wait(self) -> None:
-        """Waits until the next poll, or until the user asks to stop."""
-        deadline, before = time.monotonic() + self.executor.poll_s, self.stop()
-        while time.monotonic() < deadline and self.stop() == before:
-            time.sleep(min(0.1, self.executor.poll_s))

@@ -26,70 +26,69 @@ def check_selection(
 ) -> None:
     """Checks that all candidates evaluate the metric's split, and that it is used for nothing else.
 
-    Args:
-        selection: the selection.
-        candidates: configs of the candidates.
-        finals: possible configs of the final runs.
+    `finals` are the possible configs of the final runs.
 
     Raises:
         SweepError: a candidate does not evaluate the metric's split, a candidate trains on it, or
             the final runs report it.
     """
-    where, name = f"selection {selection.name!r}", split_of(selection.metric)
-    for config in candidates:
-        splits = config.evaluation.all_splits
-        if name is None:
-            break
-        if name not in splits:
-            raise SweepError(
-                f"{where} uses {selection.metric!r}, and a candidate does not evaluate {name!r}"
-                f" (evaluation.splits: {', '.join(splits) or 'none'})",
-                "a split that every candidate evaluates",
-                f"did you mean {nearest(name, splits)!r}?"
-                if splits
-                else f"set evaluation.splits.{name} in their config",
-            )
-        trained = config.data.train_split
-        if selection.choose_on_test or config.data.mixture or not overlap(trained, splits[name]):
-            continue
+    name = split_of(selection.metric)
+    if name is not None:
+        for config in candidates:
+            _check_candidate(selection, name, config)
+    if selection.choose_on_test or not finals:
+        return
+    if name is None:
+        raise SweepError(
+            f"selection {selection.name!r} uses {selection.metric!r}, which names no split",
+            "a metric such as eval/dev/accuracy_top1",
+            "use such a metric, or set choose_on_test=True if it is not measured on test examples",
+        )
+    for selected_on in {config.evaluation.all_splits[name] for config in candidates}:
+        for config in finals:
+            _check_final_run(selection, name, selected_on, config)
+
+
+def _check_candidate(selection: Selection, name: str, config: Config) -> None:
+    """Checks that a candidate evaluates the split `name` and does not train on it."""
+    where, splits = f"selection {selection.name!r}", config.evaluation.all_splits
+    if name not in splits:
+        raise SweepError(
+            f"{where} uses {selection.metric!r}, and a candidate does not evaluate {name!r}"
+            f" (evaluation.splits: {', '.join(splits) or 'none'})",
+            "a split that every candidate evaluates",
+            f"did you mean {nearest(name, splits)!r}?"
+            if splits
+            else f"set evaluation.splits.{name} in their config",
+        )
+    trained = config.data.train_split
+    checked = not selection.choose_on_test and not config.data.mixture
+    if checked and overlap(trained, splits[name]):
         raise SweepError(
             f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}",
             "examples that no candidate trains on",
             "train the candidates on the rest, e.g. data.train_split 'train[:90%]'",
         )
-    if selection.choose_on_test or not finals:
-        return
-    if name is None:
-        raise SweepError(
-            f"{where} uses {selection.metric!r}, which names no split",
-            "a metric such as eval/dev/accuracy_top1",
-            "use such a metric, or set choose_on_test=True if it is not measured on test examples",
-        )
-    for selected_on in {config.evaluation.all_splits[name] for config in candidates}:
-        for final in finals:
-            _check_not_reported(where, name, selected_on, final)
 
 
-def _check_not_reported(where: str, name: str, selected_on: str, final: Config) -> None:
+def _check_final_run(selection: Selection, name: str, selected_on: str, config: Config) -> None:
     """Checks that a final run does not report examples that the selection used.
 
     It may evaluate the selection's split if early stopping uses that split.
     """
-    early_stopping = split_of(final.early_stopping.metric or "")
-    reported = {
-        other: split
-        for other, split in final.evaluation.all_splits.items()
-        if not other == name == early_stopping
-    }
-    same = [other for other in ("test", name) if name == other and other in {"test", *reported}]
-    shared = same + [other for other, split in reported.items() if may_overlap(selected_on, split)]
-    if shared:
-        raise SweepError(
-            f"{where} selects on {name!r} ({selected_on}), and the final runs report"
-            f" {shared[0]!r} ({reported.get(shared[0], selected_on)})",
-            "a dev split that shares no examples with the reported splits",
-            "split some examples off train, or set choose_on_test=True",
-        )
+    reported = dict(config.evaluation.all_splits)
+    if split_of(config.early_stopping.metric or "") == name:
+        reported.pop(name, None)
+    if name == "test":
+        reported = {name: selected_on, **reported}
+    for other, split in reported.items():
+        if other == name or may_overlap(selected_on, split):
+            raise SweepError(
+                f"selection {selection.name!r} selects on {name!r} ({selected_on}), and the final"
+                f" runs report {other!r} ({split})",
+                "a dev split that shares no examples with the reported splits",
+                "split some examples off train, or set choose_on_test=True",
+            )
 
 
 def select_best(
@@ -98,7 +97,7 @@ def select_best(
     """Returns the choice in the format of job.json.
 
     Args:
-        selection: the selection.
+        selection: what to select by.
         results: (candidate, its result.json; None if it failed) for every candidate.
 
     Raises:

@@ -1,13 +1,12 @@
 """Executor for a SLURM cluster, through submitit.
 
-The state of a job is read from its files, squeue and scontrol. Accounting (sacct) is not needed,
+The state of a job is read from its files and squeue. Accounting (sacct) is not needed,
 because many small clusters lack it.
 """
 
 import hashlib
 import logging
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -19,7 +18,6 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from vit_jax.errors import SweepError
-from vit_jax.sweep.devices import Share
 from vit_jax.sweep.executor import Executor, JobState
 from vit_jax.sweep.job_folder import read_attempt
 from vit_jax.sweep.job_process import JobProcess
@@ -67,16 +65,18 @@ class SlurmExecutor(Executor):
             )
         self._prefix = f"sweep-{_short_hash(str(folder))}"
         self._ids: dict[str, str] = {}  # job -> SLURM id
-        self._seen: dict[str, float] = {}  # job -> when it was last known to be in the queue
+        # Job -> until when it counts as queued if squeue does not list it.
+        self._until: dict[str, float] = {}
         self._queue: dict[str, tuple[str, str]] = {}  # name in the queue -> SLURM id, state
         self._answering = True
-        if not self._read_queue():
+        self._read_queue()
+        if not self._answering:
             raise SweepError(
                 "SLURM does not answer (squeue)",
                 "a running controller",
                 "try squeue, or use --executor=local",
             )
-        self._check_options()
+        self._build_executor(folder / ".sweep")  # Checks the options.
 
     def submit(self, job: PlannedJob) -> None:
         """Submits a job.
@@ -84,11 +84,10 @@ class SlurmExecutor(Executor):
         Raises:
             SweepError: SLURM refuses it.
         """
-        process = JobProcess(job.folder, job.command(), "slurm", 0, Share({}))
+        executor = self._build_executor(job.folder / ".sweep" / "submitit")
+        executor.update_parameters(name=self._queue_name(job))
         try:
-            executor = self._build_executor(job.folder / ".sweep" / "submitit")
-            executor.update_parameters(name=self._queue_name(job))
-            submitted = executor.submit(process)
+            submitted = executor.submit(JobProcess(job.folder, job.command()))
         except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError) as error:
             raise SweepError(
                 f"SLURM refuses job {job.name!r}: {str(error).strip().splitlines()[-1]}",
@@ -96,8 +95,7 @@ class SlurmExecutor(Executor):
                 "correct --slurm.KEY=VALUE or SLURM in the sweep file",
             ) from None
         self._ids[job.name] = submitted.job_id
-        # squeue may not list it yet.
-        self._seen[job.name] = time.monotonic() + _APPEAR_TIMEOUT_S - _VISIBLE_TIMEOUT_S
+        self._until[job.name] = time.monotonic() + _APPEAR_TIMEOUT_S
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
         """Returns jobs in the queue, or that left it so recently that files may be outdated."""
@@ -105,15 +103,12 @@ class SlurmExecutor(Executor):
         found: dict[str, JobState] = {}
         now = time.monotonic()
         for job in jobs:
-            if self._queue_name(job) in self._queue:
-                self._ids[job.name], state = self._queue[self._queue_name(job)]
-                self._seen[job.name] = now
-                found[job.name] = "running" if state in _RUNNING else "queued"
-            elif now - self._seen.get(job.name, float("-inf")) < _VISIBLE_TIMEOUT_S:
-                attempt = read_attempt(job.folder)
-                own = attempt is not None and attempt.id == self._ids.get(job.name)
-                if not job.result.exists() and not (own and attempt and attempt.ended):
-                    found[job.name] = "queued" if not own else "running"
+            number, state = self._queue.get(self._queue_name(job), ("", ""))
+            if state in (*_QUEUED, *_RUNNING):
+                self._ids[job.name], self._until[job.name] = number, now + _VISIBLE_TIMEOUT_S
+            elif now > self._until.get(job.name, 0) or self._has_ended(job):
+                continue
+            found[job.name] = "running" if state in _RUNNING else "queued"
         return found
 
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
@@ -128,50 +123,47 @@ class SlurmExecutor(Executor):
             _call("scancel", "--signal=TERM", *running)
 
     def final_state(self, job: PlannedJob) -> str | None:
-        """Returns SLURM's state of a job that has left the queue; None: SLURM has forgotten it."""
+        """Returns SLURM's state of a job that has ended; None: SLURM has forgotten it."""
+        return self._queue.get(self._queue_name(job), (None, None))[1]
+
+    def _has_ended(self, job: PlannedJob) -> bool:
+        """Whether the files of a job that has left the queue say how it ended."""
         attempt = read_attempt(job.folder)
-        number = self._ids.get(job.name) or (attempt.id if attempt else None)
-        shown = _call("scontrol", "-o", "show", "job", number) if number else None
-        found = re.search(r"\bJobState=(\S+)", shown or "")
-        return found[1] if found else None
+        own = attempt is not None and attempt.id == self._ids.get(job.name)
+        return job.result.exists() or bool(own and attempt and attempt.ended)
 
     def _build_executor(self, folder: Path) -> submitit.AutoExecutor:
-        executor = submitit.AutoExecutor(
-            folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS
-        )
         given = {k if k in _SHARED_OPTIONS else f"slurm_{k}": v for k, v in self.options.items()}
-        executor.update_parameters(**given)
-        return executor
-
-    def _check_options(self) -> None:
         try:
-            self._build_executor(self.folder / ".sweep")
+            executor = submitit.AutoExecutor(
+                folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS
+            )
+            executor.update_parameters(**given)
         except (AssertionError, NameError, TypeError, ValueError) as error:
             raise SweepError(
                 f"SLURM options {self.options}: {str(error).splitlines()[0]}",
                 "options as submitit names them",
                 "correct --slurm.KEY=VALUE; all others go into additional_parameters",
             ) from None
+        return executor
 
     def _queue_name(self, job: PlannedJob) -> str:
         return f"{self._prefix}-{_short_hash(job.name)}-{job.name.replace('/', '.')[-40:]}"
 
-    def _read_queue(self) -> bool:
-        """Reads squeue; if SLURM does not answer, the last answer is kept."""
-        shown = _call("squeue", "-h", "-t", "all", "-o", "%i %T %j", "-u", str(os.getuid()))
-        if shown is None:
-            if self._answering:
-                log.warning("SLURM does not answer; waiting")
-            self._answering = False
-            return False
-        self._answering = True
-        rows = [(*line.split(maxsplit=2), "", "")[:3] for line in shown.splitlines()]
-        self._queue = {
-            name: (number, state)
-            for number, state, name in rows
-            if name.startswith(self._prefix) and state in (*_QUEUED, *_RUNNING)
-        }
-        return True
+    def _read_queue(self) -> None:
+        """Reads squeue, which lists ended jobs for some minutes; keeps the last answer if it fails.
+
+        Of several jobs with the same name, the latest counts.
+        """
+        shown = _call(
+            "squeue", "-h", "-t", "all", "-S", "i", "-o", "%i %T %j", "-u", str(os.getuid())
+        )
+        if shown is None and self._answering:
+            log.warning("SLURM does not answer; waiting")
+        self._answering = shown is not None
+        if shown is not None:
+            rows = [(*line.split(maxsplit=2), "", "")[:3] for line in shown.splitlines()]
+            self._queue = {name: (number, state) for number, state, name in rows}
 
 
 def _call(*command: str) -> str | None:

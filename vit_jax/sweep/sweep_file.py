@@ -24,8 +24,6 @@ from vit_jax.report.requests import read_report
 
 # Commands that write a run folder and can resume.
 COMMANDS = ("train", "fewshot")
-# An override or argument "job:NAME" is replaced by the folder of that job.
-REFERENCE = "job:"
 _LONGEST_VALUE = 48  # in a derived name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*(/[A-Za-z0-9][A-Za-z0-9._=+,-]*)*")
 
@@ -52,7 +50,6 @@ class Job:
         command: `vit_jax` command that runs the job.
         arguments: further arguments of the command, such as ("--deterministic",).
         stage: "final" for runs to report, "search" for candidates of a selection.
-        selection: name of the selection that the job belongs to; set by `Selection`.
 
     Raises:
         SweepError: an attribute is invalid.
@@ -65,7 +62,6 @@ class Job:
     command: str = "train"
     arguments: Sequence[str] = ()
     stage: Literal["search", "final"] | None = None
-    selection: str | None = None
 
     def __post_init__(self):
         where = f"job {self.name!r}" if self.name else "a job"
@@ -151,13 +147,19 @@ class Selection:
                 "training runs",
                 "make them jobs of their own that refer to job:final/NAME/seed0, ...",
             )
+        if len(self.candidate_jobs) < len(self.candidates):
+            raise SweepError(
+                f"{where} has two candidates with the same name or settings",
+                "different candidates with different names",
+                "remove one, or pass them as Job(config, overrides, name=...)",
+            )
 
     @functools.cached_property
     def candidate_jobs(self) -> dict[str, Job]:
         """Name -> candidate."""
         return {
             f"search/{self.name}/{name}": dataclasses.replace(
-                job, labels={**self.labels, **job.labels}, stage="search", selection=self.name
+                job, labels={**self.labels, **job.labels}, stage="search"
             )
             for name, job in zip(derive_names(self.candidates), self.candidates, strict=True)
         }
@@ -201,10 +203,7 @@ class Sweep:
 
 
 def read_sweep(spec: str) -> Sweep:
-    """Reads a sweep file.
-
-    Args:
-        spec: "FILE.py" or "FILE.py:ARG".
+    """Reads the sweep file "FILE.py" or "FILE.py:ARG".
 
     Raises:
         ConfigError: the file or `get_sweep` is missing, its code fails, or REPORT is invalid.
@@ -236,19 +235,15 @@ def read_sweep(spec: str) -> Sweep:
 def derive_names(jobs: Sequence[Job]) -> list[str]:
     """Returns each job's name, or one derived from the overrides in which the unnamed jobs differ.
 
-    Args:
-        jobs: of one sweep or one selection.
-
     >>> derive_names([Job("a.py", {"seed": 0, "x.y": 1}), Job("a.py", {"seed": 1, "x.y": 1})])
     ['seed=0', 'seed=1']
     >>> derive_names([Job("configs/a.py:B/16"), Job("b.py", {"x.rate": 0.1}), Job("b.py")])
     ['a-B-16', 'b,rate=0.1', 'b']
     """
     unnamed = [job for job in jobs if job.name is None]
-    values: dict[str, set[str | None]] = {key: set() for job in unnamed for key in job.overrides}
-    for key, seen in values.items():
-        seen |= {_text(j.overrides[key]) if key in j.overrides else None for j in unnamed}
-    keys = [key for key, seen in values.items() if len(seen) > 1]
+    texts = [{key: _text(value) for key, value in job.overrides.items()} for job in unnamed]
+    all_keys = dict.fromkeys(key for text in texts for key in text)
+    keys = [key for key in all_keys if len({text.get(key) for text in texts}) > 1]
     several_configs = len({job.config for job in unnamed}) > 1 or not keys
     names = []
     for job in jobs:
@@ -278,7 +273,7 @@ def _short_key(key: str, keys: Sequence[str]) -> str:
 
 def _folder_word(text: str) -> str:
     """Returns a value in a form that can be part of a folder's name."""
-    text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix(REFERENCE)).strip("-.") or "none"
+    text = re.sub(r"[^A-Za-z0-9._=+-]+", "-", text.removeprefix("job:")).strip("-.") or "none"
     if len(text) > _LONGEST_VALUE:
         text = f"{text[: _LONGEST_VALUE - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text
@@ -302,7 +297,17 @@ def product(*lists: Iterable[Overrides]) -> list[dict[str, Any]]:
     Raises:
         SweepError: two lists set the same key.
     """
-    return [_merge(members) for members in itertools.product(*lists)]
+    combined = []
+    for members in itertools.product(*lists):
+        merged: dict[str, Any] = {}
+        for key, value in itertools.chain.from_iterable(member.items() for member in members):
+            if key in merged:
+                raise SweepError(
+                    f"two lists set {key!r}", "each key in one list", "remove it from one of them"
+                )
+            merged[key] = value
+        combined.append(merged)
+    return combined
 
 
 def folder_name(text: str) -> str:
@@ -312,18 +317,6 @@ def folder_name(text: str) -> str:
     'R50-ViT-B-16'
     """
     return text.replace("+", "-").replace("/", "-")
-
-
-def _merge(members: Iterable[Overrides]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for member in members:
-        for key in member:
-            if key in merged:
-                raise SweepError(
-                    f"two lists set {key!r}", "each key in one list", "remove it from one of them"
-                )
-        merged |= member
-    return merged
 
 
 def _as_job(entry: Any, where: str) -> Job:
