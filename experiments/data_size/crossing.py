@@ -20,7 +20,7 @@ from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import family, markdown_table, short_number, title_of
 from vit_jax.report.runs import read_runs
-from vit_jax.report.tables import summarize
+from vit_jax.report.scores import summarize
 
 # A score of a pretrained model, on its own dataset or few-shot on another.
 _PRETRAINED = re.compile(r"eval/(test|validation)/accuracy_top1|fewshot/.*_shot/accuracy_top1")

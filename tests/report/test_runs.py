@@ -7,9 +7,10 @@ import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.frame import run_frame, unknown_pretraining
+from vit_jax.report.frame import differing_settings, run_frame, unknown_pretraining
 from vit_jax.report.overview import missing_table
 from vit_jax.report.runs import Run, read_runs
+from vit_jax.tasks.distillation.config import DistillationConfig
 
 
 def test_only_run_folders_are_found_at_any_depth(tmp_path):
@@ -192,3 +193,44 @@ def test_damaged_files_are_problems_and_not_errors(tmp_path):
     run = Run(tmp_path)
     assert [problem.partition(":")[0] for problem in run.problems] == ["env.json", "subset.json"]
     assert run.seed == 0
+
+
+def test_a_missing_config_key_has_the_default_of_this_version(tmp_path):
+    """The previous version had no distillation, and wrote a ViT's options for a ResNet, too."""
+    for version in ("old", "new"):
+        for model in ("ViT-B/16", "BiT-R50x1"):
+            made = config(model)
+            if version == "new":
+                made["distillation"] = DistillationConfig().to_mapping()
+                made["optimizer"]["freeze"] = []
+            if (version, model) == ("new", "BiT-R50x1"):
+                del made["model"]["dropout"]
+            write(tmp_path / version / model[:3], config=made, result=result(0.5, 400))
+    runs = read_runs([tmp_path]).runs
+    assert differing_settings(runs) == ["model.name"]
+    assert [run.config["distillation.temperature"] for run in runs] == [1.0] * 4
+    changed = config("ViT-B/16") | {"distillation": {"temperature": 2.0}}
+    write(tmp_path / "changed", config=changed, result=result(0.5, 400))
+    changes = ["distillation.temperature", "model.name"]
+    assert differing_settings(read_runs([tmp_path]).runs) == changes
+
+
+def test_a_missing_config_key_below_a_given_one_stays_missing(tmp_path):
+    """Splits are given as a whole, so that a run without "test" does not have it by default."""
+    for split in ("dev", "test"):
+        made = config()
+        made["evaluation"]["splits"] = {split: "train"}
+        write(tmp_path / split, config=made, result=result(0.5, 400))
+    dev, test = read_runs([tmp_path]).runs
+    assert "evaluation.splits.test" not in dev.config
+    assert "evaluation.splits" not in test.config
+
+
+def test_a_run_of_another_command_gets_no_settings_of_training(tmp_path):
+    write(tmp_path / "train", config=config(), result=result(0.5, 400))
+    few = {"command": "fewshot", "checkpoint": "train", "fewshot": {"shots": [5]}}
+    write(tmp_path / "few", config=few, result={"step": 0})
+    older = {"command": "fewshot", "checkpoint": "train"}
+    write(tmp_path / "older", config=older, result={"step": 0})
+    few, older, _ = read_runs([tmp_path]).runs
+    assert {*older.config} == {*few.config} == {"command", "checkpoint", "fewshot.shots"}

@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.report import suggest
-from vit_jax.report.curves import curves_data, draw_learning_curves
+from vit_jax.report import overview, suggest
+from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.frame import run_frame
-from vit_jax.report.overview import (
-    all_runs_table,
-    hardware_table,
-    missing_table,
-    selections_table,
-)
-from vit_jax.report.plots import draw, plot_data
+from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, read_report
 from vit_jax.report.runs import STATES, Runs
-from vit_jax.report.style import Palette, save
+from vit_jax.report.style import Drawing, Palette, save
 from vit_jax.report.tables import Table, score_table
 
 log = logging.getLogger(__name__)
@@ -57,7 +53,8 @@ class Content:
         selections: how the settings of final runs were selected; None: no run was selected.
         missing: runs without a result; None: there are none.
         all_runs: one row per run.
-        hardware: devices, and the hours that runs took on each.
+        hardware: devices, and the hours that runs took on each; None: no run has started.
+        csv: one row per run with all columns, for runs.csv.
     """
 
     title: str
@@ -68,8 +65,9 @@ class Content:
     curves: list[Picture]
     selections: Table | None
     missing: Table | None
-    all_runs: Table
-    hardware: Table
+    all_runs: Table | None
+    hardware: Table | None
+    csv: pd.DataFrame
 
     @property
     def summary(self) -> str:
@@ -105,45 +103,53 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         ConfigError: no run has a requested column or metric.
     """
     asked = _with_sweeps(found, request)
-    frame, missing, palette = run_frame(found.runs), missing_table(found), Palette()
+    frame, missing, palette = run_frame(found.runs), overview.missing_table(found), Palette()
     reported = suggest.exclude_candidates(frame)
-    # Everything is computed before anything is drawn, so a wrong name leaves no files behind.
-    made: dict[str, list[Any]] = {}
-    for kind, suggested, make in (
-        ("tables", suggest.suggest_tables, lambda r: score_table(r, reported)),
-        ("plots", suggest.suggest_plots, lambda r: plot_data(r, reported)),
-        ("curves", suggest.suggest_curves, lambda r: curves_data(r, frame)),
-    ):
-        requests = getattr(asked, kind)
-        # A sweep file may ask for metrics that its first jobs do not have.
-        lenient = missing is not None and getattr(request, kind) is None
-        made[kind] = _make_all(
-            make, suggested(frame) if requests is None else requests, lenient=lenient
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    plots = []
-    for i, data in enumerate(made["plots"], 1):
-        if any(data.panels.values()):
-            svg = save(draw(data, palette), folder / f"plot-{i}")
-            plots.append(Picture(data.request.heading, f"plot-{i}", svg, data.notes))
-    curves = []
-    for i, data in enumerate((sheet for sheets in made["curves"] for sheet in sheets), 1):
-        svg = save(draw_learning_curves(data, palette), folder / f"curves-{i}")
-        curves.append(Picture(data.title, f"curves-{i}", svg, [data.note]))
+
+    def make_all(kind: str, suggested: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:
+        """Returns everything that `make` returns for the requests of a kind."""
+        requests, made = getattr(asked, kind), []
+        for one in suggested(frame) if requests is None else requests:
+            try:
+                made += make(one)
+            except ConfigError as error:
+                # A sweep file may ask for metrics that its first jobs do not have.
+                if missing is None or getattr(request, kind) is not None:
+                    raise
+                log.warning("left out while runs are missing: %s", error.got)
+        return made
+
+    # Everything is made before anything is written, so a wrong name leaves no files behind.
+    scores = make_all("tables", suggest.suggest_tables, lambda r: [score_table(r, reported)])
+    plots = make_all("plots", suggest.suggest_plots, lambda r: draw_plot(r, reported, palette))
+    curves = make_all(
+        "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)
+    )
+    csv = overview.runs_csv(found, frame)
     states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
     states["finished"] = sum(run.finished for run in found.runs)
+    folder.mkdir(parents=True, exist_ok=True)
     return Content(
         title=asked.title or first_few([f.name for f in found.sweeps or found.roots], 3),
         question=asked.question or "",
         states={state: states[state] for state in STATES if states[state]},
-        scores=made["tables"],
-        plots=plots,
-        curves=curves,
-        selections=selections_table(found.runs, made["tables"]),
+        scores=scores,
+        plots=_save_all(plots, folder, "plot"),
+        curves=_save_all(curves, folder, "curves"),
+        selections=overview.selections_table(found.runs, scores),
         missing=missing,
-        all_runs=all_runs_table(found, made["tables"]),
-        hardware=hardware_table(found.runs),
+        all_runs=overview.all_runs_table(found.runs, csv, scores),
+        hardware=overview.hardware_table(found.runs),
+        csv=csv,
     )
+
+
+def _save_all(drawings: Iterable[Drawing], folder: Path, name: str) -> list[Picture]:
+    pictures = []
+    for i, (title, figure, notes) in enumerate(drawings, 1):
+        file = f"{name}-{i}"
+        pictures.append(Picture(title, file, save(figure, folder / file), notes))
+    return pictures
 
 
 def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
@@ -156,16 +162,3 @@ def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
             ]
             request = request.replace(**{name: getattr(given, name) for name in missing})
     return request
-
-
-def _make_all(make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool) -> list[Any]:
-    """Makes the item of each request; if lenient, logs errors and leaves those items out."""
-    made = []
-    for request in requests:
-        try:
-            made.append(make(request))
-        except ConfigError as error:
-            if not lenient:
-                raise
-            log.warning("left out while runs are missing: %s", error.got)
-    return made

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import platform
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from vit_jax.errors import RunFolderError
 from vit_jax.report.labels import is_number, natural_key
 from vit_jax.run.metrics import read_metrics
+from vit_jax.schema import default_values
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
@@ -23,6 +26,12 @@ STATES = ("finished", "running", "unfinished", "failed", "diverged", "not starte
 _NOT_FAILED = (None, 0, 75, 76, -15, -2)
 # Config keys with the weights that a run was initialised from.
 _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
+# Config keys that change where a run is stored or how it is logged, but not what is trained.
+_BOOKKEEPING = re.compile(
+    r"seed|(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
+    r"|prefetch_batches)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*"
+    r"|compiler_options.*|load.*"
+)
 # A longer chain of initialisations must be a cycle.
 _MAX_ANCESTORS = 20
 
@@ -88,6 +97,11 @@ class Run:
     def divergence_reports(self) -> list[Path]:
         """The reports that training wrote when it diverged."""
         return sorted(self.path.glob("report/divergence-*.txt"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config without the seed, and without keys that do not change what is trained."""
+        return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
 
     @property
     def seed(self) -> Any:
@@ -169,8 +183,6 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             raise RunFolderError(
                 f"no folder {folder}", "run folders, or folders that contain them", "check the path"
             )
-        # The folder may lie inside a sweep.
-        above = next((p for p in (root, *root.parents) if (p / "sweep.json").is_file()), None)
         paths, sweep_folders = _find(root)
         if not paths:
             raise RunFolderError(
@@ -178,7 +190,9 @@ def read_runs(folders: Sequence[Path]) -> Runs:
                 "a folder with config.json and metrics.jsonl, or job.json",
                 "pass the --workdir of `train`, or a folder above it",
             )
-        for path in ([above] if above else []) + sweep_folders:
+        # The folder may lie inside a sweep.
+        above = [p for p in (root, *root.parents) if (p / "sweep.json").is_file()][:1]
+        for path in above + sweep_folders:
             sweeps[path] = _read_json(path / "sweep.json")[0]
         for path in paths:
             name = path.name if path == root else path.relative_to(root).as_posix()
@@ -189,7 +203,44 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
     for run in runs.values():
         _link_ancestors(run, runs)
+    by_command: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs.values():
+        if run.config:
+            by_command[run.config.get("command")].append(run)
+    for of_command in by_command.values():
+        _fill_in_defaults(of_command)
     return Runs(sorted(runs.values(), key=lambda run: natural_key(run.name)), sweeps, roots)
+
+
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the run folders and the sweep folders at or below a folder."""
+    runs, sweeps = [], []
+    for place, folders, files in os.walk(root):
+        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
+        runs += [Path(place)] if is_run else []
+        sweeps += [Path(place)] if "sweep.json" in files else []
+        skipped = _NOT_RUNS if is_run else ()
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
+    return runs, sweeps
+
+
+def _fill_in_defaults(runs: Sequence[Run]) -> None:
+    """Gives runs the default of this version for config keys that only other runs have.
+
+    Runs of another version or model family lack keys. They are compared with those of the same
+    command.
+    """
+    keys = {key for run in runs for key in run.config}
+    if all(run.config.keys() == keys for run in runs):
+        return
+    from vit_jax.config.run import Config
+    from vit_jax.models.registry import AutoConfig  # Has the options of all families.
+
+    defaults = default_values(Config) | default_values(AutoConfig, "model.")
+    for run in runs:
+        own = {key[: dot.start()] for key in run.config for dot in re.finditer(r"\.|$", key)}
+        missing = flatten({field: defaults[field] for field in defaults.keys() - own})
+        run.config |= {key: value for key, value in missing.items() if key in keys}
 
 
 def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,18 +254,6 @@ def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, dict) and value
         found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
-
-
-def _find(root: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the run folders and the sweep folders at or below a folder."""
-    runs, sweeps = [], []
-    for place, folders, files in os.walk(root):
-        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
-        runs += [Path(place)] if is_run else []
-        sweeps += [Path(place)] if "sweep.json" in files else []
-        skipped = _NOT_RUNS if is_run else ()
-        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
-    return runs, sweeps
 
 
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:

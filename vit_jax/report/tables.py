@@ -1,70 +1,26 @@
 """Tables of means and standard deviations over seeds, like Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from vit_jax.report import frame as frames
 from vit_jax.report import labels, vtab
-from vit_jax.report.frame import METRIC, VALUE, text_column
-from vit_jax.report.labels import format_metric, natural_key
+from vit_jax.report.frame import (
+    check_columns,
+    differing_within,
+    metric_regex,
+    observations,
+    select,
+    text_column,
+)
+from vit_jax.report.labels import format_metric, format_value, is_number, natural_key
 from vit_jax.report.requests import TableRequest
+from vit_jax.report.scores import Groups, Key, Summary, group_by, means_over, summarize_groups
 
-Key = tuple[str, ...]
 _FROZEN_FEATURE_METRICS = ("fewshot/", "knn/", "linear_probe/")
-
-
-class Summary(NamedTuple):
-    """Mean and standard deviation of a metric over runs that differ only by their seed.
-
-    Attributes:
-        mean: arithmetic mean.
-        std: standard deviation with n - 1; None if n is 1.
-        values: one per run.
-        within: standard deviation over the draws of examples within one run, if n is 1.
-    """
-
-    mean: float
-    std: float | None
-    values: tuple[float, ...]
-    within: float | None = None
-
-
-def summarize(values: Iterable[float], within: float | None = None) -> Summary:
-    """Returns mean and standard deviation.
-
-    >>> summarize([1.0, 2.0, 3.0])
-    Summary(mean=2.0, std=1.0, values=(1.0, 2.0, 3.0), within=None)
-    """
-    values = tuple(values)
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(statistics.fmean(values), std, values, within)
-
-
-def summarize_group(group: pd.DataFrame) -> Summary:
-    """Returns mean and standard deviation of a group of observations."""
-    figures, name = group.index[0].figures, group[METRIC].iloc[0]
-    within = figures.get(f"{name}_std") or None
-    return summarize(group[VALUE], within if len(group) == 1 else None)
-
-
-def mean_over_datasets(groups: Sequence[pd.DataFrame]) -> Summary:
-    """Returns the mean over datasets; each group holds the runs of one dataset.
-
-    If all datasets have the same seeds, its standard deviation is over seeds.
-    """
-    by_seed = [
-        {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
-        for group in groups
-    ]
-    seeds = sorted(by_seed[0], key=natural_key)
-    if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
-        return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
-    return summarize([statistics.fmean([statistics.fmean(group[VALUE]) for group in groups])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +32,12 @@ class Cell:
         value: sort key on the HTML page; None: sort by the text.
         kind: CSS classes: "best", "pending" or "state".
         detail: shown as a tooltip; several lines are shown below the text.
-        summary: its statistics, if it is a score.
     """
 
     text: str
     value: float | None = None
     kind: str = ""
     detail: str = ""
-    summary: Summary | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +50,7 @@ class Table:
         rows: one cell per column.
         notes: sentences below the table.
         metric: of a table of scores, else "".
+        means: of a table of scores: (column, row) -> mean and standard deviation.
     """
 
     title: str
@@ -103,11 +58,26 @@ class Table:
     rows: list[list[Cell]]
     notes: list[str] = dataclasses.field(default_factory=list)
     metric: str = ""
+    means: Mapping[Key, Summary] = dataclasses.field(default_factory=dict)
 
     def markdown(self) -> str:
         """Returns the table as Markdown, with the best value of each column in bold."""
         rows = [[f"**{c.text}**" if "best" in c.kind else c.text for c in row] for row in self.rows]
         return labels.markdown_table(self.header, rows, right=bool(self.metric))
+
+
+def table_of(title: str, frame: pd.DataFrame) -> Table | None:
+    """Returns a data frame as a table; None if it is empty. Values may be ready-made cells."""
+    rows = [[*map(_plain_cell, frame, row)] for row in frame.astype(object).itertuples(index=False)]
+    return Table(title, [str(name) for name in frame], rows) if rows else None
+
+
+def _plain_cell(name: Any, value: Any) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    large = isinstance(value, int) and is_number(value) and abs(value) >= 10_000
+    text = f"{value:,}" if large else format_value(value)
+    return Cell(text, value if is_number(value) else None, "state" if name == "state" else "")
 
 
 def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
@@ -121,84 +91,74 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         ConfigError: no run has a column or metric of that name.
     """
     metric = request.metric
-    frames.check_metric(frame, metric, "metric")
-    observed = frames.observations(frame, metric)
-    frames.check_columns(observed, rows=request.rows, columns=request.columns)
-    observed = frames.select(observed, request.where)
-    keys = [text_column(observed, request.rows), text_column(observed, request.columns)]
-    groups = {key: group for key, group in frames.group_by(observed, keys).items() if all(key)}
-    summaries = {key: summarize_group(group) for key, group in groups.items()}
+    observed = observations(frame, metric)
+    check_columns(observed, rows=request.rows, columns=request.columns)
+    observed = select(observed, request.where)
+    keys = [text_column(observed, name) for name in (request.columns, request.rows)]
+    groups = {key: group for key, group in group_by(observed, *keys).items() if all(key)}
     pending = _pending(request, frame)
-    rows, columns = (
-        sorted({key[i] for key in {*groups, *pending}}, key=natural_key) for i in (0, 1)
+    columns, rows = (
+        sorted({str(key[i]) for key in {*groups, *pending}}, key=natural_key) for i in (0, 1)
     )
-    means = vtab.group_tasks(columns)
-    for row, (name, members) in ((row, item) for row in rows for item in means.items()):
-        found = [groups[row, member] for member in members if (row, member) in groups]
-        if len(found) == len(members):
-            summaries[row, name] = mean_over_datasets(found)
-    columns = list(dict.fromkeys([*means, *means.get(vtab.ALL, []), *columns]))
-    best = _best(summaries, min if labels.lower_is_better(metric) else max)
-    counts = Counter(len(summary.values) for summary in summaries.values())
+    sets = vtab.group_tasks(columns)
+    columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
+    means = summarize_groups(groups) | means_over(sets, groups)
+    best = _best(means, min if labels.lower_is_better(metric) else max)
+    counts = Counter(len(summary.values) for summary in means.values())
     common_n = max(counts, key=lambda n: (counts[n], n), default=0)
     cells = {
-        key: _cell(summaries.get(key), pending.get(key, []), metric, common_n, best=key in best)
-        for key in {*summaries, *pending}
+        key: _cell(means.get(key), pending.get(key, []), metric, common_n, best=key in best)
+        for key in {*means, *pending}
     }
     return Table(
         request.title or labels.title_of(metric),
         [labels.title_of(request.rows), *columns],
-        [[Cell(row), *(cells.get((row, name), Cell("–")) for name in columns)] for row in rows],
-        _notes(metric, summaries, common_n, list(groups.values()), pending=bool(pending)),
+        [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows],
+        _notes(metric, means, common_n, groups, pending=bool(pending)),
         metric,
+        {(name, row): means[name, row] for row in rows for name in columns if (name, row) in means},
     )
 
 
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
     """Returns tables.csv: one row per mean, at full precision."""
     rows = [
-        {
-            "table": table.title,
-            "metric": table.metric,
-            "row": row[0].text,
-            "column": name,
-            "mean": summary.mean,
-            "std": summary.std,
-            "n": len(summary.values),
-        }
+        [table.title, table.metric, row, name, summary.mean, summary.std, len(summary.values)]
         for table in tables
-        for row in table.rows
-        for name, cell in zip(table.header, row, strict=True)
-        if (summary := cell.summary)
+        for (name, row), summary in table.means.items()
     ]
-    return pd.DataFrame(rows, dtype=object)
+    header = ["table", "metric", "row", "column", "mean", "std", "n"]
+    return pd.DataFrame(rows, columns=header, dtype=object)
 
 
 def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
     """Returns the states of runs without a result, by the cell that they belong to."""
     metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
-    if asked & {*frames.metric_regex(metric).groupindex}:
+    if asked & {*metric_regex(metric).groupindex}:
         return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
         frame = frame[text_column(frame, name) == wanted]
-    rows, columns = text_column(frame, request.rows), text_column(frame, request.columns)
-    for run, *key in zip(frame.index, rows, columns, strict=True):
+    columns, rows = text_column(frame, request.columns), text_column(frame, request.rows)
+    for run, *key in zip(frame.index, columns, rows, strict=True):
         measured = run.job.get("command", "train") == "train"
         if metric.startswith(_FROZEN_FEATURE_METRICS):
             measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
         if measured and not run.finished and all(key):
-            found[key[0], key[1]].append(run.state)
+            found[tuple(key)].append(run.state)
     return found
 
 
-def _best(summaries: Mapping[Key, Summary], choose: Any) -> set[Key]:
+def _best(means: Mapping[Key, Summary], choose: Any) -> set[Key]:
     """Returns the cells with the best mean of their column, if it has more than one mean."""
-    columns: dict[str, dict[Key, float]] = defaultdict(dict)
-    for key, summary in summaries.items():
-        columns[key[1]][key] = summary.mean
-    several = [means for means in columns.values() if len(means) > 1]
-    return {k for means in several for k, mean in means.items() if mean == choose(means.values())}
+    columns: dict[Any, list[float]] = defaultdict(list)
+    for (column, _), summary in means.items():
+        columns[column].append(summary.mean)
+    return {
+        key
+        for key, summary in means.items()
+        if len(columns[key[0]]) > 1 and summary.mean == choose(columns[key[0]])
+    }
 
 
 def _cell(
@@ -216,18 +176,13 @@ def _cell(
         text += f" (± {format_metric(within, metric, like=mean)})"
     text += f" (n={len(values)})" if len(values) != common_n else ""
     detail = ", ".join(format_metric(value, metric) for value in values)
-    return Cell(" ".join([text, *parts]), mean, kind, detail, summary)
+    return Cell(" ".join([text, *parts]), mean, kind, detail)
 
 
 def _notes(
-    metric: str,
-    summaries: Mapping[Key, Summary],
-    common_n: int,
-    groups: list[pd.DataFrame],
-    *,
-    pending: bool,
+    metric: str, means: Mapping[Key, Summary], common_n: int, groups: Groups, *, pending: bool
 ) -> list[str]:
-    counts = {len(summary.values) for summary in summaries.values()}
+    counts = {len(summary.values) for summary in means.values()}
     if not counts:
         return ["No run in this table has a result."]
     if counts == {1}:
@@ -239,10 +194,10 @@ def _notes(
     unit = "Percent. " if labels.is_fraction(metric) else ""
     better = "smallest" if labels.lower_is_better(metric) else "largest"
     notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
-    if any(summary.within is not None for summary in summaries.values()):
+    if any(summary.within is not None for summary in means.values()):
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
-    differing = frames.differing_within(groups)
-    seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups]
+    differing = differing_within(groups.values())
+    seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups.values()]
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
     elif any(len({*of_cell}) < len(of_cell) for of_cell in seeds):
