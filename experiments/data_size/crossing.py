@@ -80,9 +80,10 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
 
 def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
     """Returns score -> model -> curves of a sweep's finished final runs."""
-    runs = [run for run in read_runs([folder]).runs if run.finished and run.stage == "final"]
+    frame = run_frame(read_runs([folder]).runs)
+    frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
     curves: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
-    for run, row in zip(runs, run_frame(runs).to_dict("records"), strict=True):
+    for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
         size, dataset = row["pretrain_examples"], row.get("dataset")
         for metric, score in run.figures.items():
             if run.init_from is not None and metric == _FINE_TUNED:
@@ -93,7 +94,7 @@ def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
                 continue
             if size is not None:
                 by_seed = curves.setdefault(name, {}).setdefault(str(row["model"]), {})
-                by_seed.setdefault(run.seed, {})[size] = score
+                by_seed.setdefault(row["seed"], {})[size] = score
     return curves
 
 

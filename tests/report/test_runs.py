@@ -43,6 +43,10 @@ def test_each_folder_must_hold_a_run(tmp_path):
         read_runs([tmp_path / "a", tmp_path / "b"])
 
 
+def state_of(folder):
+    return run_frame(read_runs([folder]).runs)["state"].item()
+
+
 def attempt(folder, **content):
     (folder / ".sweep").mkdir()
     (folder / ".sweep" / "attempt.json").write_text(json.dumps(content))
@@ -63,13 +67,13 @@ def attempt(folder, **content):
 def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, content, state):
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
     attempt(tmp_path, **content)
-    assert read_runs([tmp_path]).runs[0].state == state
+    assert state_of(tmp_path) == state
 
 
 def test_a_run_with_a_result_is_finished_whatever_other_files_it_has(tmp_path):
     write(tmp_path, config=config(), result=result(0.5, 400))
     attempt(tmp_path, exit_code=2, ended=1.0)
-    assert read_runs([tmp_path]).runs[0].state == "finished"
+    assert state_of(tmp_path) == "finished"
 
 
 def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(tmp_path):
@@ -77,10 +81,11 @@ def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(
     write(tmp_path / "a", config=config(), metrics=rows)
     write(tmp_path / "b", config=config(), metrics=rows, result={"step": 400, "train/loss": 9.0})
     unfinished, finished = read_runs([tmp_path]).runs
-    assert unfinished.step == 120
+    first, second = run_frame([unfinished, finished]).to_dict("records")
+    assert first["step"] == 120
     assert unfinished.figures["train/loss"] == rows[-1]["train/loss"]
-    assert unfinished.wall_time_s == pytest.approx(55.0)
-    assert (finished.step, finished.figures["train/loss"]) == (400, 9.0)
+    assert first["wall_time_s"] == pytest.approx(55.0)
+    assert (second["step"], finished.figures["train/loss"]) == (400, 9.0)
 
 
 def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
@@ -88,7 +93,8 @@ def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
     names = [{"name": "a/0"}, {"name": "a/1"}, {"name": "b/0"}]
     write(tmp_path, sweep={"jobs": names})
     for folder, missing in ((tmp_path, ["a/1", "b/0"]), (tmp_path / "jobs/a", ["a/1"])):
-        table = missing_table(read_runs([folder]))
+        found = read_runs([folder])
+        table = missing_table(found, run_frame(found.runs))
         assert [row[0].text for row in table.rows] == missing
 
 
@@ -191,8 +197,8 @@ def test_damaged_files_are_problems_and_not_errors(tmp_path):
     (tmp_path / "env.json").write_text("[1]")
     (tmp_path / "subset.json").write_text("{")
     run = Run(tmp_path)
-    assert [problem.partition(":")[0] for problem in run.problems] == ["env.json", "subset.json"]
-    assert run.seed == 0
+    assert [problem.split()[0] for problem in run.problems] == ["env.json", "subset.json"]
+    assert run.config["seed"] == 0
 
 
 def test_a_missing_config_key_has_the_default_of_this_version(tmp_path):

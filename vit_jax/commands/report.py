@@ -146,7 +146,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     print(content.summary)
     print(
         f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
-        f"{len(content.plots) + len(content.curves)} pictures in the same folder"
+        f"{len(content.pictures)} pictures in the same folder"
     )
 
 

@@ -11,11 +11,12 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import overview, suggest
+from vit_jax.report.columns import STATES
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, read_report
-from vit_jax.report.runs import STATES, Runs
+from vit_jax.report.runs import Runs
 from vit_jax.report.style import Drawing, Palette, save
 from vit_jax.report.tables import Table, score_table
 
@@ -28,15 +29,15 @@ class Picture:
 
     Attributes:
         title: heading.
+        notes: sentences below the picture.
         file: name without a suffix.
         svg: its text.
-        notes: sentences below the picture.
     """
 
     title: str
+    notes: list[str]
     file: str
     svg: str
-    notes: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,27 +48,25 @@ class Content:
         title: heading.
         question: the question that the runs answer; "" if not given.
         states: number of runs in each state.
-        scores: tables of mean scores.
-        plots: plots of mean scores.
-        curves: learning curves.
-        selections: how the settings of final runs were selected; None: no run was selected.
-        missing: runs without a result; None: there are none.
-        all_runs: one row per run.
-        hardware: devices, and the hours that runs took on each; None: no run has started.
+        sections: heading -> tables or pictures; sections without any are left out.
         csv: one row per run with all columns, for runs.csv.
     """
 
     title: str
     question: str
     states: dict[str, int]
-    scores: list[Table]
-    plots: list[Picture]
-    curves: list[Picture]
-    selections: Table | None
-    missing: Table | None
-    all_runs: Table | None
-    hardware: Table | None
+    sections: dict[str, list[Any]]
     csv: pd.DataFrame
+
+    @property
+    def scores(self) -> list[Table]:
+        """The tables of mean scores."""
+        return self.sections.get("Scores", [])
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All pictures."""
+        return [p for items in self.sections.values() for p in items if isinstance(p, Picture)]
 
     @property
     def summary(self) -> str:
@@ -78,16 +77,16 @@ class Content:
     def markdown(self, folder: Path) -> str:
         """Returns the report as Markdown without its title; pictures are in `folder`."""
         parts = [self.summary]
-        for table in self.scores:
-            parts += [f"## {table.title}", table.markdown(), " ".join(table.notes)]
-        for heading, pictures in (("", self.plots), ("Learning curves: ", self.curves)):
-            for p in pictures:
-                image = f"![{p.title}]({(folder / p.file).as_posix()}.svg)"
-                parts += [f"## {heading}{p.title}", image, " ".join(p.notes)]
-        for table in (self.selections, self.missing, self.hardware):
-            if table is not None:
-                parts += [f"## {table.title}", table.markdown()]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        for heading, items in self.sections.items():
+            for item in items if heading != "All runs" else []:
+                prefix = "Learning curves: " if heading == "Learning curves" else ""
+                parts.append(f"## {prefix}{item.title}")
+                if isinstance(item, Picture):
+                    parts.append(f"![{item.title}]({(folder / item.file).as_posix()}.svg)")
+                else:
+                    parts.append(item.markdown())
+                parts.append(" ".join(item.notes))
+        return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
@@ -102,9 +101,8 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     Raises:
         ConfigError: no run has a requested column or metric.
     """
-    asked = _with_sweeps(found, request)
-    frame, missing, palette = run_frame(found.runs), overview.missing_table(found), Palette()
-    reported = suggest.exclude_candidates(frame)
+    asked, frame, palette = _with_sweeps(found, request), run_frame(found.runs), Palette()
+    reported, missing = suggest.exclude_candidates(frame), overview.missing_table(found, frame)
 
     def make_all(kind: str, suggested: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:
         """Returns everything that `make` returns for the requests of a kind."""
@@ -114,7 +112,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
                 made += make(one)
             except ConfigError as error:
                 # A sweep file may ask for metrics that its first jobs do not have.
-                if missing is None or getattr(request, kind) is not None:
+                if not missing.rows or getattr(request, kind) is not None:
                     raise
                 log.warning("left out while runs are missing: %s", error.got)
         return made
@@ -126,20 +124,26 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)
     )
     csv = overview.runs_csv(found, frame)
-    states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
-    states["finished"] = sum(run.finished for run in found.runs)
+    tables = (
+        overview.selections_table(frame, scores),
+        missing,
+        overview.all_runs_table(frame, csv, scores),
+        overview.hardware_table(frame),
+    )
     folder.mkdir(parents=True, exist_ok=True)
+    sections = {
+        "Scores": scores,
+        "Plots": _save_all(plots, folder, "plot"),
+        "Learning curves": _save_all(curves, folder, "curves"),
+        **{table.title: [table] for table in tables if table.rows},
+    }
+    states = Counter(row[1].text for row in missing.rows)
+    states["finished"] = sum(frame["state"] == "finished")
     return Content(
         title=asked.title or first_few([f.name for f in found.sweeps or found.roots], 3),
         question=asked.question or "",
         states={state: states[state] for state in STATES if states[state]},
-        scores=scores,
-        plots=_save_all(plots, folder, "plot"),
-        curves=_save_all(curves, folder, "curves"),
-        selections=overview.selections_table(found.runs, scores),
-        missing=missing,
-        all_runs=overview.all_runs_table(found.runs, csv, scores),
-        hardware=overview.hardware_table(found.runs),
+        sections={heading: items for heading, items in sections.items() if items},
         csv=csv,
     )
 
@@ -148,7 +152,7 @@ def _save_all(drawings: Iterable[Drawing], folder: Path, name: str) -> list[Pict
     pictures = []
     for i, (title, figure, notes) in enumerate(drawings, 1):
         file = f"{name}-{i}"
-        pictures.append(Picture(title, file, save(figure, folder / file), notes))
+        pictures.append(Picture(title, notes, file, save(figure, folder / file)))
     return pictures
 
 
@@ -157,8 +161,6 @@ def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
     for folder, sweep in found.sweeps.items():
         if sweep.get("report"):
             given = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
-            missing = [
-                name for name in type(request).model_fields if getattr(request, name) is None
-            ]
-            request = request.replace(**{name: getattr(given, name) for name in missing})
+            asked = {name: value for name, value in request if value is not None}
+            request = given.replace(**asked)
     return request

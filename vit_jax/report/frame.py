@@ -1,112 +1,32 @@
 """The data frame behind a report: one row per run, one column per label, setting and figure.
 
 The index holds the `Run` objects. If a name occurs more than once, labels of the sweep come first,
-then COLUMNS, config keys by their dotted name, and final metrics.
+then COLUMNS, config keys by their dotted name, and final metrics. A label called name, state or
+stage is not a column.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from vit_jax.errors import ConfigError, UserError, first_few, nearest
-from vit_jax.report.labels import family, format_value, is_number, join, natural_key
+from vit_jax.errors import ConfigError, first_few, nearest
+from vit_jax.report.columns import COLUMNS, METRICS
+from vit_jax.report.labels import format_value, is_number, join, natural_key
 from vit_jax.report.runs import Run
 
 # Columns that `observations` adds.
 METRIC, VALUE = "@metric", "@value"
 
 
-def train_examples(run: Run) -> int | None:
-    """Returns the number of distinct examples in the training split."""
-    return run.result.get("train_examples", run.subset.get("examples"))
-
-
-def examples_seen(run: Run) -> int | None:
-    """Returns steps times batch size."""
-    seen, batch_size = run.result.get("examples_seen"), run.config.get("data.global_batch_size")
-    if seen is None and batch_size and run.step and "optimizer.learning_rate" in run.config:
-        return batch_size * run.step
-    return seen
-
-
-def train_exaflops(run: Run) -> float | None:
-    """Returns the training compute in 1e18 FLOPs; computed if result.json has none."""
-    seen = examples_seen(run)
-    if "train_exaflops" in run.result or seen is None:
-        return run.result.get("train_exaflops")
-    per_image = _flops_per_image(run)
-    return None if per_image is None else per_image * seen / 1e18
-
-
-def _flops_per_image(run: Run) -> int | None:
-    """Returns the operations of training on one image, for classifiers of known sizes."""
-    from vit_jax.config.upgrade import upgrade_model
-    from vit_jax.models.flops import forward_macs, training_flops
-    from vit_jax.models.registry import model_options
-
-    size = run.config.get("data.image_size")
-    num_classes = run.config.get("data.num_classes") or len(run.classes)
-    if not size or not num_classes or run.config.get("task", "classification") != "classification":
-        return None
-    try:
-        mapping = json.loads((run.path / "config.json").read_text())
-        model = model_options(**upgrade_model(mapping["model"]))
-        return training_flops(forward_macs(model, num_classes=num_classes, image_size=(size, size)))
-    except (UserError, KeyError, TypeError, OSError):
-        return None
-
-
-def _pretraining(figure: Callable[[Run], Any], merge: Callable[[Any], Any]) -> Callable[[Run], Any]:
-    """Returns a column that merges a figure over a run's ancestors, or takes the run's own."""
-
-    def over_ancestors(run: Run) -> Any:
-        values = [figure(one) for one in run.ancestors or [run]]
-        return None if run.unknown_init or None in values else merge(values)
-
-    return over_ancestors
-
-
-def _config_or_result(name: str, key: str) -> Callable[[Run], Any]:
-    """Returns a column of a config key, or of the value that the result has in its place."""
-    return lambda run: run.config.get(name, run.config.get(key, run.result.get(name)))
-
-
-_model = _config_or_result("model", "model.name")
-
-# Column -> function of a run. To add a column, write a function and add a line here.
-COLUMNS: dict[str, Callable[[Run], Any]] = {
-    "name": lambda run: run.name,
-    "state": lambda run: run.state,
-    "stage": lambda run: run.stage,
-    "model": _model,
-    "family": lambda run: family(run.labels.get("model", _model(run))),
-    "dataset": _config_or_result("dataset", "data.name"),
-    "seed": lambda run: run.seed,
-    "device": lambda run: run.device,
-    "revision": lambda run: run.revision,
-    "step": lambda run: run.step,
-    "wall_time_s": lambda run: run.wall_time_s,
-    "train_examples": train_examples,
-    "examples_seen": examples_seen,
-    "train_exaflops": train_exaflops,
-    "pretrain_examples": _pretraining(train_examples, max),
-    "pretrain_exaflops": _pretraining(train_exaflops, sum),
-}
-# Those that are also metrics.
-_METRICS = ("step", "wall_time_s", "train_examples", "examples_seen", "train_exaflops",
-            "pretrain_examples", "pretrain_exaflops")  # fmt: skip
-
-
 def run_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns a data frame with a row for each run; a missing value is None."""
     rows = []
     for run in runs:
-        labels = {name: value for name, value in run.labels.items() if name != "stage"}
         computed = {name: make(run) for name, make in COLUMNS.items()}
-        rows.append({**run.figures, **run.config, **computed, **labels})
+        fixed = {name: computed[name] for name in ("name", "state", "stage")}
+        rows.append({**run.figures, **run.config, **computed, **run.labels, **fixed})
     frame = pd.DataFrame(rows, index=pd.Index(list(runs), dtype=object), dtype=object)
     return frame.where(frame.notna(), None)
 
@@ -134,7 +54,7 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
         ConfigError: no run has such a metric.
     """
     matching = metric_regex(pattern)
-    known = {*_METRICS, *(name for run in frame.index for name in run.figures)}
+    known = {*METRICS, *(name for run in frame.index for name in run.figures)}
     if not any(map(matching.fullmatch, known)):
         raise ConfigError(
             f"{option}={pattern}: no run has such a metric",

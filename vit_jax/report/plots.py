@@ -121,7 +121,7 @@ def _notes(request: PlotRequest, groups: Groups, unplaced: Sequence[Run]) -> lis
     else:
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
-    num_seeds = {len({run.seed for run in group.index}) for group in groups.values()}
+    num_seeds = {group["seed"].nunique() for group in groups.values()}
     if len({panel for panel, _, _ in groups}) > 1 and len(num_seeds) > 1:
         notes.append("A mean over panels with different seeds has no bar.")
     differing = [name for name in differing_within(groups.values()) if name != request.x]

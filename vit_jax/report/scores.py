@@ -76,10 +76,7 @@ def means_over(sets: Mapping[str, Sequence[str]], groups: Groups) -> dict[Key, S
 
 def _mean_over_datasets(datasets: Sequence[pd.DataFrame]) -> Summary:
     """Returns the mean over datasets, with a deviation over seeds if all have the same seeds."""
-    by_seed = [
-        {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
-        for group in datasets
-    ]
+    by_seed = [dict(zip(group["seed"], group[VALUE], strict=True)) for group in datasets]
     seeds = sorted(by_seed[0], key=natural_key)
     if all(
         {*scores} == {*seeds} and len(group) == len(seeds)

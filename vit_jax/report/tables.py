@@ -66,10 +66,10 @@ class Table:
         return labels.markdown_table(self.header, rows, right=bool(self.metric))
 
 
-def table_of(title: str, frame: pd.DataFrame) -> Table | None:
-    """Returns a data frame as a table; None if it is empty. Values may be ready-made cells."""
+def table_of(title: str, frame: pd.DataFrame) -> Table:
+    """Returns a data frame as a table. Values may be ready-made cells."""
     rows = [[*map(_plain_cell, frame, row)] for row in frame.astype(object).itertuples(index=False)]
-    return Table(title, [str(name) for name in frame], rows) if rows else None
+    return Table(title, [str(name) for name in frame], rows)
 
 
 def _plain_cell(name: Any, value: Any) -> Cell:
@@ -139,13 +139,13 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]
         return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
         frame = frame[text_column(frame, name) == wanted]
-    columns, rows = text_column(frame, request.columns), text_column(frame, request.rows)
-    for run, *key in zip(frame.index, columns, rows, strict=True):
+    keys = text_column(frame, request.columns), text_column(frame, request.rows)
+    for run, state, *key in zip(frame.index, frame["state"], *keys, strict=True):
         measured = run.job.get("command", "train") == "train"
         if metric.startswith(_FROZEN_FEATURE_METRICS):
             measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
         if measured and not run.finished and all(key):
-            found[tuple(key)].append(run.state)
+            found[tuple(key)].append(state)
     return found
 
 
@@ -197,10 +197,9 @@ def _notes(
     if any(summary.within is not None for summary in means.values()):
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
     differing = differing_within(groups.values())
-    seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups.values()]
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
-    elif any(len({*of_cell}) < len(of_cell) for of_cell in seeds):
+    elif any(group["seed"].dropna().duplicated().any() for group in groups.values()):
         notes.append("Some cells average several runs with the same seed.")
     if pending:
         notes.append("In square brackets: runs without a result, which are not in the means.")
