@@ -11,6 +11,7 @@ import argparse
 import itertools
 import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import family, markdown_table, short_number, title_of
 from vit_jax.report.runs import read_runs
-from vit_jax.report.scores import summarize
 
 # A score of a pretrained model, on its own dataset or few-shot on another.
 _PRETRAINED = re.compile(r"eval/(test|validation)/accuracy_top1|fewshot/.*_shot/accuracy_top1")
@@ -73,8 +73,8 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
         found.append(" and ".join(sizes) or "none")
     cells = {}
     for size, values in ahead.items():
-        mean, std, *_ = summarize(values)
-        cells[size] = f"{mean:+.1f}" + (f" ± {std:.1f}" if std is not None else "")
+        deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        cells[size] = f"{statistics.fmean(values):+.1f}{deviation}"
     return cells, "; ".join(found)
 
 

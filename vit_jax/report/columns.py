@@ -44,16 +44,14 @@ def _may_be_running(attempt: dict[str, Any]) -> bool:
     return True
 
 
-def model(run: Run) -> Any:
-    """Returns the name of the model."""
-    config = run.config.get("model", run.config.get("model.name", run.result.get("model")))
-    return run.labels.get("model", config)
+def _name(label: str, key: str) -> Callable[[Run], Any]:
+    """Returns a column with a label, or else a config key, or else what the result has."""
 
+    def named(run: Run) -> Any:
+        configured = run.config.get(label, run.config.get(key, run.result.get(label)))
+        return run.labels.get(label, configured)
 
-def dataset(run: Run) -> Any:
-    """Returns the name of the dataset."""
-    config = run.config.get("dataset", run.config.get("data.name", run.result.get("dataset")))
-    return run.labels.get("dataset", config)
+    return named
 
 
 def seed(run: Run) -> Any:
@@ -137,9 +135,9 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
     "state": state,
     "stage": lambda run: run.job.get("stage"),
-    "model": model,
-    "family": lambda run: family(model(run)),
-    "dataset": dataset,
+    "model": _name("model", "model.name"),
+    "family": lambda run: family(COLUMNS["model"](run)),
+    "dataset": _name("dataset", "data.name"),
     "seed": seed,
     "device": device,
     "revision": lambda run: run.environment.get("git_revision"),

@@ -13,11 +13,11 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report.columns import COLUMNS, METRICS
-from vit_jax.report.labels import format_value, is_number, join, natural_key
+from vit_jax.report.labels import JOIN, format_value, is_number, natural_key
 from vit_jax.report.runs import Run
 
 # Columns that `observations` adds.
-METRIC, VALUE = "@metric", "@value"
+METRIC, VALUE, WITHIN = "@metric", "@value", "@within"
 
 
 def run_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -48,7 +48,8 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
         option: command-line option that gave the pattern, for the error.
 
     Returns:
-        The columns of `frame`, one column per {word}, and METRIC and VALUE.
+        The columns of `frame`, one column per {word}, METRIC, VALUE, and WITHIN: the standard
+        deviation over the draws of examples inside the run, or None.
 
     Raises:
         ConfigError: no run has such a metric.
@@ -68,9 +69,10 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
             match = matching.fullmatch(name)
             if match and is_number(figures[name]):
                 words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
-                rows.append({**row, **words, METRIC: name, VALUE: float(figures[name])})
+                found = {METRIC: name, VALUE: float(figures[name])}
+                rows.append({**row, **words, **found, WITHIN: figures.get(f"{name}_std") or None})
                 index.append(run)
-    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, METRIC, VALUE]))
+    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, METRIC, VALUE, WITHIN]))
     return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
 
 
@@ -88,13 +90,20 @@ def metric_regex(pattern: str) -> re.Pattern[str]:
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Returns a column; "a+b" joins several into labels. A missing column is all None."""
+    """Returns a column; "a+b" joins several into labels. A missing column is all None.
+
+    >>> column(pd.DataFrame({"dataset": ["pets"], "shots": [5]}), "dataset+shots").item()
+    'pets · 5-shot'
+    """
     names = name.split("+")
     values = frame.reindex(columns=names).astype(object)
     values = values.where(values.notna(), None)
     if len(names) == 1:
         return values[name]
-    joined = [join(names, row) for row in values.itertuples(index=False)]
+    texts = values.map(format_value)
+    if "shots" in names:
+        texts["shots"] = values["shots"].map(lambda n: f"{n}-shot", na_action="ignore")
+    joined = [JOIN.join(filter(None, row)) or None for row in texts.itertuples(index=False)]
     return pd.Series(joined, index=frame.index, dtype=object)
 
 
@@ -129,7 +138,7 @@ def check_columns(frame: pd.DataFrame, **options: str | None) -> None:
         frame: of runs or observations.
         options: command-line option -> the column given in it.
     """
-    known = {*frame.columns} - {METRIC, VALUE}
+    known = {*frame.columns} - {METRIC, VALUE, WITHIN}
     for option, value in options.items():
         for name in {*(value or "").split("+")} - known - {""}:
             labels = sorted({label for run in frame.index for label in run.labels})
@@ -139,6 +148,12 @@ def check_columns(frame: pd.DataFrame, **options: str | None) -> None:
                 " of config.json or a metric",
                 f"did you mean {nearest(name, known)!r}?",
             )
+
+
+def in_natural_order(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Returns the rows ordered by some columns, with numbers inside texts by their size."""
+    rows = zip(*(frame[key].map(natural_key) for key in keys), range(len(frame)), strict=True)
+    return frame.iloc[[row[-1] for row in sorted(rows)]]
 
 
 def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -152,9 +167,9 @@ def differing_settings(runs: Iterable[Run]) -> list[str]:
     return differing([run.settings for run in runs if run.config])
 
 
-def differing_within(groups: Iterable[pd.DataFrame]) -> list[str]:
-    """Returns the labels and settings, except the seed, in which runs of one group differ."""
+def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:
+    """Returns the labels and settings, except the seed, in which runs with equal `keys` differ."""
     found: set[str] = set()
-    for group in groups:
+    for _, group in observed.groupby(keys):
         found |= {*differing([run.labels for run in group.index]), *differing_settings(group.index)}
     return sorted(found - {"seed"})

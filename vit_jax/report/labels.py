@@ -57,18 +57,6 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def join(names: Iterable[str], values: Iterable[Any]) -> str | None:
-    """Returns the values of several columns as one label; None if all are empty.
-
-    >>> join(["dataset", "shots"], ["pets", 5])
-    'pets · 5-shot'
-    """
-    parts = [
-        f"{v}-shot" if n == "shots" else format_value(v) for n, v in zip(names, values, strict=True)
-    ]
-    return JOIN.join(filter(None, parts)) or None
-
-
 def natural_key(value: Any) -> list[tuple[int, float, str]]:
     """Returns a sort key that orders numbers inside a text by their size.
 

@@ -1,7 +1,7 @@
 """Plots of a score against data, shots, compute or any other column, like Figures 3 to 5."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,9 +9,11 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
 from vit_jax.report.frame import (
+    WITHIN,
     check_columns,
     column,
     differing_within,
+    in_natural_order,
     observations,
     select,
     text_column,
@@ -27,9 +29,11 @@ from vit_jax.report.labels import (
 )
 from vit_jax.report.requests import PlotRequest
 from vit_jax.report.runs import Run
-from vit_jax.report.scores import Groups, Key, Summary, group_by, means_over, summarize_groups
+from vit_jax.report.scores import means_over, summarize
 from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style
 
+# Columns that say which point an observation belongs to.
+_KEYS = ["panel", "series", "x"]
 # Panels per row. Four panels also fit in one row.
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
@@ -53,84 +57,76 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     observed = observations(frame, request.y, "y")
     check_columns(observed, x=request.x, series=request.series, panel=request.panel)
     observed = select(observed, request.where)
-    xs, series = column(observed, request.x), text_column(observed, request.series)
-    known = xs.notna() & (series != "")
+    xs = column(observed, request.x).map(lambda x: x if is_number(x) else format_value(x))
+    series = text_column(observed, request.series)
+    panels = text_column(observed, request.panel) if request.panel else ""
+    observed = observed.assign(panel=panels, series=series, x=xs.astype(object))
+    known = (xs != "") & (series != "")
     if request.log_x:
         known &= xs.map(lambda x: is_number(x) and x > 0).astype(bool)
-    unplaced = [*observed.index[~known]]
-    observed, xs, series = observed[known], xs[known], series[known]
-    panels = text_column(observed, request.panel) if request.panel else series.map(lambda _: "")
-    xs = xs.map(lambda x: x if is_number(x) else format_value(x)).astype(object)
-    groups = group_by(observed, panels, series, xs)
-    notes = _notes(request, groups, unplaced)
+    observed, unplaced = observed[known], observed[~known].index
+    notes = _notes(request, observed, unplaced)
     if request.through is not None:
-        _add_through(request, groups)
+        observed = _add_through(request, observed)
         notes.append(f"The lines of all series go through {request.through}.")
-    points, names = _points(request, groups), {panel for panel, _, _ in groups}
-    if names and not names & {panel for panel, _, _ in points}:
+    observed = in_natural_order(observed, _KEYS)
+    names, means = [*observed["panel"].unique()], observed[:0]
+    if len(names) > 1:
+        sets = vtab.group_tasks(names) or {f"Mean of {len(names)} {_plural(request.panel)}": names}
+        means = means_over(sets, observed, _KEYS)
+    if len(names) > _MAX_PANELS and len(means):
+        observed = means
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
-    rows = [
-        [panel, series, x, summary.mean, summary.std or summary.within, summary.values]
-        for (panel, series, x), summary in points.items()
-    ]
-    header = ["panel", "series", "x", "mean", "std", "values"]
-    return pd.DataFrame(rows, columns=header, dtype=object), notes
+    else:
+        observed = pd.concat([means, observed])
+    points = summarize(observed, _KEYS).reset_index()
+    return points.assign(std=points["std"].fillna(points["within"])), notes
 
 
-def _add_through(request: PlotRequest, groups: dict[Key, pd.DataFrame]) -> None:
-    """Adds the points of the series `request.through` to all other series of their panel.
+def _add_through(request: PlotRequest, observed: pd.DataFrame) -> pd.DataFrame:
+    """Adds the observations of the series `request.through` to all other series of their panel.
 
     Raises:
         ConfigError: there is no such series.
     """
-    names = {str(series) for _, series, _ in groups}
-    if groups and request.through not in names:
+    shared = observed[observed["series"] == request.through]
+    names = {*observed["series"]}
+    if names and shared.empty:
         raise ConfigError(
             f"through={request.through}: no {request.series} has this name",
             f"one of {first_few(sorted(names, key=natural_key), 8)}",
             f"did you mean {nearest(str(request.through), names)!r}?",
         )
-    for (panel, name, x), group in list(groups.items()):
-        if name == request.through:
-            for other in {series for p, series, _ in groups if p == panel} - {name}:
-                there = groups.get((panel, other, x))
-                groups[panel, other, x] = group if there is None else pd.concat([there, group])
+    lines = observed[["panel", "series"]].drop_duplicates().itertuples(index=False)
+    added = [
+        shared[shared["panel"] == panel].assign(series=name)
+        for panel, name in lines
+        if name != request.through
+    ]
+    return pd.concat([observed, *added])
 
 
-def _points(request: PlotRequest, groups: Groups) -> dict[Key, Summary]:
-    """Returns the points of every panel; with several panels, one with their mean comes first."""
-    groups = {key: groups[key] for key in sorted(groups, key=lambda key: [*map(natural_key, key)])}
-    panels = [*dict.fromkeys(str(panel) for panel, _, _ in groups)]
-    points = summarize_groups(groups)
-    if len(panels) < 2:
-        return points
-    sets = vtab.group_tasks(panels)
-    sets = sets or {f"Mean of {len(panels)} {_plural(request.panel)}": panels}
-    means = means_over(sets, groups)
-    return means if len(panels) > _MAX_PANELS and means else means | points
-
-
-def _notes(request: PlotRequest, groups: Groups, unplaced: Sequence[Run]) -> list[str]:
-    counts = sorted({len(group) for group in groups.values()})
-    if not counts:
+def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]) -> list[str]:
+    counts = observed.groupby(_KEYS).size()
+    if counts.empty:
         notes = ["No finished run has both x and y."]
-    elif counts == [1]:
+    elif (counts == 1).all():
         notes = ["One run a point, so no dispersion."]
-        if any(summary.within is not None for summary in summarize_groups(groups).values()):
+        if observed[WITHIN].notna().any():
             notes = ["One run a point; bars: standard deviation (n - 1) over its own draws."]
     else:
-        n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        low, high = counts.min(), counts.max()
+        n = str(low) if low == high else f"{low} to {high}"
         notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
-    num_seeds = {group["seed"].nunique() for group in groups.values()}
-    if len({panel for panel, _, _ in groups}) > 1 and len(num_seeds) > 1:
+    num_seeds = observed.groupby(_KEYS)["seed"].nunique()
+    if observed["panel"].nunique() > 1 and num_seeds.nunique() > 1:
         notes.append("A mean over panels with different seeds has no bar.")
-    differing = [name for name in differing_within(groups.values()) if name != request.x]
+    differing = [name for name in differing_within(observed, _KEYS) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
-    if unplaced:
+    if names := sorted({run.name for run in unplaced}, key=natural_key):
         reasons = sorted({unknown_pretraining(run) for run in unplaced} - {""})
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
-        names = sorted({run.name for run in unplaced}, key=natural_key)
         notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
     return notes
 
@@ -197,11 +193,11 @@ def _draw_panel(
     # Series that share a row are drawn below each other.
     step = 0.6 / len(series) if points["x"].duplicated().any() else 0.0
     for i, (name, line) in enumerate(series):
-        style = palette.style(request.series, name) | {"markeredgecolor": "none", "capsize": 0}
+        style = palette.style(request.series, str(name)) | {"markeredgecolor": "none", "capsize": 0}
         shift = (i - (len(series) - 1) / 2) * step
         places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
-        means = [scale * mean for mean in line["mean"]]
-        bars = [scale * (std or 0) for std in line["std"]]
+        means = scale * line["mean"]
+        bars = scale * line["std"].fillna(0)
         for place, values in zip(places, line["values"], strict=True):
             if len(values) > 1:
                 faint = [place] * len(values), [scale * value for value in values]

@@ -1,8 +1,9 @@
 """Tables of means and standard deviations over seeds, like Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -18,8 +19,10 @@ from vit_jax.report.frame import (
 )
 from vit_jax.report.labels import format_metric, format_value, is_number, natural_key
 from vit_jax.report.requests import TableRequest
-from vit_jax.report.scores import Groups, Key, Summary, group_by, means_over, summarize_groups
+from vit_jax.report.scores import means_over, summarize
 
+# Columns that say which cell an observation belongs to.
+_KEYS = ["@column", "@row"]
 _FROZEN_FEATURE_METRICS = ("fewshot/", "knn/", "linear_probe/")
 
 
@@ -50,7 +53,7 @@ class Table:
         rows: one cell per column.
         notes: sentences below the table.
         metric: of a table of scores, else "".
-        means: of a table of scores: (column, row) -> mean and standard deviation.
+        means: of a table of scores: `summarize` by column and row.
     """
 
     title: str
@@ -58,7 +61,7 @@ class Table:
     rows: list[list[Cell]]
     notes: list[str] = dataclasses.field(default_factory=list)
     metric: str = ""
-    means: Mapping[Key, Summary] = dataclasses.field(default_factory=dict)
+    means: pd.DataFrame | None = None
 
     def markdown(self) -> str:
         """Returns the table as Markdown, with the best value of each column in bold."""
@@ -94,44 +97,50 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     observed = observations(frame, metric)
     check_columns(observed, rows=request.rows, columns=request.columns)
     observed = select(observed, request.where)
-    keys = [text_column(observed, name) for name in (request.columns, request.rows)]
-    groups = {key: group for key, group in group_by(observed, *keys).items() if all(key)}
+    for key, name in zip(_KEYS, (request.columns, request.rows), strict=True):
+        observed[key] = text_column(observed, name)
+        observed = observed[observed[key] != ""]
     pending = _pending(request, frame)
     columns, rows = (
-        sorted({str(key[i]) for key in {*groups, *pending}}, key=natural_key) for i in (0, 1)
+        sorted({*observed[key], *(cell[i] for cell in pending)}, key=natural_key)
+        for i, key in enumerate(_KEYS)
     )
     sets = vtab.group_tasks(columns)
     columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
-    means = summarize_groups(groups) | means_over(sets, groups)
-    best = _best(means, min if labels.lower_is_better(metric) else max)
-    counts = Counter(len(summary.values) for summary in means.values())
-    common_n = max(counts, key=lambda n: (counts[n], n), default=0)
+    means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
+    in_column = means.groupby(_KEYS[0])["mean"]
+    smallest, largest = in_column.transform("min"), in_column.transform("max")
+    best = smallest if labels.lower_is_better(metric) else largest
+    means["best"] = (means["mean"] == best) & (in_column.transform("size") > 1)
+    means["usual_n"] = means["n"] == means["n"].mode().max()
+    scores = means.to_dict("index")
     cells = {
-        key: _cell(means.get(key), pending.get(key, []), metric, common_n, best=key in best)
-        for key in {*means, *pending}
+        cell: _cell(scores.get(cell), pending.get(cell, []), metric) for cell in {*scores, *pending}
     }
     return Table(
         request.title or labels.title_of(metric),
         [labels.title_of(request.rows), *columns],
         [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows],
-        _notes(metric, means, common_n, groups, pending=bool(pending)),
+        _notes(metric, means, observed, pending=bool(pending)),
         metric,
-        {(name, row): means[name, row] for row in rows for name in columns if (name, row) in means},
+        means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
 
 
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
     """Returns tables.csv: one row per mean, at full precision."""
-    rows = [
-        [table.title, table.metric, row, name, summary.mean, summary.std, len(summary.values)]
+    names = ["table", "metric", "row", "column", "mean", "std", "n"]
+    means = [
+        table.means.reset_index(names=["column", "row"]).assign(
+            table=table.title, metric=table.metric
+        )
         for table in tables
-        for (name, row), summary in table.means.items()
+        if table.means is not None
     ]
-    header = ["table", "metric", "row", "column", "mean", "std", "n"]
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    return pd.concat([pd.DataFrame(columns=names), *means])[names]
 
 
-def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
+def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
     """Returns the states of runs without a result, by the cell that they belong to."""
     metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
@@ -140,66 +149,50 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]
     for name, wanted in request.where.items():
         frame = frame[text_column(frame, name) == wanted]
     keys = text_column(frame, request.columns), text_column(frame, request.rows)
-    for run, state, *key in zip(frame.index, frame["state"], *keys, strict=True):
+    for run, state, column, row in zip(frame.index, frame["state"], *keys, strict=True):
         measured = run.job.get("command", "train") == "train"
         if metric.startswith(_FROZEN_FEATURE_METRICS):
             measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
-        if measured and not run.finished and all(key):
-            found[tuple(key)].append(state)
+        if measured and not run.finished and column and row:
+            found[column, row].append(state)
     return found
 
 
-def _best(means: Mapping[Key, Summary], choose: Any) -> set[Key]:
-    """Returns the cells with the best mean of their column, if it has more than one mean."""
-    columns: dict[Any, list[float]] = defaultdict(list)
-    for (column, _), summary in means.items():
-        columns[column].append(summary.mean)
-    return {
-        key
-        for key, summary in means.items()
-        if len(columns[key[0]]) > 1 and summary.mean == choose(columns[key[0]])
-    }
-
-
-def _cell(
-    summary: Summary | None, pending: list[str], metric: str, common_n: int, *, best: bool
-) -> Cell:
+def _cell(score: dict[str, Any] | None, pending: list[str], metric: str) -> Cell:
     parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
-    kind = " ".join(["best"] * best + ["pending"] * bool(pending))
-    if summary is None:
-        return Cell(" ".join(parts), kind=kind)
-    mean, std, values, within = summary
+    if score is None:
+        return Cell(" ".join(parts), kind="pending")
+    mean = score["mean"]
     text = format_metric(mean, metric)
-    if std is not None:
-        text += f" ± {format_metric(std, metric, like=mean)}"
-    elif within is not None:
-        text += f" (± {format_metric(within, metric, like=mean)})"
-    text += f" (n={len(values)})" if len(values) != common_n else ""
-    detail = ", ".join(format_metric(value, metric) for value in values)
+    if not math.isnan(score["std"]):
+        text += f" ± {format_metric(score['std'], metric, like=mean)}"
+    elif not math.isnan(score["within"]):
+        text += f" (± {format_metric(score['within'], metric, like=mean)})"
+    text += f" (n={score['n']})" if not score["usual_n"] else ""
+    kind = " ".join(["best"] * score["best"] + ["pending"] * bool(pending))
+    detail = ", ".join(format_metric(value, metric) for value in score["values"])
     return Cell(" ".join([text, *parts]), mean, kind, detail)
 
 
-def _notes(
-    metric: str, means: Mapping[Key, Summary], common_n: int, groups: Groups, *, pending: bool
-) -> list[str]:
-    counts = {len(summary.values) for summary in means.values()}
-    if not counts:
+def _notes(metric: str, means: pd.DataFrame, observed: pd.DataFrame, *, pending: bool) -> list[str]:
+    if means.empty:
         return ["No run in this table has a result."]
-    if counts == {1}:
+    if (means["n"] == 1).all():
         first = "One run in each cell, so no dispersion"
     else:
+        common_n = means["n"].mode().max()
         runs = "1 run" if common_n == 1 else f"n = {common_n} runs"
         first = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
-        first += " unless it says otherwise" if len(counts) > 1 else ""
+        first += " unless it says otherwise" if means["n"].nunique() > 1 else ""
     unit = "Percent. " if labels.is_fraction(metric) else ""
     better = "smallest" if labels.lower_is_better(metric) else "largest"
     notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
-    if any(summary.within is not None for summary in means.values()):
+    if means["within"].notna().any():
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
-    differing = differing_within(groups.values())
+    differing = differing_within(observed, _KEYS)
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
-    elif any(group["seed"].dropna().duplicated().any() for group in groups.values()):
+    elif observed[observed["seed"].notna()].duplicated([*_KEYS, "seed"]).any():
         notes.append("Some cells average several runs with the same seed.")
     if pending:
         notes.append("In square brackets: runs without a result, which are not in the means.")
