@@ -29,6 +29,11 @@ class TableRequest(_Request):
     columns: str = option("dataset")
     """Column; each value gets a column."""
 
+    @property
+    def heading(self) -> str:
+        """The title, or one made from the metric."""
+        return self.title or title_of(self.metric)
+
 
 class PlotRequest(_Request):
     """A plot of means with standard deviations over seeds."""

@@ -1,5 +1,6 @@
 """Finds run folders and reads their files."""
 
+import functools
 import math
 import os
 import re
@@ -78,7 +79,7 @@ class Run:
         """The reports that training wrote when it diverged."""
         return sorted(self.path.glob("report/divergence-*.txt"))
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """The config without the seed, and without keys that do not change what is trained."""
         return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}

@@ -1,6 +1,7 @@
 """Chooses tables, plots and curves that fit the runs, if the user requested none."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import pandas as pd
 
@@ -15,6 +16,8 @@ from vit_jax.report.frame import (
 )
 from vit_jax.report.labels import is_number, title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
+
+R = TypeVar("R", TableRequest, PlotRequest)
 
 _FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
 _FROZEN_FEATURE_METRICS = {
@@ -54,34 +57,12 @@ def row_column(frame: pd.DataFrame) -> str:
 
 def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
     """Returns a table for each kind of score that finished runs have."""
-    found: list[TableRequest] = []
-    for where, members in _by_stage(frame):
-        rows, metrics = row_column(members), _metrics(members)
-        wanted = {}
-        if score := main_score(metrics):
-            split = score.rpartition("/")[0]
-            same_split = (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc")
-            wanted = {name: "dataset" for name in same_split if name in metrics}
-        for pattern, columns in _FROZEN_FEATURE_METRICS.items():
-            if any(map(metric_regex(pattern).fullmatch, metrics)):
-                wanted[pattern] = columns
-        known = {request.metric for request in found}
-        for name, columns in wanted.items():
-            title = title_of(name) + (", other runs" if name in known else "")
-            asked = {"metric": name, "rows": rows, "columns": columns, "where": where}
-            found.append(TableRequest(**asked, title=title))
-    return found
+    return _by_stage(frame, _tables)
 
 
 def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
     """Returns the plots whose x-axis would have at least two different values."""
-    found: list[PlotRequest] = []
-    for where, members in _by_stage(frame):
-        known = {(request.x, request.y) for request in found}
-        for request in _plots(members):
-            title = request.heading + (", other runs" if (request.x, request.y) in known else "")
-            found.append(request.replace(where=where, title=title))
-    return found
+    return _by_stage(frame, _plots)
 
 
 def suggest_curves(frame: pd.DataFrame) -> list[CurvesRequest]:
@@ -93,6 +74,32 @@ def suggest_curves(frame: pd.DataFrame) -> list[CurvesRequest]:
         series = row_column(stages[stage])
         found.append(CurvesRequest(series=series, where={"stage": stage}, title=title))
     return found
+
+
+def _by_stage(frame: pd.DataFrame, suggest: Callable[[pd.DataFrame], Iterable[R]]) -> list[R]:
+    """Returns the suggestions for final runs, and then for other runs, with distinct titles."""
+    frame = exclude_candidates(frame)
+    is_final = frame["stage"] == "final"
+    if frame.empty or is_final.all() or not is_final.any():
+        return [] if frame.empty else [*suggest(frame)]
+    final = [r.replace(where={"stage": "final"}) for r in suggest(frame[is_final])]
+    known, others = {request.heading for request in final}, []
+    for request in suggest(frame[~is_final]):
+        title = request.heading + (", other runs" if request.heading in known else "")
+        others.append(request.replace(where={"stage": ""}, title=title))
+    return final + others
+
+
+def _tables(frame: pd.DataFrame) -> Iterator[TableRequest]:
+    rows, metrics = row_column(frame), _metrics(frame)
+    if score := main_score(metrics):
+        split = score.rpartition("/")[0]
+        for name in (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc"):
+            if name in metrics:
+                yield TableRequest(metric=name, rows=rows)
+    for pattern, columns in _FROZEN_FEATURE_METRICS.items():
+        if any(map(metric_regex(pattern).fullmatch, metrics)):
+            yield TableRequest(metric=pattern, rows=rows, columns=columns)
 
 
 def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
@@ -137,12 +144,3 @@ def _needed(names: list[str], x: str, observed: pd.DataFrame) -> list[str]:
 
 def _metrics(frame: pd.DataFrame) -> set[str]:
     return {name for run in frame.index if run.finished for name in run.figures}
-
-
-def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Returns (filter, runs): final runs and other runs separately if there are both."""
-    frame = exclude_candidates(frame)
-    final = frame["stage"] == "final"
-    if final.all() or not final.any():
-        return [] if frame.empty else [({}, frame)]
-    return [({"stage": "final"}, frame[final]), ({"stage": ""}, frame[~final])]

@@ -118,7 +118,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         cell: _cell(scores.get(cell), pending.get(cell, []), metric) for cell in {*scores, *pending}
     }
     return Table(
-        request.title or labels.title_of(metric),
+        request.heading,
         [labels.title_of(request.rows), *columns],
         [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows],
         _notes(metric, means, observed, pending=bool(pending)),
