@@ -46,7 +46,7 @@ def test_there_are_seven_experiments_with_results():
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_equal_the_committed_ones_byte_for_byte(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
-    monkeypatch.setattr(curves, "_draw_sheet", lambda *_: None)
+    monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
     monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
     page = make_report(folders(name), tmp_path / name, name)
     committed = EXPERIMENTS / name

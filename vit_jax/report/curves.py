@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,6 @@ _MAX_MARKED = 9
 _MAX_ROWS = 5
 # The main score is measured on the first of these splits that a run was evaluated on.
 _SPLITS = ("test", "validation", "val", "minival", "dev")
-
-# Runs, each with its series.
-Members = list[tuple[Run, str]]
 
 
 def draw_curves(workdir: Path) -> Path:
@@ -88,39 +85,44 @@ def draw_learning_curves(
     Raises:
         ConfigError: no run has such a column, or the value in `where`.
     """
-    from vit_jax.report.frame import check_columns, select, text_column
+    from vit_jax.report.frame import check_columns, in_natural_order, select, text_column
 
     check_columns(frame, series=request.series, panel=request.panel)
     frame = select(frame, request.where)
-    rows: dict[str, Members] = defaultdict(list)
-    columns = text_column(frame, request.panel), text_column(frame, request.series)
-    for run, panel, series in zip(frame.index, *columns, strict=True):
-        if any("train/loss" in row for row in run.metrics):
-            rows[panel].append((run, series))
-    drawings, names = [], sorted(rows, key=natural_key)
-    count = math.ceil(len(names) / _MAX_ROWS)
-    for i in range(count):
-        sheet = {name: rows[name] for name in names[i * _MAX_ROWS : (i + 1) * _MAX_ROWS]}
-        title = (request.title or "Runs") + (f", part {i + 1} of {count}" if count > 1 else "")
-        runs = [run for members in sheet.values() for run, _ in members]
+    columns = {name: text_column(frame, getattr(request, name)) for name in ("panel", "series")}
+    trained = [any("train/loss" in row for row in run.metrics) for run in frame.index]
+    frame = in_natural_order(frame.assign(**columns)[trained], ["panel"])
+    rows = [*frame.groupby("panel", sort=False)["series"]]
+    drawings, parts = [], [rows[i : i + _MAX_ROWS] for i in range(0, len(rows), _MAX_ROWS)]
+    for i, part in enumerate(parts, 1):
+        title = (request.title or "Runs") + (f", part {i} of {len(parts)}" if parts[1:] else "")
+        runs = [run for _, series in part for run in series.index]
         note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
         if not all(run.finished for run in runs):
             note += " A cross marks the end of a run without a result."
-        drawings.append((title, _draw_sheet(request, sheet, palette), [note]))
+        drawings.append((title, _draw_rows(request, part, palette), [note]))
     return drawings
 
 
-def _draw_sheet(request: CurvesRequest, sheet: Mapping[str, Members], palette: Palette) -> Any:
-    """Returns a figure with a row of panels for each item: training loss, and main score."""
-    palette.add(request.series, [name for members in sheet.values() for _, name in members])
-    scores = [_drawn_score([run for run, _ in members]) for members in sheet.values()]
+def _draw_rows(
+    request: CurvesRequest, rows: Sequence[tuple[Any, pd.Series]], palette: Palette
+) -> Any:
+    """Returns a figure with two panels, training loss and main score, for each row.
+
+    Args:
+        request: what to draw.
+        rows: (name, series by run).
+        palette: colours of the report.
+    """
+    palette.add(request.series, [name for _, series in rows for name in series])
+    scores = [_drawn_score(series.index) for _, series in rows]
     columns, handles = 2 if any(scores) else 1, {}
     with plot_style():
-        figure, axes = new_figure(len(sheet), columns, width=9.2 / columns, height=2.7)
-        for i, (name, members) in enumerate(sheet.items()):
+        figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
+        for i, (name, series) in enumerate(rows):
             score, (left, *right) = scores[i], axes[i]
-            marker = {"marker": None} if len(members) > _MAX_MARKED else {}
-            for run, member in members:
+            marker = {"marker": None} if len(series) > _MAX_MARKED else {}
+            for run, member in zip(series.index, series, strict=True):
                 style = palette.style(request.series, member)
                 handle = _draw_run(left, run, "train/loss", 1, **style | {"marker": None})
                 handles.setdefault(member, handle)
@@ -139,8 +141,7 @@ def _draw_sheet(request: CurvesRequest, sheet: Mapping[str, Members], palette: P
         for panel in figure.axes:
             if panel.get_subplotspec().is_last_row():
                 panel.set_xlabel("step")
-        names = sorted(handles, key=natural_key)
-        add_legend(figure, {name: handles[name] for name in names}, request.series)
+        add_legend(figure, handles, request.series)
     return figure
 
 
@@ -151,7 +152,7 @@ def main_score(names: Iterable[str]) -> str | None:
     return next((found[split] for split in [*_SPLITS, *sorted(found)] if split in found), None)
 
 
-def _drawn_score(runs: Sequence[Run]) -> str | None:
+def _drawn_score(runs: Iterable[Run]) -> str | None:
     """Returns the main score, else the few-shot accuracy with the fewest shots.
 
     Metrics that were measured only once are left out: one point is no curve.

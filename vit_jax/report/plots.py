@@ -61,9 +61,7 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     series = text_column(observed, request.series)
     panels = text_column(observed, request.panel) if request.panel else ""
     observed = observed.assign(panel=panels, series=series, x=xs.astype(object))
-    known = (xs != "") & (series != "")
-    if request.log_x:
-        known &= xs.map(lambda x: is_number(x) and x > 0).astype(bool)
+    known = xs.map(lambda x: _has_place(x, log_x=request.log_x)).astype(bool) & (series != "")
     observed, unplaced = observed[known], observed[~known].index
     notes = _notes(request, observed, unplaced)
     if request.through is not None:
@@ -81,6 +79,10 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         observed = pd.concat([means, observed])
     points = summarize(observed, _KEYS).reset_index()
     return points.assign(std=points["std"].fillna(points["within"])), notes
+
+
+def _has_place(x: Any, *, log_x: bool) -> bool:
+    return is_number(x) and x > 0 if log_x else x != ""
 
 
 def _add_through(request: PlotRequest, observed: pd.DataFrame) -> pd.DataFrame:
@@ -175,8 +177,7 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -
         for panel in axes.flat[len(panels) :]:
             panel.remove()
         if numeric or request.series != request.x:
-            names = sorted(handles, key=natural_key)
-            add_legend(figure, {name: handles[name] for name in names}, request.series)
+            add_legend(figure, handles, request.series)
     return figure
 
 

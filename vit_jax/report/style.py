@@ -117,11 +117,13 @@ def add_legend(
     Args:
         figure: of matplotlib.
         handles: name -> line.
-        column: whose values the names are; it becomes the title unless they are models.
+        column: whose values the names are, if any: they are then sorted, and it becomes the title
+            unless they are models.
         side: "left" or "right".
     """
     if len(handles) < 2:
         return
+    names = sorted(handles, key=natural_key) if column else [*handles]
     is_model = column.partition("+")[0] in ("model", "model.name", "family")
     title = "" if is_model else title_of(column)
     longest = max(map(len, handles))
@@ -130,8 +132,8 @@ def add_legend(
     # Every figure has room for two lines.
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
     figure.legend(
-        handles.values(),
-        handles.keys(),
+        [handles[name] for name in names],
+        names,
         loc=f"outside upper {side}",
         ncols=math.ceil(len(handles) / rows),
         title=title or None,

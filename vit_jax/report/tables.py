@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -158,7 +158,7 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str]
     return found
 
 
-def _cell(score: dict[str, Any] | None, pending: list[str], metric: str) -> Cell:
+def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> Cell:
     parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
     if score is None:
         return Cell(" ".join(parts), kind="pending")
