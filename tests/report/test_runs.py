@@ -8,7 +8,7 @@ from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
 from vit_jax.report.frame import differing_settings, run_frame, unknown_pretraining
-from vit_jax.report.overview import missing_table
+from vit_jax.report.overview import hardware_table, missing_table, runs_csv
 from vit_jax.report.runs import Run, read_runs
 from vit_jax.tasks.distillation.config import DistillationConfig
 
@@ -240,3 +240,15 @@ def test_a_run_of_another_command_gets_no_settings_of_training(tmp_path):
     write(tmp_path / "older", config=older, result={"step": 0})
     few, older, _ = read_runs([tmp_path]).runs
     assert {*older.config} == {*few.config} == {"command", "checkpoint", "fewshot.shots"}
+
+
+def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):
+    """The label is a column for tables and plots; runs.csv and the hardware show the fact."""
+    job = {"name": "a", "labels": {"device": "rack 3", "state": "odd"}}
+    env = {"device_kind": "cpu", "device_count": 2}
+    write(tmp_path, job=job, env=env, config=config(), result=result(0.5, 400))
+    found = read_runs([tmp_path])
+    frame = run_frame(found.runs)
+    assert (frame["device"].item(), frame["state"].item()) == ("rack 3", "finished")
+    assert runs_csv(found, frame)["device"].item() == "2 x cpu"
+    assert hardware_table(frame).rows[0][0].text == "2 x cpu"

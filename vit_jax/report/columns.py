@@ -68,6 +68,11 @@ def device(run: Run) -> str | None:
     return f"{count} x {kind}" + (f", {hosts} hosts" if hosts > 1 else "")
 
 
+def revision(run: Run) -> str | None:
+    """Returns the git revision of the code."""
+    return run.environment.get("git_revision")
+
+
 def step(run: Run) -> int | None:
     """Returns the last step in the files."""
     return run.result.get("step", max((row["step"] for row in run.metrics), default=None))
@@ -140,7 +145,7 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "dataset": _name("dataset", "data.name"),
     "seed": seed,
     "device": device,
-    "revision": lambda run: run.environment.get("git_revision"),
+    "revision": revision,
     "step": step,
     "wall_time_s": wall_time_s,
     "train_examples": train_examples,

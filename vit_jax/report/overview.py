@@ -1,11 +1,13 @@
 """Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
+from vit_jax.report import columns
 from vit_jax.report.frame import differing_settings, unknown_pretraining
 from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.runs import Runs
@@ -27,13 +29,14 @@ def runs_csv(found: Runs, frame: pd.DataFrame) -> pd.DataFrame:
         {
             **{name: row[name] for name in ("name", "state", "stage")},
             **{f"label.{name}": run.labels.get(name) for name in labels},
-            **{name: row[name] for name in ("model", "dataset", "seed")},
+            **{name: row[name] for name in ("model", "dataset")},
+            "seed": columns.seed(run),
             "init_from": run.init_from and found.shown_path(run.init_from),
             **{key: run.config.get(key) for key in settings},
             **{name: run.figures.get(name) for name in sorted(metrics, key=natural_key)},
             **{name: row.get(name) for name in _LAST},
-            "device": row["device"],
-            "git_revision": row["revision"],
+            "device": columns.device(run),
+            "git_revision": columns.revision(run),
             "folder": found.shown_path(run.path),
             "notes": "; ".join(filter(None, [*run.problems, unknown_pretraining(run)])),
         }
@@ -111,8 +114,8 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))
             rows.append([row["name"], row["state"], progress, why])
     rows += [[name, "not started", "", ""] for name in _jobs_without_folder(found)]
-    columns = ["run", "state", "step", "why"]
-    return table_of("Runs without a result", pd.DataFrame(rows, columns=columns))
+    frame = pd.DataFrame(rows, columns=["run", "state", "step", "why"])
+    return table_of("Runs without a result", frame)
 
 
 def _jobs_without_folder(found: Runs) -> Iterator[str]:
@@ -126,26 +129,22 @@ def _jobs_without_folder(found: Runs) -> Iterator[str]:
 
 def hardware_table(frame: pd.DataFrame) -> Table:
     """Returns the kinds of devices, and the hours that runs took on each."""
-    started = frame[frame["state"] != "not started"]
-    short = {"revision": r"^([^-]{10})[^-]*"}  # Its first ten digits; a suffix says "changed".
-    rows = pd.DataFrame(
+    rows = [
         {
-            "device": started["device"].fillna("unknown"),
+            "device": columns.device(run) or "unknown",
             "runs": 1,
-            "hours": started["wall_time_s"].fillna(0).astype(float) / 3600,
-            "git revision": started["revision"]
-            .fillna("")
-            .replace(short["revision"], r"\1", regex=True),
-            "JAX": [
-                str(run.environment.get("packages", {}).get("jax", "")) for run in started.index
-            ],
+            "hours": (columns.wall_time_s(run) or 0) / 3600,
+            # Ten digits, and a suffix if files were changed.
+            "git revision": re.sub(r"^([^-]{10})[^-]*", r"\1", columns.revision(run) or ""),
+            "JAX": str(run.environment.get("packages", {}).get("jax", "")),
         }
-    )
+        for run in frame.index[frame["state"] != "not started"]
+    ]
 
     def listed(texts: Iterable[str]) -> str:
         return ", ".join(sorted({*texts} - {""}))
 
     merge: dict[str, Any] = {"runs": "sum", "hours": "sum", "git revision": listed, "JAX": listed}
-    merged = rows.groupby("device").agg(merge).reset_index()
+    merged = pd.DataFrame(rows, columns=["device", *merge]).groupby("device").agg(merge)
     hours = merged["hours"].map(lambda hours: Cell(f"{hours:.2f}", hours))
-    return table_of("Hardware", merged.assign(hours=hours))
+    return table_of("Hardware", merged.assign(hours=hours).reset_index())
