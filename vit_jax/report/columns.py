@@ -135,7 +135,7 @@ def _pretraining(figure: Callable[[Run], Any], merge: Callable[[Any], Any]) -> C
     return over_ancestors
 
 
-# Column -> function of a run.
+# Column -> function of a run. Columns of numbers are also metrics.
 COLUMNS: dict[str, Callable[[Run], Any]] = {
     "name": lambda run: run.name,
     "state": state,
@@ -154,6 +154,3 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "pretrain_examples": _pretraining(train_examples, max),
     "pretrain_exaflops": _pretraining(train_exaflops, sum),
 }
-# Columns that are also metrics.
-METRICS = ("step", "wall_time_s", "train_examples", "examples_seen", "train_exaflops",
-           "pretrain_examples", "pretrain_exaflops")  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
-from vit_jax.report.columns import COLUMNS, METRICS
+from vit_jax.report.columns import COLUMNS
 from vit_jax.report.labels import JOIN, format_value, is_number, natural_key
 from vit_jax.report.runs import Run
 
@@ -55,7 +55,8 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
         ConfigError: no run has such a metric.
     """
     matching = metric_regex(pattern)
-    known = {*METRICS, *(name for run in frame.index for name in run.figures)}
+    known = {name for run in frame.index for name in run.figures}
+    known |= {name for name in COLUMNS if frame[name].dropna().map(is_number).all()}
     if not any(map(matching.fullmatch, known)):
         raise ConfigError(
             f"{option}={pattern}: no run has such a metric",
