@@ -7,7 +7,8 @@ import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.frame import differing_settings, run_frame, unknown_pretraining
+from vit_jax.report.columns import unknown_pretraining
+from vit_jax.report.frame import differing_settings, run_frame
 from vit_jax.report.overview import hardware_table, missing_table, runs_csv
 from vit_jax.report.runs import Run, read_runs
 from vit_jax.tasks.distillation.config import DistillationConfig

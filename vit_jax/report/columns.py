@@ -154,3 +154,11 @@ COLUMNS: dict[str, Callable[[Run], Any]] = {
     "pretrain_examples": _pretraining(train_examples, max),
     "pretrain_exaflops": _pretraining(train_exaflops, sum),
 }
+
+
+def unknown_pretraining(run: Run) -> str:
+    """Returns why the pre-training of a run is not known; "" if it is."""
+    known = None not in (COLUMNS["pretrain_examples"](run), COLUMNS["pretrain_exaflops"](run))
+    if known or run.unknown_init or not run.ancestors:
+        return run.unknown_init
+    return f"{run.ancestors[0].name} does not say what it was trained on"

@@ -17,7 +17,7 @@ from vit_jax.report.labels import JOIN, format_value, is_number, natural_key
 from vit_jax.report.runs import Run
 
 # Columns that `observations` adds.
-METRIC, VALUE, WITHIN = "@metric", "@value", "@within"
+VALUE, WITHIN = "@value", "@within"
 
 
 def run_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -31,14 +31,6 @@ def run_frame(runs: Sequence[Run]) -> pd.DataFrame:
     return frame.where(frame.notna(), None)
 
 
-def unknown_pretraining(run: Run) -> str:
-    """Returns why the pre-training of a run is not known; "" if it is."""
-    known = None not in (COLUMNS["pretrain_examples"](run), COLUMNS["pretrain_exaflops"](run))
-    if known or run.unknown_init or not run.ancestors:
-        return run.unknown_init
-    return f"{run.ancestors[0].name} does not say what it was trained on"
-
-
 def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> pd.DataFrame:
     """Returns one row per finished run and metric that matches a pattern.
 
@@ -48,8 +40,8 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
         option: command-line option that gave the pattern, for the error.
 
     Returns:
-        The columns of `frame`, one column per {word}, METRIC, VALUE, and WITHIN: the standard
-        deviation over the draws of examples inside the run, or None.
+        The columns of `frame`, one column per {word}, VALUE, and WITHIN: the standard deviation
+        over the draws of examples inside the run, or None.
 
     Raises:
         ConfigError: no run has such a metric.
@@ -70,10 +62,10 @@ def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> p
             match = matching.fullmatch(name)
             if match and is_number(figures[name]):
                 words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
-                found = {METRIC: name, VALUE: float(figures[name])}
-                rows.append({**row, **words, **found, WITHIN: figures.get(f"{name}_std") or None})
+                found = {VALUE: float(figures[name]), WITHIN: figures.get(f"{name}_std") or None}
+                rows.append({**row, **words, **found})
                 index.append(run)
-    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, METRIC, VALUE, WITHIN]))
+    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, VALUE, WITHIN]))
     return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
 
 
@@ -139,7 +131,7 @@ def check_columns(frame: pd.DataFrame, **options: str | None) -> None:
         frame: of runs or observations.
         options: command-line option -> the column given in it.
     """
-    known = {*frame.columns} - {METRIC, VALUE, WITHIN}
+    known = {*frame.columns} - {VALUE, WITHIN}
     for option, value in options.items():
         for name in {*(value or "").split("+")} - known - {""}:
             labels = sorted({label for run in frame.index for label in run.labels})

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.report import columns
-from vit_jax.report.frame import differing_settings, unknown_pretraining
+from vit_jax.report.frame import differing_settings
 from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.runs import Runs
 from vit_jax.report.tables import Cell, Table, table_of
@@ -38,7 +38,7 @@ def runs_csv(found: Runs, frame: pd.DataFrame) -> pd.DataFrame:
             "device": columns.device(run),
             "git_revision": columns.revision(run),
             "folder": found.shown_path(run.path),
-            "notes": "; ".join(filter(None, [*run.problems, unknown_pretraining(run)])),
+            "notes": "; ".join(filter(None, [*run.problems, columns.unknown_pretraining(run)])),
         }
         for run, row in zip(frame.index, frame.to_dict("records"), strict=True)
     ]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
+from vit_jax.report.columns import unknown_pretraining
 from vit_jax.report.frame import (
     WITHIN,
     check_columns,
@@ -17,7 +18,6 @@ from vit_jax.report.frame import (
     observations,
     select,
     text_column,
-    unknown_pretraining,
 )
 from vit_jax.report.labels import (
     format_value,
