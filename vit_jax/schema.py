@@ -203,6 +203,26 @@ def differences(
     return rows
 
 
+def default_values(cls: type[Section], path: str = "") -> dict[str, Any]:
+    """Returns the defaults of a section and of the sections inside it, ready for JSON.
+
+    Args:
+        cls: the section.
+        path: put in front of the keys, e.g. "model.".
+
+    Returns:
+        Dotted key -> default. Required fields are left out.
+    """
+    found = {}
+    for name, field in cls.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            found |= default_values(annotation, f"{path}{name}.")
+        elif not field.is_required():
+            found[f"{path}{name}"] = _plain(field.get_default(call_default_factory=True))
+    return found
+
+
 def check_patterns(patterns: Iterable[str], key: str) -> None:
     """Raises ConfigError unless all patterns are valid regular expressions.
 

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import family, markdown_table, short_number, title_of
 from vit_jax.report.runs import read_runs
-from vit_jax.report.tables import summarize
 
 # A score of a pretrained model, on its own dataset or few-shot on another.
 _PRETRAINED = re.compile(r"eval/(test|validation)/accuracy_top1|fewshot/.*_shot/accuracy_top1")
@@ -73,16 +73,17 @@ def compare(ours: Curves, theirs: Curves) -> tuple[dict[int, str], str]:
         found.append(" and ".join(sizes) or "none")
     cells = {}
     for size, values in ahead.items():
-        mean, std, *_ = summarize(values)
-        cells[size] = f"{mean:+.1f}" + (f" ± {std:.1f}" if std is not None else "")
+        deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        cells[size] = f"{statistics.fmean(values):+.1f}{deviation}"
     return cells, "; ".join(found)
 
 
 def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
     """Returns score -> model -> curves of a sweep's finished final runs."""
-    runs = [run for run in read_runs([folder]).runs if run.finished and run.stage == "final"]
+    frame = run_frame(read_runs([folder]).runs)
+    frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
     curves: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
-    for run, row in zip(runs, run_frame(runs).to_dict("records"), strict=True):
+    for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
         size, dataset = row["pretrain_examples"], row.get("dataset")
         for metric, score in run.figures.items():
             if run.init_from is not None and metric == _FINE_TUNED:
@@ -93,7 +94,7 @@ def read_curves(folder: Path) -> Mapping[str, Mapping[str, Curves]]:
                 continue
             if size is not None:
                 by_seed = curves.setdefault(name, {}).setdefault(str(row["model"]), {})
-                by_seed.setdefault(run.seed, {})[size] = score
+                by_seed.setdefault(row["seed"], {})[size] = score
     return curves
 
 

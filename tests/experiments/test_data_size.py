@@ -12,7 +12,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.models.flops import forward_macs
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import title_of
-from vit_jax.report.plots import plot_data
+from vit_jax.report.plots import plot_points
 from vit_jax.report.requests import read_report
 from vit_jax.report.runs import read_runs
 from vit_jax.report.tables import score_table
@@ -197,11 +197,10 @@ def test_the_report_of_each_scale_finds_its_metrics(plan, tmp_path, arg):
             write(tmp_path / name, result=figures, config=job.config.to_mapping(), job=about)
     frame = run_frame(read_runs([tmp_path]).runs)
     request = read_report(laid.sweep.report, "get_report")
-    plots = [plot_data(plot, frame) for plot in request.plots]
-    assert len(plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
-    assert all(plot.panels for plot in plots)
+    assert len(request.plots) == {"small": 3, "imagenet": 3}.get(arg, 1)
+    assert all(len(plot_points(plot, frame)[0]) for plot in request.plots)
     tables = [score_table(table, frame) for table in request.tables]
-    assert [table.title for table in tables] == [plot.request.title for plot in plots]
+    assert [table.title for table in tables] == [plot.title for plot in request.plots]
 
 
 def test_a_folder_without_such_runs_is_a_one_line_error(tmp_path, capsys):

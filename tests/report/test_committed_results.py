@@ -9,7 +9,7 @@ from PIL import Image
 from report.committed_runs import EXPERIMENTS, NAMES, rebuild
 
 from vit_jax.__main__ import main
-from vit_jax.report import content, style
+from vit_jax.report import content, curves, plots, style
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_there_are_seven_experiments_with_results():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_equal_the_committed_ones_byte_for_byte(folders, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(content, "draw", lambda *_: None)
-    monkeypatch.setattr(content, "draw_learning_curves", lambda *_: None)
+    monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
+    monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
     monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
     page = make_report(folders(name), tmp_path / name, name)
     committed = EXPERIMENTS / name
@@ -67,7 +67,9 @@ def test_the_crossings_of_data_size_equal_the_committed_ones(folders):
     [pytest.param(n, marks=[] if n == "position_embeddings" else pytest.mark.slow) for n in NAMES],
 )
 def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(content, "curves_data", lambda *_: [])  # Rebuilt runs have other curves.
+    monkeypatch.setattr(
+        content, "draw_learning_curves", lambda *_: []
+    )  # Rebuilt runs have other curves.
     monkeypatch.setattr(style, "DPI", 160)
     results = make_report(folders(name), tmp_path / name, name).parent / "results"
     committed = sorted((EXPERIMENTS / name / "results").glob("plot-*.png"))

@@ -11,7 +11,6 @@ from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
 from vit_jax.report.curves import (
     _drawn_score,
-    curves_data,
     draw_curves,
     draw_learning_curves,
     main_score,
@@ -36,9 +35,9 @@ ROWS = [
 
 
 def sheets(folder, **request):
-    """Returns the data and the figure of every picture of a request."""
-    data = curves_data(CurvesRequest(**request), run_frame(read_runs([folder]).runs))
-    return [(one, draw_learning_curves(one, Palette())) for one in data]
+    """Returns title, figure and notes of every picture of a request."""
+    frame = run_frame(read_runs([folder]).runs)
+    return draw_learning_curves(CurvesRequest(**request), frame, Palette())
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
@@ -70,7 +69,7 @@ def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
             metrics=[ROWS[0], *shots],
             result=result(0, 2),
         )
-    ((_, figure),) = sheets(tmp_path)
+    ((_, figure, _),) = sheets(tmp_path)
     _, right = figure.axes
     drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
     assert drawn == [[10, 20], [20, 30]]
@@ -87,7 +86,7 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     rows = curve(0.5, 400, "test", state)
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
-    ((sheet, figure),) = sheets(tmp_path)
+    ((_, figure, notes),) = sheets(tmp_path)
     loss, score = figure.axes
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
@@ -103,7 +102,7 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     ]
     assert score.lines[0].get_ydata().tolist() == accuracy
     cross_note = "A cross marks the end of a run without a result."
-    assert sheet.note == f"A line for each of 2 runs. {cross_note}"
+    assert notes == [f"A line for each of 2 runs. {cross_note}"]
 
 
 def test_the_main_score_is_the_test_accuracy_if_there_is_one():
@@ -123,7 +122,7 @@ def test_a_score_measured_only_once_is_not_drawn(tmp_path):
 
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
-    ((_, figure),) = sheets(tmp_path)
+    ((_, figure, _),) = sheets(tmp_path)
     (panel,) = figure.axes
     assert panel.get_title(loc="left").endswith("training loss")
     assert panel.get_xlabel() == "step"
@@ -133,10 +132,10 @@ def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
     for name, placement in (("a", "stem"), ("b", "shared")):
         job = {"name": name, "labels": {"model": "ViT-Micro/4", "placement": placement}}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
-    runs = read_runs([tmp_path]).runs
-    assert row_column(runs) == "placement"
-    (request,) = suggest_curves(run_frame(runs))
-    ((_, figure),) = sheets(tmp_path, series=request.series)
+    frame = run_frame(read_runs([tmp_path]).runs)
+    assert row_column(frame) == "placement"
+    (request,) = suggest_curves(frame)
+    ((_, figure, _),) = sheets(tmp_path, series=request.series)
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
 
 
@@ -147,7 +146,7 @@ def test_a_figure_grows_with_its_legend(tmp_path):
         for i in range(count):
             job = {"name": f"{i}", "labels": {"model": f"a model with a long name, number {i}"}}
             put(tmp_path / f"{count}" / f"{i}", job=job, config=config(), metrics=ROWS)
-        ((_, figure),) = sheets(tmp_path / f"{count}")
+        ((_, figure, _),) = sheets(tmp_path / f"{count}")
         figure.draw_without_rendering()
         (legend,) = figure.legends
         lowest = legend.get_window_extent().y0
@@ -162,7 +161,7 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
             labels = {"model": f"ViT-{size}", "task": task, "size": size}
             job = {"name": f"{task}{size}", "labels": labels}
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
-    ((sheet, figure),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
+    ((title, figure, notes),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
     titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
     assert titles == [
         "10 · classification",
@@ -170,11 +169,11 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
         "100 · classification",
         "100 · masked",
     ]
-    assert sheet.title == "Both"
+    assert title == "Both"
     first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
     assert first != second
-    ((sheet, figure),) = sheets(tmp_path, where={"task": "masked"})
-    assert sheet.note.startswith("A line for each of 2 runs.")
+    ((title, figure, notes),) = sheets(tmp_path, where={"task": "masked"})
+    assert notes == ["A line for each of 2 runs. A cross marks the end of a run without a result."]
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
     with pytest.raises(ConfigError, match="panel=sise: no run has such a label"):
         sheets(tmp_path, panel="sise")
@@ -199,8 +198,8 @@ def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
         job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
     (request,) = suggest_curves(run_frame(read_runs([tmp_path]).runs))
-    ((sheet, _),) = sheets(tmp_path, series=request.series, where=request.where)
-    assert sheet.note == "A line for each of 2 runs."
+    ((_, _, notes),) = sheets(tmp_path, series=request.series, where=request.where)
+    assert notes == ["A line for each of 2 runs."]
 
 
 def test_a_row_without_scores_is_as_wide_as_one_with_them(tmp_path):
@@ -208,7 +207,7 @@ def test_a_row_without_scores_is_as_wide_as_one_with_them(tmp_path):
     for name, rows in (("a", scored), ("b", ROWS[:2])):
         job = {"name": name, "labels": {"model": "ViT", "dataset": name}}
         put(tmp_path / name, job=job, config=config(), metrics=rows)
-    ((_, figure),) = sheets(tmp_path)
+    ((_, figure, _),) = sheets(tmp_path)
     figure.draw_without_rendering()
     first, second, whole = [panel.get_window_extent() for panel in figure.axes]
     assert whole.x0 == pytest.approx(first.x0)

@@ -285,7 +285,7 @@ def test_a_damaged_file_is_reported_and_the_rest_is_read(tmp_path):
         write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
     (tmp_path / "1" / "result.json").write_text("{")
     assert main(["report", str(tmp_path)]) == 0
-    assert "result.json: Expecting" in (tmp_path / "report" / "report.md").read_text()
+    assert "result.json is damaged: Expecting" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_a_report_does_not_show_where_its_runs_were_stored(sweep, report):

@@ -7,9 +7,11 @@ import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.frame import run_frame, unknown_pretraining
-from vit_jax.report.overview import missing_table
+from vit_jax.report.columns import unknown_pretraining
+from vit_jax.report.frame import differing_settings, run_frame
+from vit_jax.report.overview import hardware_table, missing_table, runs_csv
 from vit_jax.report.runs import Run, read_runs
+from vit_jax.tasks.distillation.config import DistillationConfig
 
 
 def test_only_run_folders_are_found_at_any_depth(tmp_path):
@@ -42,6 +44,10 @@ def test_each_folder_must_hold_a_run(tmp_path):
         read_runs([tmp_path / "a", tmp_path / "b"])
 
 
+def state_of(folder):
+    return run_frame(read_runs([folder]).runs)["state"].item()
+
+
 def attempt(folder, **content):
     (folder / ".sweep").mkdir()
     (folder / ".sweep" / "attempt.json").write_text(json.dumps(content))
@@ -62,13 +68,13 @@ def attempt(folder, **content):
 def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, content, state):
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
     attempt(tmp_path, **content)
-    assert read_runs([tmp_path]).runs[0].state == state
+    assert state_of(tmp_path) == state
 
 
 def test_a_run_with_a_result_is_finished_whatever_other_files_it_has(tmp_path):
     write(tmp_path, config=config(), result=result(0.5, 400))
     attempt(tmp_path, exit_code=2, ended=1.0)
-    assert read_runs([tmp_path]).runs[0].state == "finished"
+    assert state_of(tmp_path) == "finished"
 
 
 def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(tmp_path):
@@ -76,10 +82,11 @@ def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(
     write(tmp_path / "a", config=config(), metrics=rows)
     write(tmp_path / "b", config=config(), metrics=rows, result={"step": 400, "train/loss": 9.0})
     unfinished, finished = read_runs([tmp_path]).runs
-    assert unfinished.step == 120
+    first, second = run_frame([unfinished, finished]).to_dict("records")
+    assert first["step"] == 120
     assert unfinished.figures["train/loss"] == rows[-1]["train/loss"]
-    assert unfinished.wall_time_s == pytest.approx(55.0)
-    assert (finished.step, finished.figures["train/loss"]) == (400, 9.0)
+    assert first["wall_time_s"] == pytest.approx(55.0)
+    assert (second["step"], finished.figures["train/loss"]) == (400, 9.0)
 
 
 def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
@@ -87,7 +94,8 @@ def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
     names = [{"name": "a/0"}, {"name": "a/1"}, {"name": "b/0"}]
     write(tmp_path, sweep={"jobs": names})
     for folder, missing in ((tmp_path, ["a/1", "b/0"]), (tmp_path / "jobs/a", ["a/1"])):
-        table = missing_table(read_runs([folder]))
+        found = read_runs([folder])
+        table = missing_table(found, run_frame(found.runs))
         assert [row[0].text for row in table.rows] == missing
 
 
@@ -190,5 +198,58 @@ def test_damaged_files_are_problems_and_not_errors(tmp_path):
     (tmp_path / "env.json").write_text("[1]")
     (tmp_path / "subset.json").write_text("{")
     run = Run(tmp_path)
-    assert [problem.partition(":")[0] for problem in run.problems] == ["env.json", "subset.json"]
-    assert run.seed == 0
+    assert [problem.split()[0] for problem in run.problems] == ["env.json", "subset.json"]
+    assert run.config["seed"] == 0
+
+
+def test_a_missing_config_key_has_the_default_of_this_version(tmp_path):
+    """The previous version had no distillation, and wrote a ViT's options for a ResNet, too."""
+    for version in ("old", "new"):
+        for model in ("ViT-B/16", "BiT-R50x1"):
+            made = config(model)
+            if version == "new":
+                made["distillation"] = DistillationConfig().to_mapping()
+                made["optimizer"]["freeze"] = []
+            if (version, model) == ("new", "BiT-R50x1"):
+                del made["model"]["dropout"]
+            write(tmp_path / version / model[:3], config=made, result=result(0.5, 400))
+    runs = read_runs([tmp_path]).runs
+    assert differing_settings(runs) == ["model.name"]
+    assert [run.config["distillation.temperature"] for run in runs] == [1.0] * 4
+    changed = config("ViT-B/16") | {"distillation": {"temperature": 2.0}}
+    write(tmp_path / "changed", config=changed, result=result(0.5, 400))
+    changes = ["distillation.temperature", "model.name"]
+    assert differing_settings(read_runs([tmp_path]).runs) == changes
+
+
+def test_a_missing_config_key_below_a_given_one_stays_missing(tmp_path):
+    """Splits are given as a whole, so that a run without "test" does not have it by default."""
+    for split in ("dev", "test"):
+        made = config()
+        made["evaluation"]["splits"] = {split: "train"}
+        write(tmp_path / split, config=made, result=result(0.5, 400))
+    dev, test = read_runs([tmp_path]).runs
+    assert "evaluation.splits.test" not in dev.config
+    assert "evaluation.splits" not in test.config
+
+
+def test_a_run_of_another_command_gets_no_settings_of_training(tmp_path):
+    write(tmp_path / "train", config=config(), result=result(0.5, 400))
+    few = {"command": "fewshot", "checkpoint": "train", "fewshot": {"shots": [5]}}
+    write(tmp_path / "few", config=few, result={"step": 0})
+    older = {"command": "fewshot", "checkpoint": "train"}
+    write(tmp_path / "older", config=older, result={"step": 0})
+    few, older, _ = read_runs([tmp_path]).runs
+    assert {*older.config} == {*few.config} == {"command", "checkpoint", "fewshot.shots"}
+
+
+def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):
+    """The label is a column for tables and plots; runs.csv and the hardware show the fact."""
+    job = {"name": "a", "labels": {"device": "rack 3", "state": "odd"}}
+    env = {"device_kind": "cpu", "device_count": 2}
+    write(tmp_path, job=job, env=env, config=config(), result=result(0.5, 400))
+    found = read_runs([tmp_path])
+    frame = run_frame(found.runs)
+    assert (frame["device"].item(), frame["state"].item()) == ("rack 3", "finished")
+    assert runs_csv(found, frame)["device"].item() == "2 x cpu"
+    assert hardware_table(frame).rows[0][0].text == "2 x cpu"

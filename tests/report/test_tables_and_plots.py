@@ -7,7 +7,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import JOIN, format_metric
-from vit_jax.report.plots import draw, plot_data
+from vit_jax.report.plots import draw_plot, plot_points
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
 from vit_jax.report.style import COLOURS, Palette, inline_svg, plot_style, save
@@ -47,8 +47,18 @@ def best(table):
     }
 
 
-def make_plot(folder, x, y=SCORE, **request):
-    return plot_data(PlotRequest(x=x, y=y, **request), read(folder))
+def make_points(folder, x, y=SCORE, **request):
+    """Returns panel -> series -> x -> point, and the notes below the plot."""
+    points, notes = plot_points(PlotRequest(x=x, y=y, **request), read(folder))
+    panels = {}
+    for point in points.itertuples():
+        panels.setdefault(point.panel, {}).setdefault(point.series, {})[point.x] = point
+    return panels, notes
+
+
+def make_figure(folder, x, y=SCORE, **request):
+    ((_, figure, _),) = draw_plot(PlotRequest(x=x, y=y, **request), read(folder), Palette())
+    return figure
 
 
 def put(folder, name, score, *, labels=None, job=None, **settings):
@@ -121,8 +131,8 @@ def test_placeholders_in_a_metric_name_become_columns(tmp_path):
     assert table.header[1:] == [f"{d}{JOIN}{s}-shot" for d in "xy" for s in (1, 10)]
     assert cell(table, "A", f"x{JOIN}1-shot").text == "1.00 (± 2.00)"
     assert "draws of examples inside one run" in " ".join(table.notes)
-    data = make_plot(tmp_path, "shots", pattern, panel="dataset", log_x=True)
-    assert {x: s.mean for x, s in data.panels["y"]["A"].items()} == {1: 0.01, 10: 0.1}
+    panels, _ = make_points(tmp_path, "shots", pattern, panel="dataset", log_x=True)
+    assert {x: point.mean for x, point in panels["y"]["A"].items()} == {1: 0.01, 10: 0.1}
 
 
 def test_vtab_gets_the_means_of_its_groups_over_seeds(tmp_path):
@@ -150,14 +160,14 @@ def test_vtab_gets_a_panel_for_each_group(tmp_path):
     for i, task in enumerate(VTAB):
         labels = {"model": "A", "dataset": task}
         put(tmp_path, task, (i + 1) / 100, labels=labels)
-    data = make_plot(tmp_path, "model", panel="dataset")
-    assert {name: panel["A"]["A"].mean for name, panel in data.panels.items()} == {
+    panels, notes = make_points(tmp_path, "model", panel="dataset")
+    assert {name: panel["A"]["A"].mean for name, panel in panels.items()} == {
         "natural": pytest.approx(0.04),
         "specialized": pytest.approx(0.095),
         "structured": pytest.approx(0.155),
         "VTAB (19)": pytest.approx(0.1),
     }
-    assert "The 19 datasets have no panels of their own" in " ".join(data.notes)
+    assert "The 19 datasets have no panels of their own" in " ".join(notes)
 
 
 def test_vtab_is_recognised_beside_other_datasets_if_all_19_tasks_are_there():
@@ -176,9 +186,9 @@ def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
             figures = {SCORE: value, "train_examples": size}
             labels = {"model": model, "dataset": "x", "size": str(size)}
             put(tmp_path, f"{model}-{size}-{seed}", figures, labels=labels, seed=seed)
-    data = make_plot(tmp_path, "pretrain_examples", log_x=True)
-    assert data.panels[""]["A"][1000].std == pytest.approx(0.1 / 2**0.5)
-    axes = draw(data, Palette()).axes[0]
+    panels, _ = make_points(tmp_path, "pretrain_examples", log_x=True)
+    assert panels[""]["A"][1000].std == pytest.approx(0.1 / 2**0.5)
+    axes = make_figure(tmp_path, "pretrain_examples", log_x=True).axes[0]
     assert axes.get_xscale() == "log"
     (line, _, (bars,)), (lone, _, _) = axes.containers
     assert line.get_xydata().tolist() == [[100, 50], [1000, 75]]
@@ -197,27 +207,25 @@ def test_lines_go_through_a_shared_point(tmp_path):
         figures = {SCORE: score, "train_exaflops": float(steps)}
         put(tmp_path, scaled, figures, labels={"scaled": scaled})
     asked = {"x": "train_exaflops", "series": "scaled", "log_x": True}
-    data = make_plot(tmp_path, through="base", **asked)
+    panels, notes = make_points(tmp_path, through="base", **asked)
     means = {
-        name: {x: summary.mean for x, summary in points.items()}
-        for name, points in data.panels[""].items()
+        name: {x: point.mean for x, point in points.items()} for name, points in panels[""].items()
     }
     base = {100.0: 0.5}
     assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
-    assert data.notes == [
+    assert notes == [
         "One run a point, so no dispersion.",
         "The lines of all series go through base.",
     ]
     with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
-        make_plot(tmp_path, through="bse", **asked)
+        make_points(tmp_path, through="bse", **asked)
 
 
 def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
     for i, exaflops in enumerate((3e-7, 3.1e-7, 4e-6)):
         figures = {SCORE: 0.5 + 0.1 * i, "train_exaflops": exaflops}
         put(tmp_path, f"r{i}", figures, labels={"model": "A"})
-    data = make_plot(tmp_path, "train_exaflops", log_x=True)
-    (panel,) = draw(data, Palette()).axes
+    (panel,) = make_figure(tmp_path, "train_exaflops", log_x=True).axes
     low, high = panel.get_xlim()
     ticks = [x for x in panel.get_xticks() if low <= x <= high]
     assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
@@ -226,24 +234,24 @@ def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
 def test_the_first_of_several_panels_shows_their_mean(tmp_path):
     scores = four(tmp_path)
     put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})
-    data = make_plot(tmp_path, "model", panel="dataset")
-    assert list(data.panels) == ["Mean of 2 datasets", "x", "y"]
-    mean = data.panels["Mean of 2 datasets"]
+    panels, _ = make_points(tmp_path, "model", panel="dataset")
+    assert list(panels) == ["Mean of 2 datasets", "x", "y"]
+    mean = panels["Mean of 2 datasets"]
     assert set(mean) == {"A", "B"}
     each = [(x + y) / 2 for x, y in zip(scores["A", "x"], scores["A", "y"], strict=True)]
     assert mean["A"]["A"].mean == pytest.approx(statistics.fmean(each))
     assert mean["A"]["A"].std == pytest.approx(statistics.stdev(each))
-    figure = draw(data, Palette())
+    figure = make_figure(tmp_path, "model", panel="dataset")
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] in (["A", "B", "C"], [""] * 3)
 
 
 def test_a_note_names_runs_whose_x_is_unknown(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"}, init_from="/gone")
     put(tmp_path, "b", 0.6, labels={"model": "B", "dataset": "x"})
-    data = make_plot(tmp_path, "pretrain_examples", log_x=True)
-    assert [len(points) for points in data.panels[""].values()] == [1]
-    assert "not known (/gone no longer exists" in data.notes[-1]
-    assert data.notes[-1].endswith(": a.")
+    panels, notes = make_points(tmp_path, "pretrain_examples", log_x=True)
+    assert [len(points) for points in panels[""].values()] == [1]
+    assert "not known (/gone no longer exists" in notes[-1]
+    assert notes[-1].endswith(": a.")
 
 
 def test_suggestions_fit_the_runs(tmp_path):

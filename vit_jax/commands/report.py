@@ -118,7 +118,6 @@ def replace_between_markers(path: Path, text: str, start: str = _START, end: str
 
 def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     from vit_jax.report.content import make_report
-    from vit_jax.report.overview import runs_csv
     from vit_jax.report.page import html_page
     from vit_jax.report.runs import read_runs
     from vit_jax.report.tables import scores_csv
@@ -129,7 +128,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     folder = (args.output or args.folders[0] / "report").expanduser()
     try:
         content = make_report(found, request, folder)
-        for name, frame in (("runs", runs_csv(found)), ("tables", scores_csv(content.scores))):
+        for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
             frame.to_csv(folder / f"{name}.csv", index=False, lineterminator="\r\n")
         (folder / "report.html").write_text(html_page(content))
         parts = [f"# {content.title}", content.question, content.markdown(Path())]
@@ -147,7 +146,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     print(content.summary)
     print(
         f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
-        f"{len(content.plots) + len(content.curves)} pictures in the same folder"
+        f"{len(content.pictures)} pictures in the same folder"
     )
 
 

@@ -7,20 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.report import suggest
-from vit_jax.report.curves import curves_data, draw_learning_curves
+from vit_jax.report import overview, suggest
+from vit_jax.report.columns import STATES
+from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.frame import run_frame
-from vit_jax.report.overview import (
-    all_runs_table,
-    hardware_table,
-    missing_table,
-    selections_table,
-)
-from vit_jax.report.plots import draw, plot_data
+from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, read_report
-from vit_jax.report.runs import STATES, Runs
-from vit_jax.report.style import Palette, save
+from vit_jax.report.runs import Runs
+from vit_jax.report.style import Drawing, Palette, save
 from vit_jax.report.tables import Table, score_table
 
 log = logging.getLogger(__name__)
@@ -32,15 +29,15 @@ class Picture:
 
     Attributes:
         title: heading.
+        notes: sentences below the picture.
         file: name without a suffix.
         svg: its text.
-        notes: sentences below the picture.
     """
 
     title: str
+    notes: list[str]
     file: str
     svg: str
-    notes: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +48,25 @@ class Content:
         title: heading.
         question: the question that the runs answer; "" if not given.
         states: number of runs in each state.
-        scores: tables of mean scores.
-        plots: plots of mean scores.
-        curves: learning curves.
-        selections: how the settings of final runs were selected; None: no run was selected.
-        missing: runs without a result; None: there are none.
-        all_runs: one row per run.
-        hardware: devices, and the hours that runs took on each.
+        sections: heading -> tables or pictures; sections without any are left out.
+        csv: one row per run with all columns, for runs.csv.
     """
 
     title: str
     question: str
     states: dict[str, int]
-    scores: list[Table]
-    plots: list[Picture]
-    curves: list[Picture]
-    selections: Table | None
-    missing: Table | None
-    all_runs: Table
-    hardware: Table
+    sections: dict[str, list[Any]]
+    csv: pd.DataFrame
+
+    @property
+    def scores(self) -> list[Table]:
+        """The tables of mean scores."""
+        return self.sections.get("Scores", [])
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All pictures."""
+        return [p for items in self.sections.values() for p in items if isinstance(p, Picture)]
 
     @property
     def summary(self) -> str:
@@ -80,16 +77,16 @@ class Content:
     def markdown(self, folder: Path) -> str:
         """Returns the report as Markdown without its title; pictures are in `folder`."""
         parts = [self.summary]
-        for table in self.scores:
-            parts += [f"## {table.title}", table.markdown(), " ".join(table.notes)]
-        for heading, pictures in (("", self.plots), ("Learning curves: ", self.curves)):
-            for p in pictures:
-                image = f"![{p.title}]({(folder / p.file).as_posix()}.svg)"
-                parts += [f"## {heading}{p.title}", image, " ".join(p.notes)]
-        for table in (self.selections, self.missing, self.hardware):
-            if table is not None:
-                parts += [f"## {table.title}", table.markdown()]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        for heading, items in self.sections.items():
+            for item in items if heading != "All runs" else []:
+                prefix = "Learning curves: " if heading == "Learning curves" else ""
+                parts.append(f"## {prefix}{item.title}")
+                if isinstance(item, Picture):
+                    parts.append(f"![{item.title}]({(folder / item.file).as_posix()}.svg)")
+                else:
+                    parts.append(item.markdown())
+                parts.append(" ".join(item.notes))
+        return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
@@ -104,46 +101,59 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     Raises:
         ConfigError: no run has a requested column or metric.
     """
-    asked = _with_sweeps(found, request)
-    frame, missing, palette = run_frame(found.runs), missing_table(found), Palette()
-    reported = suggest.exclude_candidates(frame)
-    # Everything is computed before anything is drawn, so a wrong name leaves no files behind.
-    made: dict[str, list[Any]] = {}
-    for kind, suggested, make in (
-        ("tables", suggest.suggest_tables, lambda r: score_table(r, reported)),
-        ("plots", suggest.suggest_plots, lambda r: plot_data(r, reported)),
-        ("curves", suggest.suggest_curves, lambda r: curves_data(r, frame)),
-    ):
-        requests = getattr(asked, kind)
-        # A sweep file may ask for metrics that its first jobs do not have.
-        lenient = missing is not None and getattr(request, kind) is None
-        made[kind] = _make_all(
-            make, suggested(frame) if requests is None else requests, lenient=lenient
-        )
+    asked, frame, palette = _with_sweeps(found, request), run_frame(found.runs), Palette()
+    reported, missing = suggest.exclude_candidates(frame), overview.missing_table(found, frame)
+
+    def make_all(kind: str, suggested: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:
+        """Returns everything that `make` returns for the requests of a kind."""
+        requests, made = getattr(asked, kind), []
+        for one in suggested(frame) if requests is None else requests:
+            try:
+                made += make(one)
+            except ConfigError as error:
+                # A sweep file may ask for metrics that its first jobs do not have.
+                if not missing.rows or getattr(request, kind) is not None:
+                    raise
+                log.warning("left out while runs are missing: %s", error.got)
+        return made
+
+    # Everything is made before anything is written, so a wrong name leaves no files behind.
+    scores = make_all("tables", suggest.suggest_tables, lambda r: [score_table(r, reported)])
+    plots = make_all("plots", suggest.suggest_plots, lambda r: draw_plot(r, reported, palette))
+    curves = make_all(
+        "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)
+    )
+    csv = overview.runs_csv(found, frame)
+    tables = (
+        overview.selections_table(frame, scores),
+        missing,
+        overview.all_runs_table(frame, csv, scores),
+        overview.hardware_table(frame),
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    plots = []
-    for i, data in enumerate(made["plots"], 1):
-        if any(data.panels.values()):
-            svg = save(draw(data, palette), folder / f"plot-{i}")
-            plots.append(Picture(data.request.heading, f"plot-{i}", svg, data.notes))
-    curves = []
-    for i, data in enumerate((sheet for sheets in made["curves"] for sheet in sheets), 1):
-        svg = save(draw_learning_curves(data, palette), folder / f"curves-{i}")
-        curves.append(Picture(data.title, f"curves-{i}", svg, [data.note]))
-    states = Counter(row[1].text for row in missing.rows) if missing is not None else Counter()
-    states["finished"] = sum(run.finished for run in found.runs)
+    sections = {
+        "Scores": scores,
+        "Plots": _save_all(plots, folder, "plot"),
+        "Learning curves": _save_all(curves, folder, "curves"),
+        **{table.title: [table] for table in tables if table.rows},
+    }
+    states = Counter(row[1].text for row in missing.rows)
+    states["finished"] = sum(frame["state"] == "finished")
     return Content(
         title=asked.title or first_few([f.name for f in found.sweeps or found.roots], 3),
         question=asked.question or "",
         states={state: states[state] for state in STATES if states[state]},
-        scores=made["tables"],
-        plots=plots,
-        curves=curves,
-        selections=selections_table(found.runs, made["tables"]),
-        missing=missing,
-        all_runs=all_runs_table(found, made["tables"]),
-        hardware=hardware_table(found.runs),
+        sections={heading: items for heading, items in sections.items() if items},
+        csv=csv,
     )
+
+
+def _save_all(drawings: Iterable[Drawing], folder: Path, name: str) -> list[Picture]:
+    pictures = []
+    for i, (title, figure, notes) in enumerate(drawings, 1):
+        file = f"{name}-{i}"
+        pictures.append(Picture(title, notes, file, save(figure, folder / file)))
+    return pictures
 
 
 def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
@@ -151,21 +161,6 @@ def _with_sweeps(found: Runs, request: ReportRequest) -> ReportRequest:
     for folder, sweep in found.sweeps.items():
         if sweep.get("report"):
             given = read_report(sweep["report"], f"report of {folder / 'sweep.json'}")
-            missing = [
-                name for name in type(request).model_fields if getattr(request, name) is None
-            ]
-            request = request.replace(**{name: getattr(given, name) for name in missing})
+            asked = {name: value for name, value in request if value is not None}
+            request = given.replace(**asked)
     return request
-
-
-def _make_all(make: Callable[[Any], Any], requests: Iterable[Any], *, lenient: bool) -> list[Any]:
-    """Makes the item of each request; if lenient, logs errors and leaves those items out."""
-    made = []
-    for request in requests:
-        try:
-            made.append(make(request))
-        except ConfigError as error:
-            if not lenient:
-                raise
-            log.warning("left out while runs are missing: %s", error.got)
-    return made

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.report.labels import legend_title, lower_first, natural_key, short_number, title_of
+from vit_jax.report.labels import lower_first, natural_key, short_number, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.runs import Run
-from vit_jax.report.style import DPI, Palette, add_legend, new_figure, plot_style
+from vit_jax.report.style import DPI, Drawing, Palette, add_legend, new_figure, plot_style
 from vit_jax.run.metrics import read_metrics
 
 if TYPE_CHECKING:  # `train` imports this module and does not need pandas.
@@ -38,22 +37,23 @@ def draw_curves(workdir: Path) -> Path:
     """
     rows, palette = read_metrics(workdir / "metrics.jsonl"), Palette()
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
-    losses, accuracies = (
-        {name: name.split("/")[1] for name in names if name.endswith(f"/{metric}")}
-        for metric in ("loss", "accuracy_top1")
-    )
-    losses = {"train/loss": "train"} | losses
+    panels = {
+        "loss": ["train/loss", *(name for name in names if name.endswith("/loss"))],
+        "top-1 accuracy": [name for name in names if name.endswith("/accuracy_top1")],
+        "learning rate": ["train/learning_rate"],
+    }
+    splits = {
+        name: name.removeprefix("eval/").split("/")[0]
+        for lines in panels.values()
+        for name in lines
+    }
     palette.add("split", ["train"])
-    palette.add("split", [*losses.values(), *accuracies.values()])
+    palette.add("split", splits.values())
     with plot_style():
         figure, axes = new_figure(1, 3, width=4, height=3.3)
-        panels = {
-            "loss": losses, "top-1 accuracy": accuracies,
-            "learning rate": {"train/learning_rate": "train"},
-        }  # fmt: skip
         for panel, (title, lines) in zip(axes[0], panels.items(), strict=True):
-            for name, split in lines.items():
-                style = palette.style("split", split) | {"label": split, "markersize": 4}
+            for name in lines:
+                style = palette.style("split", splits[name]) | {"markersize": 4}
                 style |= {} if name.startswith("eval/") else {"marker": None}
                 panel.plot(*_points(rows, name), markeredgewidth=0, **style)
             if not lines:
@@ -64,7 +64,7 @@ def draw_curves(workdir: Path) -> Path:
                 panel.set_ylim(None, 1)
             else:
                 _start_at_zero(panel)
-        add_legend(figure, *axes[0][0].get_legend_handles_labels(), side="right")
+        add_legend(figure, {line.get_label(): line for line in axes[0][0].lines}, side="right")
         figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
         path = workdir / "report" / "curves.png"
         path.parent.mkdir(exist_ok=True)
@@ -72,95 +72,76 @@ def draw_curves(workdir: Path) -> Path:
     return path
 
 
-@dataclasses.dataclass(frozen=True)
-class CurvesData:
-    """The runs of a picture of learning curves.
-
-    Attributes:
-        title: heading.
-        series: column by which lines are coloured.
-        rows: name of a row of panels -> its runs, each with its series.
-    """
-
-    title: str
-    series: str
-    rows: Mapping[str, list[tuple[Run, str]]]
-
-    @property
-    def note(self) -> str:
-        """A sentence or two that explain the lines."""
-        runs = [run for members in self.rows.values() for run, _ in members]
-        note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
-        if any(not run.finished for run in runs):
-            note += " A cross marks the end of a run without a result."
-        return note
-
-
-def curves_data(request: CurvesRequest, frame: pd.DataFrame) -> list[CurvesData]:
-    """Returns the pictures for a request: one for every five rows of panels.
+def draw_learning_curves(
+    request: CurvesRequest, frame: pd.DataFrame, palette: Palette
+) -> list[Drawing]:
+    """Draws training loss and main score of many runs, five rows of panels to a picture.
 
     Args:
         request: what to draw.
         frame: of all runs; those without steps in metrics.jsonl are left out.
+        palette: colours of the report.
 
     Raises:
         ConfigError: no run has such a column, or the value in `where`.
     """
-    from vit_jax.report.frame import check_columns, select, text_column
+    from vit_jax.report.frame import check_columns, in_natural_order, select, text_column
 
-    for option, name in (("series", request.series), ("panel", request.panel)):
-        # If no run has a model or dataset, all share one panel or colour.
-        given = [part for part in name.split("+") if part not in ("model", "dataset")]
-        check_columns(frame, **{option: "+".join(given)})
+    check_columns(frame, series=request.series, panel=request.panel)
     frame = select(frame, request.where)
-    rows: dict[str, list[tuple[Run, str]]] = defaultdict(list)
-    columns = text_column(frame, request.panel), text_column(frame, request.series)
-    for run, panel, series in zip(frame.index, *columns, strict=True):
-        if any("train/loss" in row for row in run.metrics):
-            rows[panel].append((run, series))
-    names, title = sorted(rows, key=natural_key), request.title or "Runs"
-    parts = [names[i : i + _MAX_ROWS] for i in range(0, len(names), _MAX_ROWS)]
-    return [
-        CurvesData(
-            title + (f", part {i + 1} of {len(parts)}" if len(parts) > 1 else ""),
-            request.series,
-            {name: rows[name] for name in part},
-        )
-        for i, part in enumerate(parts)
-    ]
+    columns = {name: text_column(frame, getattr(request, name)) for name in ("panel", "series")}
+    trained = [any("train/loss" in row for row in run.metrics) for run in frame.index]
+    frame = in_natural_order(frame.assign(**columns)[trained], ["panel"])
+    rows = [*frame.groupby("panel", sort=False)["series"]]
+    drawings, parts = [], [rows[i : i + _MAX_ROWS] for i in range(0, len(rows), _MAX_ROWS)]
+    for i, part in enumerate(parts, 1):
+        title = (request.title or "Runs") + (f", part {i} of {len(parts)}" if parts[1:] else "")
+        runs = [run for _, series in part for run in series.index]
+        note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
+        if not all(run.finished for run in runs):
+            note += " A cross marks the end of a run without a result."
+        drawings.append((title, _draw_rows(request, part, palette), [note]))
+    return drawings
 
 
-def draw_learning_curves(data: CurvesData, palette: Palette) -> Any:
-    """Returns a matplotlib figure with training loss and main score against steps."""
-    palette.add(data.series, [name for members in data.rows.values() for _, name in members])
-    scores = [_drawn_score([run for run, _ in members]) for members in data.rows.values()]
+def _draw_rows(
+    request: CurvesRequest, rows: Sequence[tuple[Any, pd.Series]], palette: Palette
+) -> Any:
+    """Returns a figure with two panels, training loss and main score, for each row.
+
+    Args:
+        request: what to draw.
+        rows: (name, series by run).
+        palette: colours of the report.
+    """
+    palette.add(request.series, [name for _, series in rows for name in series])
+    scores = [_drawn_score(series.index) for _, series in rows]
     columns, handles = 2 if any(scores) else 1, {}
     with plot_style():
-        figure, axes = new_figure(len(data.rows), columns, width=9.2 / columns, height=2.7)
-        for i, (name, members) in enumerate(data.rows.items()):
-            score, (left, *rest) = scores[i], axes[i]
-            marker = {"marker": None} if len(members) > _MAX_MARKED else {}
-            for run, member in members:
-                style = palette.style(data.series, member) | {"label": member}
+        figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
+        for i, (name, series) in enumerate(rows):
+            score, (left, *right) = scores[i], axes[i]
+            marker = {"marker": None} if len(series) > _MAX_MARKED else {}
+            for run, member in zip(series.index, series, strict=True):
+                style = palette.style(request.series, member)
                 handle = _draw_run(left, run, "train/loss", 1, **style | {"marker": None})
                 handles.setdefault(member, handle)
                 if score is not None:
-                    _draw_run(rest[0], run, score, 100, **style | {"markersize": 3.5} | marker)
-            left.set_title(", ".join(filter(None, [name, "training loss"])))
-            _start_at_zero(left)
+                    _draw_run(right[0], run, score, 100, **style | {"markersize": 3.5} | marker)
+            titles = ["training loss"]
             if score is not None:
-                title = f"{lower_first(title_of(score))}, %"
-                rest[0].set_title(", ".join(filter(None, [name, title])))
-            for panel in axes[i]:
-                panel.xaxis.set_major_formatter(short_number)
-            if rest and score is None:
-                rest[0].remove()
+                titles.append(f"{lower_first(title_of(score))}, %")
+            elif right:
+                right.pop().remove()
                 left.set_subplotspec(left.get_gridspec()[i, :])
-        for panel in axes[-1]:
-            if panel.figure is not None:
+            for panel, title in zip([left, *right], titles, strict=True):
+                panel.set_title(", ".join(filter(None, [name, title])))
+                panel.xaxis.set_major_formatter(short_number)
+            _start_at_zero(left)
+        for panel in figure.axes:
+            if panel.get_subplotspec().is_last_row():
                 panel.set_xlabel("step")
-        names = sorted(handles, key=natural_key)
-        add_legend(figure, [handles[name] for name in names], names, legend_title(data.series))
+        add_legend(figure, handles, request.series)
     return figure
 
 
@@ -171,7 +152,7 @@ def main_score(names: Iterable[str]) -> str | None:
     return next((found[split] for split in [*_SPLITS, *sorted(found)] if split in found), None)
 
 
-def _drawn_score(runs: Sequence[Run]) -> str | None:
+def _drawn_score(runs: Iterable[Run]) -> str | None:
     """Returns the main score, else the few-shot accuracy with the fewest shots.
 
     Metrics that were measured only once are left out: one point is no curve.

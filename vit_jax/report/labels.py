@@ -51,22 +51,10 @@ def format_value(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else str(value)
+        return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(format_value, value))
     return str(value)
-
-
-def join(names: Iterable[str], values: Iterable[Any]) -> str | None:
-    """Returns the values of several columns as one label; None if all are empty.
-
-    >>> join(["dataset", "shots"], ["pets", 5])
-    'pets · 5-shot'
-    """
-    parts = [
-        f"{v}-shot" if n == "shots" else format_value(v) for n, v in zip(names, values, strict=True)
-    ]
-    return JOIN.join(part for part in parts if part) or None
 
 
 def natural_key(value: Any) -> list[tuple[int, float, str]]:
@@ -118,11 +106,6 @@ def lower_first(title: str) -> str:
     """
     keep = title[1:2].isupper() or title[1:2].isdigit()
     return title if keep else title[:1].lower() + title[1:]
-
-
-def legend_title(column: str) -> str:
-    """Returns the title of a legend; model names need none."""
-    return "" if column.partition("+")[0] in ("model", "model.name", "family") else title_of(column)
 
 
 def format_metric(value: float, metric: str, like: float | None = None) -> str:

@@ -1,16 +1,17 @@
 """Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
 import os
-from collections import defaultdict
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
-from vit_jax.report.frame import COLUMNS, differing_settings, run_frame, unknown_pretraining
-from vit_jax.report.labels import format_value, is_number, natural_key
-from vit_jax.report.runs import Run, Runs
-from vit_jax.report.tables import Cell, Table
+from vit_jax.report import columns
+from vit_jax.report.frame import differing_settings
+from vit_jax.report.labels import format_value, natural_key
+from vit_jax.report.runs import Runs
+from vit_jax.report.tables import Cell, Table, table_of
 
 # Largest number of differing settings and of metrics on the HTML page; runs.csv has all.
 _MAX_SETTINGS, _MAX_METRICS = 8, 6
@@ -19,111 +20,91 @@ _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen",
          "pretrain_examples", "pretrain_exaflops")  # fmt: skip
 
 
-def runs_csv(found: Runs) -> pd.DataFrame:
+def runs_csv(found: Runs, frame: pd.DataFrame) -> pd.DataFrame:
     """Returns one row per run: its labels, the settings that differ, and all its metrics."""
-    runs = found.runs
-    names = sorted({name for run in runs for name in run.labels})
-    settings = differing_settings(runs)
-    metrics = sorted({name for run in runs for name in run.figures} - {*_LAST}, key=natural_key)
-    rows = []
-    for run, row in zip(runs, run_frame(runs).to_dict("records"), strict=True):
-        computed = {name: COLUMNS[name](run) for name in _LAST if name in COLUMNS}
-        rows.append(
-            {
-                "name": run.name,
-                "state": run.state,
-                "stage": run.stage,
-                **{f"label.{name}": run.labels.get(name) for name in names},
-                **{name: row.get(name) for name in ("model", "dataset")},
-                "seed": run.seed,
-                "init_from": run.init_from and found.shown_path(run.init_from),
-                **{key: run.config.get(key) for key in settings},
-                **{name: run.figures.get(name) for name in metrics},
-                **{name: {**run.figures, **computed}.get(name) for name in _LAST},
-                "device": run.device,
-                "git_revision": run.revision,
-                "folder": found.shown_path(run.path),
-                "notes": "; ".join(filter(None, [*run.problems, unknown_pretraining(run)])),
-            }
-        )
+    settings = differing_settings(found.runs)
+    labels = sorted({name for run in found.runs for name in run.labels})
+    metrics = {name for run in found.runs for name in run.figures} - {*_LAST}
+    rows = [
+        {
+            **{name: row[name] for name in ("name", "state", "stage")},
+            **{f"label.{name}": run.labels.get(name) for name in labels},
+            **{name: row[name] for name in ("model", "dataset")},
+            "seed": columns.seed(run),
+            "init_from": run.init_from and found.shown_path(run.init_from),
+            **{key: run.config.get(key) for key in settings},
+            **{name: run.figures.get(name) for name in sorted(metrics, key=natural_key)},
+            **{name: row.get(name) for name in _LAST},
+            "device": columns.device(run),
+            "git_revision": columns.revision(run),
+            "folder": found.shown_path(run.path),
+            "notes": "; ".join(filter(None, [*run.problems, columns.unknown_pretraining(run)])),
+        }
+        for run, row in zip(frame.index, frame.to_dict("records"), strict=True)
+    ]
     return pd.DataFrame(rows, dtype=object)
 
 
-def all_runs_table(found: Runs, scores: Sequence[Table]) -> Table:
+def all_runs_table(frame: pd.DataFrame, csv: pd.DataFrame, scores: Iterable[Table]) -> Table:
     """Returns the table of all runs on the HTML page: runs.csv without most of its columns."""
-    frame, runs = runs_csv(found), found.runs
-    overridden = {key for run in runs for key in run.job.get("overrides") or {}}
-    settings = [k for k in differing_settings(runs) if not overridden or k in overridden]
-    selected_by = [(run.job.get("selection") or {}).get("metric") for run in runs]
-    columns = [str(name) for name in frame]
-    others = sorted(name for name in columns if name.endswith("/accuracy_top1"))
-    metrics = [*dict.fromkeys([*(table.metric for table in scores), *selected_by, *others])]
-    names = [name for name in columns if name.startswith("label.")] or ["model", "dataset"]
+    jobs = [run.job for run in frame.index]
+    overridden = {key for job in jobs for key in job.get("overrides") or {}}
+    settings = [k for k in differing_settings(frame.index) if not overridden or k in overridden]
+    selected_by = [(job.get("selection") or {}).get("metric") for job in jobs]
+    names = [str(name) for name in csv]
+    accuracies = sorted(name for name in names if name.endswith("/accuracy_top1"))
+    metrics = dict.fromkeys([*(table.metric for table in scores), *selected_by, *accuracies])
     shown = [
-        "name",
-        "state",
-        "stage",
-        *names,
+        *("name", "state", "stage"),
+        *([name for name in names if name.startswith("label.")] or ["model", "dataset"]),
         "seed",
         *settings[:_MAX_SETTINGS],
-        *[n for n in metrics if n in frame][:_MAX_METRICS],
-        "step",
-        "wall_time_s",
-        "device",
-        "git_revision",
-        "notes",
+        *[name for name in metrics if name in names][:_MAX_METRICS],
+        *("step", "wall_time_s", "device", "git_revision", "notes"),
     ]
-    shown = [n for n in dict.fromkeys(shown) if any(format_value(value) for value in frame[n])]
-    rows = [
-        [_cell(name, value) for name, value in zip(shown, row, strict=True)]
-        for row in frame[shown].itertuples(index=False)
-    ]
-    return Table("All runs", [name.removeprefix("label.") for name in shown], rows)
+    used = csv[[*dict.fromkeys(shown)]]
+    used = used.loc[:, used.map(lambda value: format_value(value) != "").any()]
+    return table_of("All runs", used.rename(columns=lambda name: name.removeprefix("label.")))
 
 
-def selections_table(runs: Sequence[Run], scores: Sequence[Table]) -> Table | None:
+def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
     """Returns how the settings of final runs were selected, one row per selection."""
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.job.get("selection"):
-            groups[repr(run.job["selection"])].append(run)
     reported = {table.metric.split("/")[1] for table in scores if table.metric.startswith("eval/")}
-    rows = []
-    for members in groups.values():
-        selection, first = members[0].job["selection"], members[0].labels
-        metric = str(selection.get("metric", ""))
-        split = metric.split("/")[1] if metric.count("/") > 1 else ""
-        candidates = [
-            (str(name), format_value(score)) for name, score in selection.get("candidates") or []
-        ]
-        # The folder that all candidates share says nothing about the selection.
-        folders = [name.rpartition("/")[0] for name, _ in candidates]
-        start = len(os.path.commonpath(folders)) + 1 if folders and all(folders) else 0
-        shared = {n for n in first if all(run.labels.get(n) == first[n] for run in members)}
-        texts = [
-            ", ".join(format_value(value) for n, value in first.items() if n in shared - {"seed"}),
-            split + (" (also reported!)" if split in reported else ""),
-            metric,
-            str(selection.get("chosen", ""))[start:],
-            format_value(selection.get("score")),
-            ", ".join(f"{name[start:]} {score}" for name, score in candidates),
-            ", ".join(map(format_value, sorted((run.seed for run in members), key=natural_key))),
-        ]
-        rows.append([*map(Cell, texts)])
-    header = ["final runs", "selection split", "metric", "selected", "score", "candidates", "seeds"]
-    return Table("Selected settings", header, rows) if rows else None
+    selections = frame.index.map(lambda run: repr(run.job.get("selection") or ""))
+    groups = [group for _, group in frame.groupby(selections, sort=False)]
+    selected = [group for group in groups if group.index[0].job.get("selection")]
+    return table_of("Selected settings", pd.DataFrame([_selection(g, reported) for g in selected]))
 
 
-def missing_table(found: Runs) -> Table | None:
+def _selection(runs: pd.DataFrame, reported: set[str]) -> dict[str, str]:
+    selection, labels = runs.index[0].job["selection"], runs.index[0].labels
+    metric = str(selection.get("metric", ""))
+    split = metric.split("/")[1] if metric.count("/") > 1 else ""
+    scores = {str(name): format_value(score) for name, score in selection.get("candidates") or []}
+    # The folder that all candidates share says nothing about the selection.
+    folders = [name.rpartition("/")[0] for name in scores]
+    start = len(os.path.commonpath(folders)) + 1 if folders and all(folders) else 0
+    shared = {n for n in labels if all(run.labels.get(n) == labels[n] for run in runs.index)}
+    return {
+        "final runs": ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"}),
+        "selection split": split + (" (also reported!)" if split in reported else ""),
+        "metric": metric,
+        "selected": str(selection.get("chosen", ""))[start:],
+        "score": format_value(selection.get("score")),
+        "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
+        "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),
+    }
+
+
+def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
     """Returns the runs without a result, and the jobs of sweeps that have no folder yet."""
     rows = []
-    for run in found.runs:
+    for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
         if not run.finished:
-            total = run.config.get("train_steps")
-            progress = "" if run.step is None else f"{run.step:,}"
+            total, exit_code = run.config.get("train_steps"), run.attempt.get("exit_code")
+            progress = "" if row["step"] is None else f"{row['step']:,}"
             progress += f" of {total:,}" if progress and total else ""
-            exit_code = run.attempt.get("exit_code")
-            log = run.log_tail() if run.state in ("failed", "diverged") else []
+            log = run.log_tail() if row["state"] in ("failed", "diverged") else []
             reasons = [
                 *run.problems,
                 *(f"see report/{path.name}" for path in run.divergence_reports),
@@ -131,48 +112,39 @@ def missing_table(found: Runs) -> Table | None:
                 *([line for line in log if line.startswith("error: ")] or log)[-1:],
             ]
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))
-            rows.append([Cell(run.name), Cell(run.state, kind="state"), Cell(progress), why])
+            rows.append([row["name"], row["state"], progress, why])
+    rows += [[name, "not started", "", ""] for name in _jobs_without_folder(found)]
+    frame = pd.DataFrame(rows, columns=["run", "state", "step", "why"])
+    return table_of("Runs without a result", frame)
+
+
+def _jobs_without_folder(found: Runs) -> Iterator[str]:
     for folder, sweep in found.sweeps.items():
-        jobs = sweep.get("jobs") or []
-        for name in (job.get("name") if isinstance(job, dict) else job for job in jobs):
-            path = folder / "jobs" / str(name)
-            searched = any(root in (path, *path.parents) for root in found.roots)
-            if searched and not path.exists():
-                state = Cell("not started", kind="state")
-                rows.append([Cell(str(name)), state, Cell(""), Cell("")])
-    return Table("Runs without a result", ["run", "state", "step", "why"], rows) if rows else None
+        for job in sweep.get("jobs") or []:
+            name = str(job.get("name") if isinstance(job, dict) else job)
+            path = folder / "jobs" / name
+            if not path.exists() and any(root in (path, *path.parents) for root in found.roots):
+                yield name
 
 
-def hardware_table(runs: Sequence[Run]) -> Table:
+def hardware_table(frame: pd.DataFrame) -> Table:
     """Returns the kinds of devices, and the hours that runs took on each."""
-    started = [run for run in runs if run.state != "not started"]
-    rows = []
-    for device in sorted({run.device or "unknown" for run in started}):
-        members = [run for run in started if (run.device or "unknown") == device]
-        hours = sum(run.wall_time_s or 0 for run in members) / 3600
-        versions = {str(run.environment.get("packages", {}).get("jax", "")) for run in members}
-        revisions = {short_revision(run) for run in members}
-        texts = [", ".join(sorted(names - {""})) for names in (revisions, versions)]
-        rows.append(
-            [
-                Cell(device),
-                Cell(str(len(members)), len(members)),
-                Cell(f"{hours:.2f}", hours),
-                *map(Cell, texts),
-            ]
-        )
-    return Table("Hardware", ["device", "runs", "hours", "git revision", "JAX"], rows)
+    rows = [
+        {
+            "device": columns.device(run) or "unknown",
+            "runs": 1,
+            "hours": (columns.wall_time_s(run) or 0) / 3600,
+            # Ten digits, and a suffix if files were changed.
+            "git revision": re.sub(r"^([^-]{10})[^-]*", r"\1", columns.revision(run) or ""),
+            "JAX": str(run.environment.get("packages", {}).get("jax", "")),
+        }
+        for run in frame.index[frame["state"] != "not started"]
+    ]
 
+    def listed(texts: Iterable[str]) -> str:
+        return ", ".join(sorted({*texts} - {""}))
 
-def short_revision(run: Run) -> str:
-    """Returns the first ten digits of the git revision, and a suffix if files were changed."""
-    first, dash, changes = (run.revision or "").partition("-")
-    return first[:10] + dash + changes
-
-
-def _cell(name: str, value: Any) -> Cell:
-    number = value if is_number(value) else None
-    large = isinstance(number, int) and abs(number) >= 10_000
-    return Cell(
-        f"{value:,}" if large else format_value(value), number, "state" if name == "state" else ""
-    )
+    merge: dict[str, Any] = {"runs": "sum", "hours": "sum", "git revision": listed, "JAX": listed}
+    merged = pd.DataFrame(rows, columns=["device", *merge]).groupby("device").agg(merge)
+    hours = merged["hours"].map(lambda hours: Cell(f"{hours:.2f}", hours))
+    return table_of("Hardware", merged.assign(hours=hours).reset_index())

@@ -15,7 +15,6 @@ def html_page(content: Content) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     folder = resources.files("vit_jax.report")
-    pictures = [*content.plots, *content.curves]
     return environment.from_string((folder / "page.html").read_text()).render(
         content=content,
         style=(folder / "page.css").read_text(),
@@ -24,7 +23,7 @@ def html_page(content: Content) -> str:
         dark=css_variables(dark=True),
         svgs={
             p.file: inline_svg(p.svg, f"p{i}", " ".join([f"{p.title}.", *p.notes]))
-            for i, p in enumerate(pictures)
+            for i, p in enumerate(content.pictures)
         },
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )

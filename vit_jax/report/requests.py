@@ -10,22 +10,32 @@ from vit_jax.schema import Section, option
 R = TypeVar("R", bound=Section)
 
 
-class TableRequest(Section):
+class _Request(Section):
+    """Columns are labels, settings or metrics; "a+b" joins two of them."""
+
+    where: dict[str, str] = option({})
+    """Column -> the value it must have."""
+    title: str | None = option(None)
+    """Heading. None: made from the metric or the columns."""
+
+
+class TableRequest(_Request):
     """A table of means and standard deviations over seeds."""
 
     metric: str
     """Name of a metric; {word} matches any part of a name and becomes a column."""
     rows: str = option("model")
-    """Label, setting or metric, or several joined by "+"."""
+    """Column; each value gets a row."""
     columns: str = option("dataset")
-    """The same for columns."""
-    where: dict[str, str] = option({})
-    """Column -> the value it must have."""
-    title: str | None = option(None)
-    """Heading; by default made from the metric."""
+    """Column; each value gets a column."""
+
+    @property
+    def heading(self) -> str:
+        """The title, or one made from the metric."""
+        return self.title or title_of(self.metric)
 
 
-class PlotRequest(Section):
+class PlotRequest(_Request):
     """A plot of means with standard deviations over seeds."""
 
     x: str
@@ -33,17 +43,13 @@ class PlotRequest(Section):
     y: str
     """Name of a metric; {word} matches any part of a name and becomes a column."""
     series: str = option("model")
-    """Column, or several joined by "+"; each value gets one colour."""
+    """Column; each value gets one colour."""
     panel: str | None = option(None)
     """Column; each value gets one panel. None: a single panel."""
     through: str | None = option(None)
     """Value of `series`, such as a baseline, whose points are added to every line."""
     log_x: bool = option(False)
     """Whether the x-axis is logarithmic."""
-    where: dict[str, str] = option({})
-    """Column -> the value it must have."""
-    title: str | None = option(None)
-    """Heading; by default made from y and x."""
 
     @property
     def heading(self) -> str:
@@ -52,17 +58,13 @@ class PlotRequest(Section):
         return self.title or f"{title_of(self.y)}, against {x}"
 
 
-class CurvesRequest(Section):
+class CurvesRequest(_Request):
     """Learning curves with one line per run: training loss, and the main score beside it."""
 
     series: str = option("model")
-    """Column, or several joined by "+"; each value gets one colour."""
+    """Column; each value gets one colour."""
     panel: str = option("dataset")
-    """Column, or several joined by "+"; each value gets a row of two panels."""
-    where: dict[str, str] = option({})
-    """Column -> the value it must have."""
-    title: str | None = option(None)
-    """Heading."""
+    """Column; each value gets a row of two panels."""
 
 
 class ReportRequest(Section):
@@ -78,6 +80,14 @@ class ReportRequest(Section):
     """Plots of scores."""
     curves: tuple[CurvesRequest, ...] | None = option(None)
     """Learning curves."""
+
+
+# Field of a report -> what its items are.
+KINDS: dict[str, type[_Request]] = {
+    "tables": TableRequest,
+    "plots": PlotRequest,
+    "curves": CurvesRequest,
+}
 
 
 def parse_request(text: str, kind: type[R], source: str) -> R:
@@ -104,10 +114,8 @@ def read_report(given: Any, source: str) -> ReportRequest:
     Raises:
         ConfigError: a key is unknown or missing, or a value has a wrong type.
     """
-    kinds: dict[str, type[Section]]
-    kinds = {"tables": TableRequest, "plots": PlotRequest, "curves": CurvesRequest}
     values = dict(given) if isinstance(given, Mapping) else given
-    for key, kind in kinds.items():
+    for key, kind in KINDS.items():
         if isinstance(values, dict) and isinstance(values.get(key), list | tuple):
             items = enumerate(values[key])
             values[key] = [_read(item, kind, f"{source}, {key}[{i}]") for i, item in items]
@@ -117,11 +125,10 @@ def read_report(given: Any, source: str) -> ReportRequest:
 def _read(given: Any, kind: type[R], source: str) -> R:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{source} is {given!r}", "keys and values", "see `report --help`")
-    start = "where."
-    values = {key: value for key, value in given.items() if not key.startswith(start)}
-    where = {key.removeprefix(start): given[key] for key in given if key.startswith(start)}
-    if isinstance(values.get("where", {}), Mapping) and "where" in kind.model_fields:
-        where = {**values.get("where", {}), **where}
+    values = {key: value for key, value in given.items() if not key.startswith("where.")}
+    dotted = {key.removeprefix("where."): given[key] for key in given if key not in values}
+    if isinstance(values.get("where", dotted or None), Mapping):
+        where = {**values.get("where", {}), **dotted}
         values["where"] = {name: str(value) for name, value in where.items()}
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
     missing = [name for name in required if not values.get(name)]

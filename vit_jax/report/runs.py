@@ -1,28 +1,32 @@
 """Finds run folders and reads their files."""
 
 import functools
-import json
 import math
 import os
-import platform
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.errors import RunFolderError
+from vit_jax.errors import FileError, RunFolderError
+from vit_jax.files import read_json
 from vit_jax.report.labels import is_number, natural_key
 from vit_jax.run.metrics import read_metrics
+from vit_jax.schema import default_values
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
 # Folders inside a run folder that contain no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
-STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
-# Exit codes after which the same command continues the run: success, stopped after saving a
-# checkpoint, lost a host, SIGTERM, SIGINT.
-_NOT_FAILED = (None, 0, 75, 76, -15, -2)
 # Config keys with the weights that a run was initialised from.
 _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
+# Config keys that change where a run is stored or how it is logged, but not what is trained.
+_BOOKKEEPING = re.compile(
+    r"seed|(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
+    r"|prefetch_batches)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*"
+    r"|compiler_options.*|load.*"
+)
 # A longer chain of initialisations must be a cycle.
 _MAX_ANCESTORS = 20
 
@@ -47,7 +51,8 @@ class Run:
     """
 
     def __init__(self, path: Path, name: str = ""):
-        self.path, self.problems = path, []
+        self.path = path
+        self.problems: list[str] = []
         self.config = flatten(self._read("config.json"))
         self.environment = self._read("env.json")
         self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
@@ -56,7 +61,7 @@ class Run:
         self.attempt = self._read(".sweep/attempt.json")
         self.subset = self._read("subset.json")
         self.classes: list[str] = self._read("classes.json").get("names") or []
-        self.name, self.stage = str(self.job.get("name") or name), self.job.get("stage")
+        self.name = str(self.job.get("name") or name)
         self.labels: dict[str, Any] = self.job.get("labels") or {}
         self.finished = bool(self.result)
         latest = {k: v for row in self.metrics for k, v in row.items() if k not in ("step", "time")}
@@ -67,57 +72,17 @@ class Run:
         self.unknown_init = ""
 
     def _read(self, name: str) -> dict[str, Any]:
-        content, problem = _read_json(self.path / name)
-        self.problems += [f"{name}: {problem}"] if problem else []
-        return content
-
-    @functools.cached_property
-    def state(self) -> str:
-        """One of STATES."""
-        if self.finished:
-            return "finished"
-        if self.divergence_reports:
-            return "diverged"
-        if self.attempt.get("failure") or self.attempt.get("exit_code") not in _NOT_FAILED:
-            return "failed"
-        if self.attempt and self.attempt.get("ended") is None and _may_be_running(self.attempt):
-            return "running"
-        return "unfinished" if self.metrics or self.environment else "not started"
+        return _read_json(self.path / name, self.problems)
 
     @property
     def divergence_reports(self) -> list[Path]:
         """The reports that training wrote when it diverged."""
         return sorted(self.path.glob("report/divergence-*.txt"))
 
-    @property
-    def seed(self) -> Any:
-        """The seed, from the config or else from the labels."""
-        return self.config.get("seed", self.labels.get("seed"))
-
-    @property
-    def step(self) -> int | None:
-        """The last step in the files."""
-        return self.result.get("step", max((row["step"] for row in self.metrics), default=None))
-
-    @property
-    def wall_time_s(self) -> float | None:
-        """Seconds from the start to the end, or to the last line of metrics.jsonl."""
-        times = [row["time"] for row in self.metrics if "time" in row]
-        return self.result.get("wall_time_s", max(times) - min(times) if times else None)
-
-    @property
-    def device(self) -> str | None:
-        """The devices it ran on, e.g. "8 x TPU v4, 2 hosts"."""
-        if "device_kind" not in self.environment:
-            return None
-        hosts = self.environment.get("host_count", 1)
-        count, kind = self.environment.get("device_count", 1), self.environment["device_kind"]
-        return f"{count} x {kind}" + (f", {hosts} hosts" if hosts > 1 else "")
-
-    @property
-    def revision(self) -> str | None:
-        """The git revision of the code."""
-        return self.environment.get("git_revision")
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config without the seed, and without keys that do not change what is trained."""
+        return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
 
     @property
     def init_from(self) -> str | None:
@@ -169,8 +134,6 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             raise RunFolderError(
                 f"no folder {folder}", "run folders, or folders that contain them", "check the path"
             )
-        # The folder may lie inside a sweep.
-        above = next((p for p in (root, *root.parents) if (p / "sweep.json").is_file()), None)
         paths, sweep_folders = _find(root)
         if not paths:
             raise RunFolderError(
@@ -178,8 +141,10 @@ def read_runs(folders: Sequence[Path]) -> Runs:
                 "a folder with config.json and metrics.jsonl, or job.json",
                 "pass the --workdir of `train`, or a folder above it",
             )
-        for path in ([above] if above else []) + sweep_folders:
-            sweeps[path] = _read_json(path / "sweep.json")[0]
+        # The folder may lie inside a sweep.
+        above = [p for p in (root, *root.parents) if (p / "sweep.json").is_file()][:1]
+        for path in above + sweep_folders:
+            sweeps[path] = _read_json(path / "sweep.json", [])
         for path in paths:
             name = path.name if path == root else path.relative_to(root).as_posix()
             runs.setdefault(path.resolve(), Run(path, name))
@@ -189,7 +154,44 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
     for run in runs.values():
         _link_ancestors(run, runs)
+    by_command: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs.values():
+        if run.config:
+            by_command[run.config.get("command")].append(run)
+    for of_command in by_command.values():
+        _fill_in_defaults(of_command)
     return Runs(sorted(runs.values(), key=lambda run: natural_key(run.name)), sweeps, roots)
+
+
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the run folders and the sweep folders at or below a folder."""
+    runs, sweeps = [], []
+    for place, folders, files in os.walk(root):
+        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
+        runs += [Path(place)] if is_run else []
+        sweeps += [Path(place)] if "sweep.json" in files else []
+        skipped = _NOT_RUNS if is_run else ()
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
+    return runs, sweeps
+
+
+def _fill_in_defaults(runs: Sequence[Run]) -> None:
+    """Gives runs the default of this version for config keys that only other runs have.
+
+    Runs of another version or model family lack keys. They are compared with those of the same
+    command.
+    """
+    keys = {key for run in runs for key in run.config}
+    if all(run.config.keys() == keys for run in runs):
+        return
+    from vit_jax.config.run import Config
+    from vit_jax.models.registry import AutoConfig  # Has the options of all families.
+
+    defaults = default_values(Config) | default_values(AutoConfig, "model.")
+    for run in runs:
+        own = {key[: dot.start()] for key in run.config for dot in re.finditer(r"\.|$", key)}
+        missing = flatten({field: defaults[field] for field in defaults.keys() - own})
+        run.config |= {key: value for key, value in missing.items() if key in keys}
 
 
 def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,18 +205,6 @@ def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, dict) and value
         found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
-
-
-def _find(root: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the run folders and the sweep folders at or below a folder."""
-    runs, sweeps = [], []
-    for place, folders, files in os.walk(root):
-        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
-        runs += [Path(place)] if is_run else []
-        sweeps += [Path(place)] if "sweep.json" in files else []
-        skipped = _NOT_RUNS if is_run else ()
-        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
-    return runs, sweeps
 
 
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
@@ -255,25 +245,10 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
     return max(moved, key=lambda r: len(r.name), default=None)
 
 
-def _read_json(path: Path) -> tuple[dict[str, Any], str]:
-    """Returns the object in a file and "", or {} and why the file cannot be read."""
-    if not path.is_file():
-        return {}, ""
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Returns the content of a file, or {}. Adds to `problems` why a file cannot be read."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        return {}, str(error)
-    if not isinstance(content, dict):
-        return {}, f"holds a {type(content).__name__}, not an object"
-    return content, ""
-
-
-def _may_be_running(attempt: dict[str, Any]) -> bool:
-    """Whether a job's process is alive. One on another machine is assumed to be alive."""
-    if attempt.get("host") != platform.node():
-        return True
-    try:
-        os.kill(int(attempt.get("pid") or 0), 0)
-    except (OSError, ValueError):
-        return False
-    return True
+        return read_json(path) if path.is_file() else {}
+    except FileError as error:
+        problems.append(error.got.replace(str(path), path.name))
+        return {}

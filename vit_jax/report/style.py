@@ -9,12 +9,12 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vit_jax.report.labels import JOIN, natural_key
+from vit_jax.report.labels import JOIN, natural_key, title_of
 
 # (on white, on the dark background of the HTML page)
 COLOURS = (
@@ -27,12 +27,20 @@ COLOURS = (
     ("#8b1c51", "#f0445c"),
 )
 INK, MUTED, GRID, SURFACE = "#23272f", "#5d6673", "#e3e6eb", "#fefefe"
-# CSS variable -> (on white, on dark).
-_NEUTRALS = {"ink": (INK, "#e8eaee"), "muted": (MUTED, "#a3abb8"), "grid": (GRID, "#30363f"),
-             "surface": (SURFACE, "#171a20")}  # fmt: skip
 MARKERS = "osD^vPX"
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+# CSS variable -> (on white, on dark).
+_CSS_COLOURS = {
+    **{f"series-{i}": pair for i, pair in enumerate(COLOURS, 1)},
+    "plot-ink": (INK, "#e8eaee"),
+    "plot-muted": (MUTED, "#a3abb8"),
+    "plot-grid": (GRID, "#30363f"),
+    "plot-surface": (SURFACE, "#171a20"),
+}
 DPI = 160
+
+# Title, matplotlib figure, and the sentences to put below it.
+Drawing = tuple[str, Any, list[str]]
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"], "font.size": 9.5,
@@ -62,24 +70,26 @@ class Palette:
 
     def add(self, column: str, members: Iterable[str]) -> None:
         """Adds values of a column; those added before keep their colour."""
-        first, joined, rest = column.partition("+")
-        known = self._members.setdefault(first, [])
-        parts = [member.partition(JOIN) if joined else (member, "", "") for member in members]
-        known.extend(m for m in sorted({p[0] for p in parts}, key=natural_key) if m not in known)
-        if joined:
-            self.add(rest, [part[2] for part in parts])
+        names = column.split("+")
+        parts = [member.split(JOIN, len(names) - 1) for member in members]
+        for i, name in enumerate(names):
+            known = self._members.setdefault(name, [])
+            known += sorted({p[i] for p in parts if len(p) > i} - {*known}, key=natural_key)
 
     def style(self, column: str, member: str) -> dict[str, Any]:
         """Returns matplotlib's keywords for a line; the eighth and later colours are dashed."""
         self.add(column, [member])
-        first, joined, rest = column.partition("+")
-        head, _, tail = member.partition(JOIN) if joined else (member, "", "")
-        turn, i = divmod(self._members[first].index(head), len(COLOURS))
-        style = {"color": COLOURS[i][0], "marker": MARKERS[i], "linestyle": _DASHES[turn % 4]}
-        if joined:
-            j = self._members[rest.partition("+")[0]].index(tail.partition(JOIN)[0])
-            style |= {"marker": MARKERS[j % len(MARKERS)], "linestyle": _DASHES[(turn + j) % 4]}
-        return style
+        names = column.split("+")
+        pairs = zip(names, member.split(JOIN, len(names) - 1), strict=False)
+        first, *others = [self._members[name].index(part) for name, part in pairs]
+        turn, i = divmod(first, len(COLOURS))
+        marker, dashes = (others[0], turn + others[0]) if others else (i, turn)
+        return {
+            "color": COLOURS[i][0],
+            "marker": MARKERS[marker % len(MARKERS)],
+            "linestyle": _DASHES[dashes % len(_DASHES)],
+            "label": member,
+        }
 
 
 @contextmanager
@@ -100,34 +110,38 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 
 
 def add_legend(
-    figure: Any, handles: Sequence[Any], labels: Sequence[str], title: str = "", side: str = "left"
+    figure: Any, handles: Mapping[str, Any], column: str = "", side: str = "left"
 ) -> None:
     """Puts a legend above all panels and makes room for it; a single entry needs no legend.
 
     Args:
         figure: of matplotlib.
-        handles: lines.
-        labels: their names.
-        title: of the legend; "": none.
+        handles: name -> line.
+        column: whose values the names are, if any: they are then sorted, and it becomes the title
+            unless they are models.
         side: "left" or "right".
     """
-    if len(labels) > 1:
-        longest = max(map(len, labels))
-        most = max(1, min(len(labels), int(figure.get_figwidth() * 10.5 / (longest + 5))))
-        rows = math.ceil(len(labels) / most)
-        # Every figure has room for two lines.
-        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
-        figure.legend(
-            handles,
-            labels,
-            loc=f"outside upper {side}",
-            ncols=math.ceil(len(labels) / rows),
-            title=title or None,
-            alignment="left",
-            handlelength=1.6,
-            columnspacing=1.4,
-            borderaxespad=0.2,
-        )
+    if len(handles) < 2:
+        return
+    names = sorted(handles, key=natural_key) if column else [*handles]
+    is_model = column.partition("+")[0] in ("model", "model.name", "family")
+    title = "" if is_model else title_of(column)
+    longest = max(map(len, handles))
+    most = max(1, min(len(handles), int(figure.get_figwidth() * 10.5 / (longest + 5))))
+    rows = math.ceil(len(handles) / most)
+    # Every figure has room for two lines.
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
+    figure.legend(
+        [handles[name] for name in names],
+        names,
+        loc=f"outside upper {side}",
+        ncols=math.ceil(len(handles) / rows),
+        title=title or None,
+        alignment="left",
+        handlelength=1.6,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )
 
 
 def save(figure: Any, path: Path) -> str:
@@ -164,7 +178,7 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
         (r'(xlink:)?href="#', f'href="#{prefix}-'),
     ):
         svg = re.sub(pattern, replacement, svg)
-    for name, (light, _) in _css_colours().items():
+    for name, (light, _) in _CSS_COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
     size = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
     width = float(size[1]) * 4 / 3 if size else 600.0
@@ -177,9 +191,4 @@ def inline_svg(svg: str, prefix: str, label: str) -> str:
 
 def css_variables(*, dark: bool) -> str:
     """Returns the colours of the pictures as CSS variables."""
-    return ";".join(f"--{name}:{colours[dark]}" for name, colours in _css_colours().items())
-
-
-def _css_colours() -> dict[str, tuple[str, str]]:
-    series = {f"series-{i + 1}": pair for i, pair in enumerate(COLOURS)}
-    return series | {f"plot-{name}": pair for name, pair in _NEUTRALS.items()}
+    return ";".join(f"--{name}:{colours[dark]}" for name, colours in _CSS_COLOURS.items())

@@ -1,14 +1,23 @@
 """Chooses tables, plots and curves that fit the runs, if the user requested none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import pandas as pd
 
 from vit_jax.report.curves import main_score
-from vit_jax.report.frame import column, differing_settings, metric_regex, observations, text_column
-from vit_jax.report.labels import format_value, is_number, title_of
+from vit_jax.report.frame import (
+    column,
+    differing,
+    differing_settings,
+    metric_regex,
+    observations,
+    text_column,
+)
+from vit_jax.report.labels import is_number, title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
-from vit_jax.report.runs import Run
+
+R = TypeVar("R", TableRequest, PlotRequest)
 
 _FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
 _FROZEN_FEATURE_METRICS = {
@@ -28,71 +37,74 @@ _MIN_RATIO = 1.5
 
 def exclude_candidates(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns all runs except the candidates of selections."""
-    return frame.loc[[run.stage != "search" for run in frame.index]]
+    return frame[frame["stage"] != "search"]
 
 
-def row_column(runs: Sequence[Run]) -> str:
+def row_column(frame: pd.DataFrame) -> str:
     """Returns the column that distinguishes models: labels that vary, else settings that differ."""
-    labels = sorted({name for run in runs for name in run.labels} - {*_NOT_ROWS})
+    all_labels = [run.labels for run in frame.index]
+    labels = sorted({name for labels in all_labels for name in labels} - {*_NOT_ROWS})
     if labels:
-        varying = [n for n in labels if len({format_value(run.labels.get(n)) for run in runs}) > 1]
+        varying = [name for name in differing(all_labels) if name in labels]
         names = sorted(varying, key=lambda name: name != "model")
         return "+".join(names) or ("model" if "model" in labels else labels[0])
-    differing = differing_settings(runs)
-    settings = [k for k in differing if k != "model.name" and not k.startswith("data.name")]
+    changed = differing_settings(frame.index)
+    settings = [k for k in changed if k != "model.name" and not k.startswith("data.name")]
     if len(settings) > _MAX_SETTINGS:
         return "name"
-    return "+".join(["model"] * ("model.name" in differing or not settings) + settings)
+    return "+".join(["model"] * ("model.name" in changed or not settings) + settings)
 
 
 def suggest_tables(frame: pd.DataFrame) -> list[TableRequest]:
     """Returns a table for each kind of score that finished runs have."""
-    found: list[TableRequest] = []
-    for where, members in _by_stage(frame):
-        rows, metrics = row_column([*members.index]), _metrics(members)
-        score = main_score(metrics)
-        wanted = {}
-        if score is not None:
-            split = score.rpartition("/")[0]
-            same_split = (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc")
-            wanted = {name: "dataset" for name in same_split if name in metrics}
-        for pattern, columns in _FROZEN_FEATURE_METRICS.items():
-            if any(map(metric_regex(pattern).fullmatch, metrics)):
-                wanted[pattern] = columns
-        known = {request.metric for request in found}
-        for name, columns in wanted.items():
-            title = title_of(name) + (", other runs" if name in known else "")
-            asked = {"metric": name, "rows": rows, "columns": columns, "where": where}
-            found.append(TableRequest(**asked, title=title))
-    return found
+    return _by_stage(frame, _tables)
 
 
 def suggest_plots(frame: pd.DataFrame) -> list[PlotRequest]:
     """Returns the plots whose x-axis would have at least two different values."""
-    found: list[PlotRequest] = []
-    for where, members in _by_stage(frame):
-        known = {(request.x, request.y) for request in found}
-        for request in _plots(members):
-            title = request.heading + (", other runs" if (request.x, request.y) in known else "")
-            found.append(request.replace(where=where, title=title))
-    return found
+    return _by_stage(frame, _plots)
 
 
 def suggest_curves(frame: pd.DataFrame) -> list[CurvesRequest]:
     """Returns one request for each stage of a sweep."""
-    stages = {run.stage or "" for run in frame.index}
+    stages = dict([*frame.groupby(text_column(frame, "stage"))])
     found = []
     for stage in sorted(stages, key=lambda stage: (_STAGES.get(stage, len(_STAGES)), stage)):
-        series = row_column([run for run in frame.index if (run.stage or "") == stage])
         title = f"Stage “{stage}”" if stage else "Other runs" if len(stages) > 1 else "Runs"
+        series = row_column(stages[stage])
         found.append(CurvesRequest(series=series, where={"stage": stage}, title=title))
     return found
 
 
+def _by_stage(frame: pd.DataFrame, suggest: Callable[[pd.DataFrame], Iterable[R]]) -> list[R]:
+    """Returns the suggestions for final runs, and then for other runs, with distinct titles."""
+    frame = exclude_candidates(frame)
+    is_final = frame["stage"] == "final"
+    if frame.empty or is_final.all() or not is_final.any():
+        return [] if frame.empty else [*suggest(frame)]
+    final = [r.replace(where={"stage": "final"}) for r in suggest(frame[is_final])]
+    known, others = {request.heading for request in final}, []
+    for request in suggest(frame[~is_final]):
+        title = request.heading + (", other runs" if request.heading in known else "")
+        others.append(request.replace(where={"stage": ""}, title=title))
+    return final + others
+
+
+def _tables(frame: pd.DataFrame) -> Iterator[TableRequest]:
+    rows, metrics = row_column(frame), _metrics(frame)
+    if score := main_score(metrics):
+        split = score.rpartition("/")[0]
+        for name in (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc"):
+            if name in metrics:
+                yield TableRequest(metric=name, rows=rows)
+    for pattern, columns in _FROZEN_FEATURE_METRICS.items():
+        if any(map(metric_regex(pattern).fullmatch, metrics)):
+            yield TableRequest(metric=pattern, rows=rows, columns=columns)
+
+
 def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
-    rows, metrics = row_column([*frame.index]), _metrics(frame)
-    score = main_score(metrics)
-    if score is not None:
+    rows, metrics = row_column(frame), _metrics(frame)
+    if score := main_score(metrics):
         if text_column(observations(frame, score), rows).nunique() > 1:
             first = rows.partition("+")[0]
             yield PlotRequest(x=rows, y=score, series=first, panel="dataset", title=title_of(score))
@@ -112,10 +124,8 @@ def _against_pretraining(pattern: str, frame: pd.DataFrame, rows: str) -> Iterat
     for x in ("pretrain_examples", "pretrain_exaflops"):
         places = [value for value in column(observed, x) if is_number(value) and value > 0]
         if places and max(places) > _MIN_RATIO * min(places):
-            num_models, num_families = (
-                text_column(observed, n).nunique() for n in ("model", "family")
-            )
-            by_family = x == "pretrain_exaflops" and num_models > num_families
+            models, families = (text_column(observed, n).nunique() for n in ("model", "family"))
+            by_family = x == "pretrain_exaflops" and models > families
             names = ["family" if by_family else "model"]
             names += [name for name in rows.split("+") if name != "model"]
             series = "+".join(_needed(names, x, observed))
@@ -134,12 +144,3 @@ def _needed(names: list[str], x: str, observed: pd.DataFrame) -> list[str]:
 
 def _metrics(frame: pd.DataFrame) -> set[str]:
     return {name for run in frame.index if run.finished for name in run.figures}
-
-
-def _by_stage(frame: pd.DataFrame) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Returns (filter, runs): final runs and other runs separately if there are both."""
-    frame = exclude_candidates(frame)
-    final = column(frame, "stage") == "final"
-    if frame.empty or not final.any() or final.all():
-        return [] if frame.empty else [({}, frame)]
-    return [({"stage": "final"}, frame[final]), ({"stage": ""}, frame[~final])]

@@ -1,70 +1,29 @@
 """Tables of means and standard deviations over seeds, like Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from vit_jax.report import frame as frames
 from vit_jax.report import labels, vtab
-from vit_jax.report.frame import METRIC, VALUE, text_column
-from vit_jax.report.labels import format_metric, natural_key
+from vit_jax.report.frame import (
+    check_columns,
+    differing_within,
+    metric_regex,
+    observations,
+    select,
+    text_column,
+)
+from vit_jax.report.labels import format_metric, format_value, is_number, natural_key
 from vit_jax.report.requests import TableRequest
+from vit_jax.report.scores import means_over, summarize
 
-Key = tuple[str, ...]
+# Columns that say which cell an observation belongs to.
+_KEYS = ["@column", "@row"]
 _FROZEN_FEATURE_METRICS = ("fewshot/", "knn/", "linear_probe/")
-
-
-class Summary(NamedTuple):
-    """Mean and standard deviation of a metric over runs that differ only by their seed.
-
-    Attributes:
-        mean: arithmetic mean.
-        std: standard deviation with n - 1; None if n is 1.
-        values: one per run.
-        within: standard deviation over the draws of examples within one run, if n is 1.
-    """
-
-    mean: float
-    std: float | None
-    values: tuple[float, ...]
-    within: float | None = None
-
-
-def summarize(values: Iterable[float], within: float | None = None) -> Summary:
-    """Returns mean and standard deviation.
-
-    >>> summarize([1.0, 2.0, 3.0])
-    Summary(mean=2.0, std=1.0, values=(1.0, 2.0, 3.0), within=None)
-    """
-    values = tuple(values)
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(statistics.fmean(values), std, values, within)
-
-
-def summarize_group(group: pd.DataFrame) -> Summary:
-    """Returns mean and standard deviation of a group of observations."""
-    figures, name = group.index[0].figures, group[METRIC].iloc[0]
-    within = figures.get(f"{name}_std") or None
-    return summarize(group[VALUE], within if len(group) == 1 else None)
-
-
-def mean_over_datasets(groups: Sequence[pd.DataFrame]) -> Summary:
-    """Returns the mean over datasets; each group holds the runs of one dataset.
-
-    If all datasets have the same seeds, its standard deviation is over seeds.
-    """
-    by_seed = [
-        {run.seed: value for run, value in zip(group.index, group[VALUE], strict=True)}
-        for group in groups
-    ]
-    seeds = sorted(by_seed[0], key=natural_key)
-    if all({*b} == {*seeds} and len(b) == len(g) for b, g in zip(by_seed, groups, strict=True)):
-        return summarize(statistics.fmean([b[seed] for b in by_seed]) for seed in seeds)
-    return summarize([statistics.fmean([statistics.fmean(group[VALUE]) for group in groups])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +35,12 @@ class Cell:
         value: sort key on the HTML page; None: sort by the text.
         kind: CSS classes: "best", "pending" or "state".
         detail: shown as a tooltip; several lines are shown below the text.
-        summary: its statistics, if it is a score.
     """
 
     text: str
     value: float | None = None
     kind: str = ""
     detail: str = ""
-    summary: Summary | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +53,7 @@ class Table:
         rows: one cell per column.
         notes: sentences below the table.
         metric: of a table of scores, else "".
+        means: of a table of scores: `summarize` by column and row.
     """
 
     title: str
@@ -103,11 +61,26 @@ class Table:
     rows: list[list[Cell]]
     notes: list[str] = dataclasses.field(default_factory=list)
     metric: str = ""
+    means: pd.DataFrame | None = None
 
     def markdown(self) -> str:
         """Returns the table as Markdown, with the best value of each column in bold."""
         rows = [[f"**{c.text}**" if "best" in c.kind else c.text for c in row] for row in self.rows]
         return labels.markdown_table(self.header, rows, right=bool(self.metric))
+
+
+def table_of(title: str, frame: pd.DataFrame) -> Table:
+    """Returns a data frame as a table. Values may be ready-made cells."""
+    rows = [[*map(_plain_cell, frame, row)] for row in frame.astype(object).itertuples(index=False)]
+    return Table(title, [str(name) for name in frame], rows)
+
+
+def _plain_cell(name: Any, value: Any) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    large = isinstance(value, int) and is_number(value) and abs(value) >= 10_000
+    text = f"{value:,}" if large else format_value(value)
+    return Cell(text, value if is_number(value) else None, "state" if name == "state" else "")
 
 
 def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
@@ -121,131 +94,105 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         ConfigError: no run has a column or metric of that name.
     """
     metric = request.metric
-    frames.check_metric(frame, metric, "metric")
-    observed = frames.observations(frame, metric)
-    frames.check_columns(observed, rows=request.rows, columns=request.columns)
-    observed = frames.select(observed, request.where)
-    keys = [text_column(observed, request.rows), text_column(observed, request.columns)]
-    groups = {key: group for key, group in frames.group_by(observed, keys).items() if all(key)}
-    summaries = {key: summarize_group(group) for key, group in groups.items()}
+    observed = observations(frame, metric)
+    check_columns(observed, rows=request.rows, columns=request.columns)
+    observed = select(observed, request.where)
+    for key, name in zip(_KEYS, (request.columns, request.rows), strict=True):
+        observed[key] = text_column(observed, name)
+        observed = observed[observed[key] != ""]
     pending = _pending(request, frame)
-    rows, columns = (
-        sorted({key[i] for key in {*groups, *pending}}, key=natural_key) for i in (0, 1)
+    columns, rows = (
+        sorted({*observed[key], *(cell[i] for cell in pending)}, key=natural_key)
+        for i, key in enumerate(_KEYS)
     )
-    means = vtab.group_tasks(columns)
-    for row, (name, members) in ((row, item) for row in rows for item in means.items()):
-        found = [groups[row, member] for member in members if (row, member) in groups]
-        if len(found) == len(members):
-            summaries[row, name] = mean_over_datasets(found)
-    columns = list(dict.fromkeys([*means, *means.get(vtab.ALL, []), *columns]))
-    best = _best(summaries, min if labels.lower_is_better(metric) else max)
-    counts = Counter(len(summary.values) for summary in summaries.values())
-    common_n = max(counts, key=lambda n: (counts[n], n), default=0)
+    sets = vtab.group_tasks(columns)
+    columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
+    means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
+    in_column = means.groupby(_KEYS[0])["mean"]
+    smallest, largest = in_column.transform("min"), in_column.transform("max")
+    best = smallest if labels.lower_is_better(metric) else largest
+    means["best"] = (means["mean"] == best) & (in_column.transform("size") > 1)
+    means["usual_n"] = means["n"] == means["n"].mode().max()
+    scores = means.to_dict("index")
     cells = {
-        key: _cell(summaries.get(key), pending.get(key, []), metric, common_n, best=key in best)
-        for key in {*summaries, *pending}
+        cell: _cell(scores.get(cell), pending.get(cell, []), metric) for cell in {*scores, *pending}
     }
     return Table(
-        request.title or labels.title_of(metric),
+        request.heading,
         [labels.title_of(request.rows), *columns],
-        [[Cell(row), *(cells.get((row, name), Cell("–")) for name in columns)] for row in rows],
-        _notes(metric, summaries, common_n, list(groups.values()), pending=bool(pending)),
+        [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows],
+        _notes(metric, means, observed, pending=bool(pending)),
         metric,
+        means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
 
 
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
     """Returns tables.csv: one row per mean, at full precision."""
-    rows = [
-        {
-            "table": table.title,
-            "metric": table.metric,
-            "row": row[0].text,
-            "column": name,
-            "mean": summary.mean,
-            "std": summary.std,
-            "n": len(summary.values),
-        }
+    names = ["table", "metric", "row", "column", "mean", "std", "n"]
+    means = [
+        table.means.reset_index(names=["column", "row"]).assign(
+            table=table.title, metric=table.metric
+        )
         for table in tables
-        for row in table.rows
-        for name, cell in zip(table.header, row, strict=True)
-        if (summary := cell.summary)
+        if table.means is not None
     ]
-    return pd.DataFrame(rows, dtype=object)
+    return pd.concat([pd.DataFrame(columns=names), *means])[names]
 
 
-def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[Key, list[str]]:
+def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
     """Returns the states of runs without a result, by the cell that they belong to."""
     metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
-    if asked & {*frames.metric_regex(metric).groupindex}:
+    if asked & {*metric_regex(metric).groupindex}:
         return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
         frame = frame[text_column(frame, name) == wanted]
-    rows, columns = text_column(frame, request.rows), text_column(frame, request.columns)
-    for run, *key in zip(frame.index, rows, columns, strict=True):
+    keys = text_column(frame, request.columns), text_column(frame, request.rows)
+    for run, state, column, row in zip(frame.index, frame["state"], *keys, strict=True):
         measured = run.job.get("command", "train") == "train"
         if metric.startswith(_FROZEN_FEATURE_METRICS):
             measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
-        if measured and not run.finished and all(key):
-            found[key[0], key[1]].append(run.state)
+        if measured and not run.finished and column and row:
+            found[column, row].append(state)
     return found
 
 
-def _best(summaries: Mapping[Key, Summary], choose: Any) -> set[Key]:
-    """Returns the cells with the best mean of their column, if it has more than one mean."""
-    columns: dict[str, dict[Key, float]] = defaultdict(dict)
-    for key, summary in summaries.items():
-        columns[key[1]][key] = summary.mean
-    several = [means for means in columns.values() if len(means) > 1]
-    return {k for means in several for k, mean in means.items() if mean == choose(means.values())}
-
-
-def _cell(
-    summary: Summary | None, pending: list[str], metric: str, common_n: int, *, best: bool
-) -> Cell:
+def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> Cell:
     parts = [f"[{pending.count(state)} {state}]" for state in sorted({*pending})]
-    kind = " ".join(["best"] * best + ["pending"] * bool(pending))
-    if summary is None:
-        return Cell(" ".join(parts), kind=kind)
-    mean, std, values, within = summary
+    if score is None:
+        return Cell(" ".join(parts), kind="pending")
+    mean = score["mean"]
     text = format_metric(mean, metric)
-    if std is not None:
-        text += f" ± {format_metric(std, metric, like=mean)}"
-    elif within is not None:
-        text += f" (± {format_metric(within, metric, like=mean)})"
-    text += f" (n={len(values)})" if len(values) != common_n else ""
-    detail = ", ".join(format_metric(value, metric) for value in values)
-    return Cell(" ".join([text, *parts]), mean, kind, detail, summary)
+    if not math.isnan(score["std"]):
+        text += f" ± {format_metric(score['std'], metric, like=mean)}"
+    elif not math.isnan(score["within"]):
+        text += f" (± {format_metric(score['within'], metric, like=mean)})"
+    text += f" (n={score['n']})" if not score["usual_n"] else ""
+    kind = " ".join(["best"] * score["best"] + ["pending"] * bool(pending))
+    detail = ", ".join(format_metric(value, metric) for value in score["values"])
+    return Cell(" ".join([text, *parts]), mean, kind, detail)
 
 
-def _notes(
-    metric: str,
-    summaries: Mapping[Key, Summary],
-    common_n: int,
-    groups: list[pd.DataFrame],
-    *,
-    pending: bool,
-) -> list[str]:
-    counts = {len(summary.values) for summary in summaries.values()}
-    if not counts:
+def _notes(metric: str, means: pd.DataFrame, observed: pd.DataFrame, *, pending: bool) -> list[str]:
+    if means.empty:
         return ["No run in this table has a result."]
-    if counts == {1}:
+    if (means["n"] == 1).all():
         first = "One run in each cell, so no dispersion"
     else:
+        common_n = means["n"].mode().max()
         runs = "1 run" if common_n == 1 else f"n = {common_n} runs"
         first = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
-        first += " unless it says otherwise" if len(counts) > 1 else ""
+        first += " unless it says otherwise" if means["n"].nunique() > 1 else ""
     unit = "Percent. " if labels.is_fraction(metric) else ""
     better = "smallest" if labels.lower_is_better(metric) else "largest"
     notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
-    if any(summary.within is not None for summary in summaries.values()):
+    if means["within"].notna().any():
         notes.append("In brackets: standard deviation over the draws of examples inside one run.")
-    differing = frames.differing_within(groups)
-    seeds = [[run.seed for run in group.index if run.seed is not None] for group in groups]
+    differing = differing_within(observed, _KEYS)
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
-    elif any(len({*of_cell}) < len(of_cell) for of_cell in seeds):
+    elif observed[observed["seed"].notna()].duplicated([*_KEYS, "seed"]).any():
         notes.append("Some cells average several runs with the same seed.")
     if pending:
         notes.append("In square brackets: runs without a result, which are not in the means.")
