@@ -4,6 +4,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ def call_before_abort(action: Callable[[], None]) -> None:
     library is called with the number of the signal. So the abort is delayed by six seconds, or less
     if the thread is faster. If the aborting thread holds the GIL, the function is not called.
 
+    `faulthandler` handles other fatal signals, too. The thread prints its message about them.
+
     Args:
         action: called in the thread. It may exit.
     """
@@ -26,7 +29,11 @@ def call_before_abort(action: Callable[[], None]) -> None:
     faulthandler.enable(write_end, all_threads=False)
 
     def wait() -> None:
-        os.read(read_end, 1)
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            first = pipe.readline()
+            if b"Aborted" not in first:
+                os.write(sys.stderr.fileno(), first + pipe.read(1 << 16))
+                return
         action()
         libc.signal(signal.SIGABRT, None)  # The default, which ends the process.
         os.kill(os.getpid(), signal.SIGABRT)
