@@ -4,7 +4,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -17,12 +16,13 @@ def call_before_abort(action: Callable[[], None]) -> None:
     library is called with the number of the signal. So the abort is delayed by six seconds, or less
     if the thread is faster. If the aborting thread holds the GIL, the function is not called.
 
-    `faulthandler` handles other fatal signals, too. The thread prints its message about them.
+    If `faulthandler` is already enabled, nothing is changed, because its tracebacks are wanted.
 
     Args:
         action: called in the thread. It may exit.
     """
-    faulthandler.disable()  # It may be enabled already, and would not see the handler set here.
+    if faulthandler.is_enabled():
+        return
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
     read_end, write_end = os.pipe()
@@ -30,10 +30,8 @@ def call_before_abort(action: Callable[[], None]) -> None:
 
     def wait() -> None:
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
-            first = pipe.readline()
-            if b"Aborted" not in first:
-                os.write(sys.stderr.fileno(), first + pipe.read(1 << 16))
-                return
+            if b"Aborted" not in pipe.readline():
+                return  # Another fatal signal, which ends the process at once.
         action()
         libc.signal(signal.SIGABRT, None)  # The default, which ends the process.
         os.kill(os.getpid(), signal.SIGABRT)
