@@ -34,6 +34,7 @@ def rows():
 REACHED = {"ViT": 0.024, "hybrid": 0.018, "ResNet": 0.051}
 
 
+@pytest.mark.slow
 def test_the_exaflops_of_table_6_are_reproduced(rows):
     assert len(rows) == 18
     for row in rows:
@@ -47,6 +48,7 @@ def test_the_exaflops_of_table_6_are_reproduced(rows):
     assert 0.034 < min(resnets) < max(resnets) < 0.051
 
 
+@pytest.mark.slow
 def test_one_row_of_table_6_does_not_agree_with_the_table_itself(rows):
     """859 exaFLOPs in 7 epochs, where 14 take 1668 = 2 x 834."""
     ours = {row.epochs: row.exaflops for row in rows if row.model == "R50+ViT-L/16"}
@@ -56,6 +58,7 @@ def test_one_row_of_table_6_does_not_agree_with_the_table_itself(rows):
     assert ours[7] != pytest.approx(859, rel=0.025)
 
 
+@pytest.mark.slow
 def test_the_committed_table_equals_the_plan(rows):
     with (ROOT / "experiments/compute/plan.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))
