@@ -187,11 +187,6 @@ def test_attention_and_mlp_kernels_start_xavier_uniform():
     [
         ({"stochastic_depth": 0.3}, ({"scan": False}, {"remat": "full"})),
         pytest.param(
-            {"stochastic_depth": 0.3, "dropout": 0.2},
-            ({}, {"remat": "full"}, {"remat": "dots"}, {"scan": False}),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             {"stochastic_depth": 0.3, "dropout": 0.2, "position_placement": "every_layer"},
             ({}, {"remat": "full"}, {"remat": "dots"}, {"scan": False}),
             marks=pytest.mark.slow,
