@@ -75,6 +75,7 @@ def paper(plan_of):
     return plan_of("compute", "paper")
 
 
+@pytest.mark.slow
 def test_every_row_is_fine_tuned_on_five_datasets(paper):
     """Table 4 has four learning rates for each dataset; ResNets try BiT's recipe as well."""
     pretrained = [entry for entry in paper.sweep.entries if isinstance(entry, Job)]
@@ -85,6 +86,7 @@ def test_every_row_is_fine_tuned_on_five_datasets(paper):
     assert sum(len(s.candidates) + len(s.seeds) for s in tuned) == 55 * 4 + 35 * 5 + 90 * 3
 
 
+@pytest.mark.slow
 def test_rows_missing_in_table_3_use_the_settings_of_another_row(paper):
     config = paper.jobs["pretrain/R200x3-14"].config
     assert (config.model.name, config.train_epochs) == ("BiT-R200x3", 14)
@@ -93,6 +95,7 @@ def test_rows_missing_in_table_3_use_the_settings_of_another_row(paper):
     assert (longer.model.name, longer.train_epochs) == ("BiT-R152x2", 14)
 
 
+@pytest.mark.slow
 def test_a_resnet_is_selected_on_dev_and_reported_on_test(paper):
     row = "imagenet2012/R50x1-7/"
     searched = [j.config for name, j in paper.jobs.items() if name.startswith(f"search/{row}")]
