@@ -164,6 +164,7 @@ def test_images_must_have_the_size_of_the_model():
         make()(random_images(size=8))
 
 
+@pytest.mark.slow
 def test_a_training_step_lowers_the_loss_of_its_batch():
     config = Config.from_mapping(
         {
