@@ -1,5 +1,7 @@
 """Models with random values in all parameters, so that none is hidden by one that is zero."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,10 @@ from vit_jax.named_tree import named_leaves
 
 def randomize(build, seed=0):
     """Returns the module that `build()` makes, with all parameters drawn from N(0, 0.5^2)."""
-    graphdef, state = nnx.split(nnx.eval_shape(build))
+    return _fill(*nnx.split(nnx.eval_shape(build)), seed)
+
+
+def _fill(graphdef, state, seed):
     leaves, treedef = jax.tree.flatten(nnx.to_pure_dict(state))
     rng = np.random.default_rng(seed)
     leaves = [jnp.asarray(0.5 * rng.standard_normal(x.shape), jnp.float32) for x in leaves]
@@ -20,9 +25,14 @@ def randomize(build, seed=0):
 
 def random_model(name, *, num_classes=5, image_size=16, seed=0, **options):
     """Returns a model of the registry with random parameters."""
-    config = model_options(name, **options)
+    return _fill(*_parts(model_options(name, **options), num_classes, image_size), seed)
+
+
+@functools.cache
+def _parts(config, num_classes, image_size):
+    """Graph and shapes of a model, traced once for equal arguments."""
     sizes = {"num_classes": num_classes, "image_size": image_size}
-    return randomize(lambda: build_model(config, key=jax.random.key(0), **sizes), seed)
+    return nnx.split(nnx.eval_shape(lambda: build_model(config, key=jax.random.key(0), **sizes)))
 
 
 def random_images(batch=2, size=16, seed=1):

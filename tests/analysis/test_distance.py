@@ -111,7 +111,7 @@ def reference(model, pixels):
     [
         ("ViT-Ti/4", (8, 16), {**TINY, "num_registers": 2}),
         ("ViT-Ti/4", (8, 8), {**TINY, "pooling": "map", "position_embedding": "relative"}),
-        ("R+ViT-Nano/4", (8, 8), {"depth": 1}),
+        pytest.param("R+ViT-Nano/4", (8, 8), {"depth": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_the_distances_of_a_model_equal_the_formula(name, size, options):

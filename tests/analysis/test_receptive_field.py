@@ -81,7 +81,12 @@ def test_the_effective_field_lies_within_the_theoretical(strides):
 
 @pytest.mark.parametrize(
     ("version", "length", "small", "units"),
-    [(1, 16, True, (2, 1)), (1, 30, False, (1, 1)), (2, 32, False, (1, 1)), (2, 15, True, (1, 1))],
+    [
+        (1, 16, True, (2, 1)),
+        (2, 32, False, (1, 1)),
+        pytest.param(1, 30, False, (1, 1), marks=pytest.mark.slow),
+        pytest.param(2, 15, True, (1, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_the_theoretical_field_of_a_resnet_equals_the_support_of_its_gradient(
     monkeypatch, version, length, small, units

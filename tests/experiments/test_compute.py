@@ -34,6 +34,7 @@ def rows():
 REACHED = {"ViT": 0.024, "hybrid": 0.018, "ResNet": 0.051}
 
 
+@pytest.mark.slow
 def test_the_exaflops_of_table_6_are_reproduced(rows):
     assert len(rows) == 18
     for row in rows:
@@ -47,6 +48,7 @@ def test_the_exaflops_of_table_6_are_reproduced(rows):
     assert 0.034 < min(resnets) < max(resnets) < 0.051
 
 
+@pytest.mark.slow
 def test_one_row_of_table_6_does_not_agree_with_the_table_itself(rows):
     """859 exaFLOPs in 7 epochs, where 14 take 1668 = 2 x 834."""
     ours = {row.epochs: row.exaflops for row in rows if row.model == "R50+ViT-L/16"}
@@ -56,6 +58,7 @@ def test_one_row_of_table_6_does_not_agree_with_the_table_itself(rows):
     assert ours[7] != pytest.approx(859, rel=0.025)
 
 
+@pytest.mark.slow
 def test_the_committed_table_equals_the_plan(rows):
     with (ROOT / "experiments/compute/plan.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))
@@ -72,6 +75,7 @@ def paper(plan_of):
     return plan_of("compute", "paper")
 
 
+@pytest.mark.slow
 def test_every_row_is_fine_tuned_on_five_datasets(paper):
     """Table 4 has four learning rates for each dataset; ResNets try BiT's recipe as well."""
     pretrained = [entry for entry in paper.sweep.entries if isinstance(entry, Job)]
@@ -82,6 +86,7 @@ def test_every_row_is_fine_tuned_on_five_datasets(paper):
     assert sum(len(s.candidates) + len(s.seeds) for s in tuned) == 55 * 4 + 35 * 5 + 90 * 3
 
 
+@pytest.mark.slow
 def test_rows_missing_in_table_3_use_the_settings_of_another_row(paper):
     config = paper.jobs["pretrain/R200x3-14"].config
     assert (config.model.name, config.train_epochs) == ("BiT-R200x3", 14)
@@ -90,6 +95,7 @@ def test_rows_missing_in_table_3_use_the_settings_of_another_row(paper):
     assert (longer.model.name, longer.train_epochs) == ("BiT-R152x2", 14)
 
 
+@pytest.mark.slow
 def test_a_resnet_is_selected_on_dev_and_reported_on_test(paper):
     row = "imagenet2012/R50x1-7/"
     searched = [j.config for name, j in paper.jobs.items() if name.startswith(f"search/{row}")]

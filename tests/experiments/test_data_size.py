@@ -20,6 +20,10 @@ from vit_jax.report.tables import score_table
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# Scales whose reports have the parts of those of the other scales.
+REPEATED = ("imagenet", "paper,tuned")
+
+
 @pytest.fixture
 def plan(plan_of):
     return functools.partial(plan_of, "data_size")
@@ -75,7 +79,7 @@ def test_figure_3_tunes_regularisation_only_on_the_small_datasets(plan):
     assert rates == {0.003, 0.01, 0.03, 0.06}  # Table 4.
 
 
-@pytest.mark.parametrize("scale", ["small", "imagenet"])
+@pytest.mark.parametrize("scale", ["small", pytest.param("imagenet", marks=pytest.mark.slow)])
 def test_models_of_equal_cost_see_nested_subsets_and_equally_many_images(plan, scale):
     jobs = plan(scale).jobs
     pretrained = [job for name, job in jobs.items() if name.startswith("pretrain/")]
@@ -179,7 +183,9 @@ def test_curves_are_read_from_run_folders(tmp_path):
     assert set(lines[2:]) == wanted
 
 
-@pytest.mark.parametrize("arg", ["small", "imagenet", "paper", "paper,tuned"])
+@pytest.mark.parametrize(
+    "arg", ["small", "paper", *(pytest.param(a, marks=pytest.mark.slow) for a in REPEATED)]
+)
 def test_the_report_of_each_scale_finds_its_metrics(plan, tmp_path, arg):
     """Runs are made up: two models on two sizes, and what is fine-tuned from them."""
     laid = plan(arg)

@@ -80,7 +80,9 @@ def test_learning_rates_of_heads_are_selected_on_held_out_images(plan):
     assert (final.data.train_split, final.evaluation.splits) == ("train", {"test": "test"})
 
 
-@pytest.mark.parametrize(("scale", "side"), [("small", 32), ("paper", 224)])
+@pytest.mark.parametrize(
+    ("scale", "side"), [("small", 32), pytest.param("paper", 224, marks=pytest.mark.slow)]
+)
 def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, side):
     costs = []
     for job in plan(scale).values():
@@ -91,7 +93,13 @@ def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, s
     assert max(costs) > 15 * min(costs)
 
 
-@pytest.mark.parametrize(("scale", "columns"), [("small", "cifar10"), ("paper", "0.0003 | 0.0008")])
+@pytest.mark.parametrize(
+    ("scale", "columns"),
+    [
+        ("small", "cifar10"),
+        pytest.param("paper", "0.0003 | 0.0008", marks=pytest.mark.slow),
+    ],
+)
 def test_the_report_has_heads_and_shapes(tmp_path, monkeypatch, scale, columns):
     monkeypatch.chdir(ROOT)
     spec = f"experiments/head_norm_shape/sweep.py:{scale}"

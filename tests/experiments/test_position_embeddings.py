@@ -62,7 +62,9 @@ def test_the_small_sweep_has_the_same_cells_with_two_seeds(plan):
     assert set(one.fewshot.datasets) == {"clothing_small", "sign_language_digits"}
 
 
-@pytest.mark.parametrize(("scale", "tables"), [("small", 3), ("paper", 1)])
+@pytest.mark.parametrize(
+    ("scale", "tables"), [("small", 3), pytest.param("paper", 1, marks=pytest.mark.slow)]
+)
 def test_the_report_is_laid_out_as_table_8(tmp_path, monkeypatch, scale, tables):
     monkeypatch.chdir(ROOT)
     spec = f"experiments/position_embeddings/sweep.py:{scale}"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_models import randomize
 
 from experiments.synthetic_attention import run as script
 from experiments.synthetic_attention.models import (
@@ -48,13 +49,20 @@ def drawn(draw, seed, count):
     return jax.jit(draw, static_argnums=1)(jax.random.key(seed), count)
 
 
-def score(model, batch):
-    """Accuracy of a model, compiled."""
-    return jax.jit(lambda batch: accuracy(model, batch))(batch)
+def score(model, draw, seed, count=64):
+    """Accuracy of a model on drawn examples, and the smallest label at their first token."""
+
+    @jax.jit
+    def measure(key):
+        batch = draw(key, count)
+        return accuracy(model, batch), batch.labels[:, 0].min()
+
+    return map(float, measure(jax.random.key(seed)))
 
 
 def random_orthogonal(seed, size):
-    return jax.random.orthogonal(jax.random.key(seed), size)
+    matrix, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))
+    return jnp.asarray(matrix, jnp.float32)
 
 
 def random_convolution(grid=(1, 32), features=8, taps=5, span=2, rank=None, seed=0):
@@ -141,13 +149,13 @@ def test_figures_of_a_sequence_run():
 
 
 def test_association_marks_the_mapped_first_token():
-    matrix = random_orthogonal(0, 5)
+    matrix = np.asarray(random_orthogonal(0, 5))
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)
-    batch = drawn(Association(matrix, 12).draw, 1, 200)
+    batch = drawn(Association(jnp.asarray(matrix), 12).draw, 1, 200)
     tokens, labels = np.asarray(batch.inputs), np.asarray(batch.labels)
     assert (tokens[:, 0, 5] == 1).all()
     assert (tokens[:, 1:, 5] == 0).all()
-    distance = np.linalg.norm(tokens[..., :5] - tokens[:, :1, :5] @ np.asarray(matrix).T, axis=-1)
+    distance = np.linalg.norm(tokens[..., :5] - tokens[:, :1, :5] @ matrix.T, axis=-1)
     np.testing.assert_array_equal(distance[:, 1:] < 1e-4, labels[:, 1:] == 1)
     assert 0.45 < labels[:, 1:].mean() < 0.55
     assert not np.asarray(batch.asked)[:, 0].any()
@@ -177,11 +185,16 @@ def test_double_if_at_a_distance_has_no_counted_tokens_beyond_it():
 
 
 def test_only_selected_labels_count():
-    logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]]))
+    logits = jnp.asarray(np.log([[[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]]), jnp.float32)
     batch = Batch(jnp.zeros((1, 3, 1)), jnp.array([[1, 1, 1]]), jnp.array([[False, True, True]]))
-    assert accuracy(lambda inputs: logits, batch) == 0.5
-    expected = -(np.log(0.75) + np.log(0.1)) / 2
-    np.testing.assert_allclose(cross_entropy(lambda inputs: logits, batch), expected, rtol=1e-6)
+
+    @jax.jit
+    def figures(batch):
+        return [figure(lambda inputs: logits, batch) for figure in (accuracy, cross_entropy)]
+
+    right, loss = figures(batch)
+    assert right == 0.5
+    np.testing.assert_allclose(loss, -(np.log(0.75) + np.log(0.1)) / 2, rtol=1e-6)
 
 
 def test_distances_end_with_the_last_token():
@@ -223,12 +236,18 @@ def test_a_low_rank_kernel_has_its_rank_and_outputs_of_variance_one():
 )
 def test_offset_attention_can_represent_any_convolution(grid, taps, span, rank):
     task = random_convolution(grid, taps=taps, span=span, rank=rank, seed=3)
-    x, y = drawn(task.draw, 0, 4)
     # One head per tap, and two that are not needed.
     model = solve_convolution(task, taps + 2)
-    np.testing.assert_allclose(call(model, x), y, atol=2e-6)
-    assert float(y.std()) > 0.3
-    assert relative_error(model, (x, y)) < 1e-10
+
+    @jax.jit
+    def solve(key):
+        x, y = task.draw(key, 4)
+        return model(x), y, relative_error(model, (x, y))
+
+    found, y, error = solve(jax.random.key(0))
+    np.testing.assert_allclose(found, y, atol=2e-6)
+    assert np.asarray(y).std() > 0.3
+    assert error < 1e-10
 
 
 def test_the_convolution_equals_that_of_numpy():
@@ -268,8 +287,8 @@ def test_the_relative_bias_of_the_vits_can_represent_a_convolution():
 @pytest.mark.parametrize("length", [2, 40, pytest.param(300, marks=pytest.mark.slow)])
 def test_one_block_of_attention_solves_association_at_any_length(length):
     task = Association(random_orthogonal(5, 8), length)
-    batch = drawn(task.draw, 0, 64)
-    assert score(solve_association(task), batch) == 1
+    right, _ = score(solve_association(task), task.draw, 0)
+    assert right == 1
 
 
 def test_association_marks_exactly_the_equal_tokens():
@@ -280,8 +299,9 @@ def test_association_marks_exactly_the_equal_tokens():
     image = tokens[:, 0] @ np.asarray(task.matrix).T
     tokens[:, 2] = tokens[:, 5] = image
     tokens[:, 3] = image + 0.05 * np.eye(4, dtype=np.float32)[rng.integers(0, 4, 50)]
-    logits = call(solve_association(task), flag_first(jnp.asarray(tokens)))
-    assert (np.asarray(logits.argmax(-1)) == np.array([0, 0, 1, 0, 0, 1])).all()
+    model = solve_association(task)
+    logits = np.asarray(call(lambda tokens: model(flag_first(tokens)), tokens))
+    assert (logits.argmax(-1) == np.array([0, 0, 1, 0, 0, 1])).all()
 
 
 @pytest.mark.parametrize(
@@ -289,13 +309,13 @@ def test_association_marks_exactly_the_equal_tokens():
 )
 def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     task = DoubleIf(most, length)
-    batch = drawn(task.draw, 0, 64)
     model = solve_double_if(task)
-    assert score(model, batch) == 1
+    right, _ = score(model, task.draw, 0)
+    assert right == 1
     assert model.embed.in_features == 6
-    far = drawn(lambda key, count: task.draw_at(key, count, length - 1), 1, 64)
-    assert score(model, far) == 1
-    assert int(far.labels[:, 0].min()) >= 1
+    right, least = score(model, lambda key, count: task.draw_at(key, count, length - 1), 1)
+    assert right == 1
+    assert least >= 1
 
 
 @pytest.mark.parametrize(
@@ -304,9 +324,8 @@ def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
 def test_a_cnn_output_does_not_depend_on_tokens_beyond_its_reach(kind, expected):
     shape = Shape(layers=3, width=16)
     assert reach(kind, shape, 20) == expected
-    model = SequenceModel(kind, 9, 2, shape, rngs=nnx.Rngs(0))
-    task = Association(random_orthogonal(0, 8), 20)
-    x = drawn(task.draw, 1, 1).inputs
+    model = randomize(lambda: SequenceModel(kind, 9, 2, shape, rngs=nnx.Rngs(0)))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 20, 9)), jnp.float32)
     outputs = jax.jacrev(lambda first: model(x.at[:, 0].set(first)).sum((0, 2)))
     jacobian = jax.jit(outputs)(x[0, 0])
     depends = np.abs(np.asarray(jacobian)).max(1)
@@ -316,17 +335,18 @@ def test_a_cnn_output_does_not_depend_on_tokens_beyond_its_reach(kind, expected)
 
 def test_beyond_its_reach_a_cnn_has_accuracy_one_half_with_any_weights():
     """Two sequences that differ only in x_1 have opposite marks beyond the reach."""
-    model = SequenceModel("cnn", 9, 2, Shape(layers=3), rngs=nnx.Rngs(2))
+    model = randomize(lambda: SequenceModel("cnn", 9, 2, Shape(layers=3), rngs=nnx.Rngs(2)))
     task = Association(random_orthogonal(0, 8), 20)
     batch = drawn(task.draw, 1, 64)
+    inputs, labels, asked = map(np.array, (batch.inputs, batch.labels, batch.asked))
     # The y whose image is the other vector of the sequence: U^T of a token that is not U x_1.
-    other = ~batch.labels.astype(bool) & batch.asked
-    place = np.asarray(other.argmax(1))
-    y = np.asarray(batch.inputs)[np.arange(64), place, :8] @ np.asarray(task.matrix)
-    swapped = batch.inputs.at[:, 0, :8].set(y)
-    one, two = (np.asarray(call(model, x)).argmax(-1)[:, 4:] for x in (batch.inputs, swapped))
+    place = (~labels.astype(bool) & asked).argmax(1)
+    swapped = inputs.copy()
+    swapped[:, 0, :8] = inputs[np.arange(64), place, :8] @ np.asarray(task.matrix)
+    both = np.asarray(call(model, np.concatenate([inputs, swapped]))).argmax(-1)
+    one, two = both[:64, 4:], both[64:, 4:]
     np.testing.assert_array_equal(one, two)
-    labels = np.asarray(batch.labels)[:, 4:]
+    labels = labels[:, 4:]
     assert ((one == labels).mean() + (two == 1 - labels).mean()) / 2 == 0.5
 
 

@@ -31,6 +31,8 @@ OPTIONS = {
 }  # fmt: skip
 # Files that do not say the image size, and the one that is to be resampled.
 SIZE_IS_GIVEN = ("bit_r50x1_128", "bv_s16_sincos_gap", "timm_dinov3_s16_256", "vit_ti16_224_to_384")
+# Of every format, the quicker files are in the default tests.
+SLOW = ("bv_s16_sincos_gap", "timm_dinov2_s14_reg4_224", "vit_ti16_224_to_384")
 # DINOv2's class token has no position in the file: ours is a row of zeros.
 RESIZED = {
     "timm_dinov2_s14_reg4_224": ["position_embedding/table"],
@@ -42,7 +44,10 @@ def test_every_golden_is_tested():
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in OPTIONS],
+)
 def test_logits_equal_those_of_the_reference(name, tmp_path):
     about, _ = golden(name)
     size = about["image_size"]

@@ -51,7 +51,9 @@ def test_a_normalisation_in_the_preprocessor_config_of_transformers(tmp_path):
     assert_folded(load(tmp_path / "hf"), random_loaded())
 
 
-@pytest.mark.parametrize("name", ["R+ViT-Nano/4", "BiT-R-Nano"])
+@pytest.mark.parametrize(
+    "name", ["R+ViT-Nano/4", pytest.param("BiT-R-Nano", marks=pytest.mark.slow)]
+)
 def test_a_normalisation_cannot_be_folded_into_a_padded_first_layer(tmp_path, name):
     random_weights(tmp_path / "ours", name)
     with pytest.raises(WeightsError, match="with a first layer that pads"):

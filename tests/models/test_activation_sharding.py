@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from random_models import random_model
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.models.activation_sharding import constrain, with_mesh
-from vit_jax.models.registry import create_model
 from vit_jax.parallel.mesh import make_mesh
 
 
@@ -65,7 +65,7 @@ def test_the_mesh_is_set_only_inside_the_function():
     ],
 )
 def test_a_model_has_constraints_on_a_mesh_and_none_without(name, sizes, count):
-    model = create_model(name, num_classes=8, image_size=8, **sizes)
+    model = random_model(name, num_classes=8, image_size=8, **sizes)
     images = jnp.zeros((8, 8, 8, 3))
 
     def constraints(function):

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,10 +79,15 @@ def random_qkv(tokens=5, seed=0):
     return [jnp.asarray(rng.standard_normal((2, tokens, 3, 4)), jnp.float32) for _ in range(3)]
 
 
+def jitted(function, **options):
+    """`function` with these options, compiled as a whole."""
+    return jax.jit(functools.partial(function, **options))
+
+
 def test_all_attention_implementations_agree_with_gradients():
     bias = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 5, 5)), jnp.float32)
 
-    def run(implementation, valid):
+    def results(implementation, valid):
         def total(q, k, v, b):
             out = attend(q, k, v, bias=b, implementation=implementation, valid_tokens=valid)
             return (out**2).sum(), out
@@ -91,7 +98,7 @@ def test_all_attention_implementations_agree_with_gradients():
         return [out, *grads]
 
     for valid in (None, 4):
-        for a, b in zip(run("einsum", valid), run("xla", valid), strict=True):
+        for a, b in zip(results("einsum", valid), results("xla", valid), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
@@ -101,18 +108,19 @@ def test_attend_by_hand():
     key = jnp.asarray([0.0, np.log(3)], jnp.float32).reshape(1, 2, 1, 1)
     value = jnp.asarray([4.0, 8.0]).reshape(1, 2, 1, 1)
     for implementation in ("xla", "einsum"):
-        out = attend(query, key, value, implementation=implementation)
+        out = jitted(attend, implementation=implementation)(query, key, value)
         assert float(out.squeeze()) == pytest.approx(0.25 * 4 + 0.75 * 8)
-    weights = attention_weights(query, key)
+    weights = jitted(attention_weights)(query, key)
     np.testing.assert_allclose(weights.squeeze(), [0.25, 0.75], rtol=1e-6)
 
 
 def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
     q, k, v = random_qkv()
-    padded = [jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)), constant_values=7.0) for x in (q, k, v)]
+    widths = ((0, 0), (0, 1), (0, 0), (0, 0))
+    padded = [jnp.asarray(np.pad(x, widths, constant_values=7)) for x in (q, k, v)]
     for implementation in ("xla", "einsum"):
-        want = attend(q, k, v, implementation=implementation)
-        got = attend(*padded, implementation=implementation, valid_tokens=5)
+        want = jitted(attend, implementation=implementation)(q, k, v)
+        got = jitted(attend, implementation=implementation, valid_tokens=5)(*padded)
         np.testing.assert_allclose(got[:, :5], want, rtol=1e-6, atol=1e-6)
-    weights = attention_weights(padded[0], padded[1], valid_tokens=5)
-    assert np.abs(weights[..., 5]).max() == 0
+    weights = jitted(attention_weights, valid_tokens=5)(padded[0], padded[1])
+    assert np.abs(np.asarray(weights)[..., 5]).max() == 0

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from random_models import run
 
 from vit_jax.models.mlp import SwiGlu, swiglu_hidden
 from vit_jax.models.registry import build_model, model_options
@@ -35,7 +36,9 @@ def test_swiglu_by_hand():
         linear.bias[...] = jnp.zeros(1)
     x = 0.5
     silu = gate * x / (1 + np.exp(-gate * x))
-    np.testing.assert_allclose(module(jnp.full((1, 1), x)), [[silu * value * x * out]], rtol=1e-6)
+    np.testing.assert_allclose(
+        run(module, jnp.full((1, 1), x)), [[silu * value * x * out]], rtol=1e-6
+    )
 
 
 def test_swiglu_has_about_as_many_parameters_as_the_plain_mlp():

@@ -64,7 +64,7 @@ def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
 
 def depends(function, x):
     """Whether output token i has any derivative by input token j, bool[N, N]."""
-    jacobian = jax.jacobian(function)(x)[0, :, :, 0]  # i, features, j, features
+    jacobian = jax.jit(jax.jacobian(function))(x)[0, :, :, 0]  # i, features, j, features
     return np.asarray((jacobian != 0).any((1, 3)))
 
 

@@ -22,12 +22,18 @@ TABLE_6 = {
     "R50+ViT-L/16": [(7, 859), (14, 1668)],
 }
 
+# One of each family; the others are slow.
+QUICK = ("ViT-B/16", "BiT-R50x1", "R50+ViT-B/16")
+
 
 def macs_of(name, size, num_classes=0):
     return forward_macs(model_options(name), num_classes=num_classes, image_size=(size, size))
 
 
-@pytest.mark.parametrize("name", TABLE_6)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE_6],
+)
 def test_table_6_agrees_within_two_percent_or_five_with_convolutions(name):
     """The table's own rounding of whole numbers is up to 1 %."""
     tolerance = 0.02 if name.startswith("ViT") else 0.05
@@ -38,7 +44,11 @@ def test_table_6_agrees_within_two_percent_or_five_with_convolutions(name):
 
 @pytest.mark.parametrize(
     ("size", "least", "most"),
-    [("Mini", 95e6, 101e6), ("Micro", 18.8e6, 20.1e6), ("Nano", 4.2e6, 4.5e6)],
+    [
+        ("Micro", 18.8e6, 20.1e6),
+        pytest.param("Mini", 95e6, 101e6, marks=pytest.mark.slow),
+        pytest.param("Nano", 4.2e6, 4.5e6, marks=pytest.mark.slow),
+    ],
 )
 def test_small_models_of_the_same_size_have_about_equal_cost(size, least, most):
     """One of each family, so that they can be compared on 32-pixel images."""

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ def plain(x, scale, bias, groups, epsilon):
     return (y.reshape(x.shape) * scale + bias).astype(x.dtype)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def arguments(dtype):
     keys = jax.random.split(jax.random.key(0), 4)
     x = (3 + 2 * jax.random.normal(keys[0], (2, 5, 4, 12))).astype(dtype)
@@ -33,23 +36,33 @@ def test_two_channels_per_group_by_hand():
 
 @pytest.mark.parametrize("groups", [1, 3, 12])
 def test_value_and_gradients_equal_those_of_automatic_differentiation(groups):
-    x, scale, bias, dy = arguments(jnp.float32)
+    *inputs, dy = arguments(jnp.float32)
 
-    def pulled_back(function):
-        value, pull = jax.vjp(lambda *a: function(*a, groups, 1e-5), x, scale, bias)
-        return value, *pull(dy)
+    @jax.jit
+    def both(dy, *inputs):
+        found, pull = jax.vjp(lambda *a: group_norm(*a, groups, 1e-5), *inputs)
+        expected, pull_plain = jax.vjp(lambda *a: plain(*a, groups, 1e-5), *inputs)
+        return (found, *pull(dy)), (expected, *pull_plain(dy))
 
-    for found, expected in zip(pulled_back(group_norm), pulled_back(plain), strict=True):
+    for found, expected in zip(*both(dy, *inputs), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_in_bfloat16_statistics_are_taken_in_float32_and_only_the_input_is_kept():
     x, scale, bias, _ = arguments(jnp.bfloat16)
-    found = group_norm(x, scale, bias, 3, 1e-5)
+
+    @jax.jit
+    def both(x, *weights):
+        return group_norm(x, *weights, 3, 1e-5), plain(x.astype(jnp.float32), *weights, 3, 1e-5)
+
+    found, expected = both(x, scale, bias)
     assert found.dtype == jnp.bfloat16
-    expected = plain(x.astype(jnp.float32), scale, bias, 3, 1e-5)
-    np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=0.01, atol=0.01)
-    _, pull = jax.vjp(lambda *a: group_norm(*a, 3, 1e-5), x, scale, bias)
+    np.testing.assert_allclose(np.float32(found), expected, rtol=0.01, atol=0.01)
+
+    def kept_for_gradient(*inputs):
+        return jax.vjp(lambda *a: group_norm(*a, 3, 1e-5), *inputs)[1]
+
+    pull = jax.eval_shape(kept_for_gradient, x, scale, bias)
     kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.size == x.size]
     assert [leaf.dtype for leaf in kept] == [jnp.bfloat16]
 
@@ -60,9 +73,9 @@ def test_in_bfloat16_statistics_are_taken_in_float32_and_only_the_input_is_kept(
 )
 def test_convolutions_and_their_gradients_equal_those_of_xla(size, stride, padding):
     """Also of a CPU, where kernels of one pixel and gradients of kernels are matmuls."""
-    keys = jax.random.split(jax.random.key(1), 3)
-    x = jax.random.normal(keys[0], (2, 7, 8, 3))
-    kernel = jax.random.normal(keys[1], (size, size, 3, 5))
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 7, 8, 3), np.float32)
+    kernel = rng.standard_normal((size, size, 3, 5), np.float32)
 
     def xla(x, kernel):
         names = ("NHWC", "HWIO", "NHWC")
@@ -70,10 +83,12 @@ def test_convolutions_and_their_gradients_equal_those_of_xla(size, stride, paddi
             x, kernel, (stride, stride), padding, dimension_numbers=names
         )
 
-    def pulled_back(function):
-        value, pull = jax.vjp(function, x, kernel)
-        return value, *pull(jax.random.normal(keys[2], value.shape))
+    @jax.jit
+    def both(x, kernel, dy):
+        found, pull = jax.vjp(lambda *a: convolve(*a, stride, padding), x, kernel)
+        expected, pull_xla = jax.vjp(xla, x, kernel)
+        return (found, *pull(dy)), (expected, *pull_xla(dy))
 
-    ours = pulled_back(lambda x, kernel: convolve(x, kernel, stride, padding))
-    for found, expected in zip(ours, pulled_back(xla), strict=True):
+    dy = rng.standard_normal(jax.eval_shape(xla, x, kernel).shape, np.float32)
+    for found, expected in zip(*both(x, kernel, dy), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

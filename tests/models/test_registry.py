@@ -1,3 +1,4 @@
+import functools
 import math
 import re
 
@@ -142,6 +143,34 @@ HYBRIDS = {
 }
 
 
+# In the default tests, one of each kind of encoder, stem and ResNet; the others are slow.
+QUICK = (
+    "ViT-Ti/32",
+    "ViT-S/14",
+    "ViT-M/16",
+    "ViT-B/16",
+    "ViT-L/32",
+    "ViT-So400m/14",
+    "ViT-H/14",
+    "ViT-g/14",
+    "ViT-G/14",
+    "R+ViT-Ti/16",
+    "R50+ViT-B/16",
+    "Mixer-S/32",
+    "Mixer-B/16",
+    "Mixer-L/16",
+    "Mixer-H/14",
+    "BiT-R50x1",
+    "BiT-R101x3",
+    "BiT-R152x2",
+    "BiT-R200x4",
+    "ViT-Mini/4",
+    "R+ViT-Micro/4",
+    "BiT-R-Nano",
+)
+
+
+@functools.cache
 def count(name, **options):
     config = model_options(name, **options)
     size = 32 if any(small in name for small in ("Mini", "Micro", "Nano")) else 224
@@ -224,7 +253,10 @@ def test_the_table_covers_every_listed_model():
     assert set(PARAMETERS) == set(list_models())
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in list_models()],
+)
 def test_models_have_the_published_parameter_counts(name):
     assert count(name) == PARAMETERS[name] == by_hand(name)
 

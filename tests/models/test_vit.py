@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from random_models import (
 )
 
 from vit_jax.errors import ConfigError, ModelError
-from vit_jax.models.registry import create_model
+from vit_jax.models.registry import build_model, create_model, model_options
 
 TINY = {"width": 16, "depth": 3, "mlp_dim": 24, "num_heads": 2}
 
@@ -22,6 +24,12 @@ TINY = {"width": 16, "depth": 3, "mlp_dim": 24, "num_heads": 2}
 def make(**options):
     """A tiny ViT-*/8 whose every parameter is random, head, biases and scales included."""
     return random_model("ViT-Ti/8", **{**TINY, **options})
+
+
+@functools.cache
+def new_model(seed=0):
+    """A ViT-Ti/8 as `create_model` makes it; the tests that get the same one do not change it."""
+    return create_model("ViT-Ti/8", num_classes=5, image_size=32, seed=seed, depth=2)
 
 
 def check_against_formula(options, **formula):
@@ -35,25 +43,66 @@ def check_against_formula(options, **formula):
     return np.array(want)
 
 
-@pytest.mark.parametrize("position", ["learned_1d", "relative"])
-@pytest.mark.parametrize("pooling", ["token", "gap", "map", "flatten"])
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("position", "pooling", "placement"),
+    [
+        ("learned_1d", "token", "pre"),
+        ("learned_1d", "gap", "post"),
+        ("relative", "map", "pre"),
+        ("relative", "flatten", "post"),
+        *(
+            pytest.param(position, pooling, placement, marks=pytest.mark.slow)
+            for position, pooling, placement in (
+                ("learned_1d", "token", "post"),
+                ("learned_1d", "gap", "pre"),
+                ("learned_1d", "map", "pre"),
+                ("learned_1d", "map", "post"),
+                ("learned_1d", "flatten", "pre"),
+                ("learned_1d", "flatten", "post"),
+                ("relative", "token", "pre"),
+                ("relative", "token", "post"),
+                ("relative", "gap", "pre"),
+                ("relative", "gap", "post"),
+                ("relative", "map", "post"),
+                ("relative", "flatten", "pre"),
+            )
+        ),
+    ],
+)
 def test_logits_equal_the_formula_written_out_in_float64(position, pooling, placement):
     options = {"pooling": pooling, "norm_placement": placement, "position_embedding": position}
     check_against_formula(options, placement=placement)
 
 
-@pytest.mark.parametrize("kind", ["learned_1d", "learned_2d"])
-@pytest.mark.parametrize("placement", ["stem", "every_layer", "shared"])
+@pytest.mark.parametrize(
+    ("kind", "placement"),
+    [
+        ("learned_2d", "stem"),
+        ("learned_1d", "every_layer"),
+        ("learned_2d", "shared"),
+        pytest.param("learned_1d", "stem", marks=pytest.mark.slow),
+        pytest.param("learned_2d", "every_layer", marks=pytest.mark.slow),
+        pytest.param("learned_1d", "shared", marks=pytest.mark.slow),
+    ],
+)
 def test_positions_are_added_where_configured_and_registers_have_none(kind, placement):
     options = {"position_embedding": kind, "position_placement": placement, "num_registers": 2}
     check_against_formula(options, shared=placement == "shared")
 
 
-@pytest.mark.parametrize("pooling", ["gap", "map", "flatten"])
-def test_a_class_token_beside_another_pooling_is_attended_to_but_not_pooled(pooling):
-    check_against_formula({"pooling": pooling, "class_token": True})
-    check_against_formula({"pooling": pooling, "class_token": True, "num_registers": 1})
+@pytest.mark.parametrize(
+    ("pooling", "registers"),
+    [
+        ("gap", 0),
+        ("map", 1),
+        ("flatten", 1),
+        pytest.param("gap", 1, marks=pytest.mark.slow),
+        pytest.param("map", 0, marks=pytest.mark.slow),
+        pytest.param("flatten", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_class_token_beside_another_pooling_is_attended_to_but_not_pooled(pooling, registers):
+    check_against_formula({"pooling": pooling, "class_token": True, "num_registers": registers})
 
 
 def test_a_class_token_is_one_token_and_one_position_more():
@@ -74,9 +123,9 @@ def test_without_qkv_bias_there_is_no_bias_parameter():
 
 @pytest.mark.parametrize("pooling", ["token", "map"])
 def test_the_epsilon_of_the_norms_is_that_of_the_formula(pooling):
-    options = {"pooling": pooling}
-    usual = check_against_formula(options)
-    large = check_against_formula(options | {"norm_epsilon": 0.5}, epsilon=0.5)
+    large = check_against_formula({"pooling": pooling, "norm_epsilon": 0.5}, epsilon=0.5)
+    params, x = params64(make(pooling=pooling)), np.float64(random_images())
+    usual = [reference.vit(image, params, pooling=pooling) for image in x]
     assert np.abs(large - usual).max() > 0.1
 
 
@@ -84,7 +133,7 @@ def test_a_fixed_table_is_equal_in_every_layer_and_shared():
     """sincos_2d has no parameters, so that both have the same; at the stem it is added once."""
     x = random_images()
     every, shared, stem = (
-        make(position_embedding="sincos_2d", position_placement=p)(x)
+        run(make(position_embedding="sincos_2d", position_placement=p), x)
         for p in ("every_layer", "shared", "stem")
     )
     np.testing.assert_allclose(every, shared, rtol=1e-5, atol=1e-5)
@@ -92,33 +141,38 @@ def test_a_fixed_table_is_equal_in_every_layer_and_shared():
 
 
 def test_a_new_model_returns_zero_because_its_head_is_zero_initialised():
-    model = create_model("ViT-Ti/8", num_classes=5, image_size=16, **TINY)
-    assert np.abs(model(random_images())).max() == 0
+    assert np.abs(run(new_model(), random_images(size=32))).max() == 0
 
 
 def test_the_head_bias_has_the_configured_initial_value():
-    model = create_model("ViT-Ti/8", num_classes=5, image_size=16, head_bias_init=-10.0, **TINY)
-    np.testing.assert_array_equal(model(random_images()), np.full((2, 5), -10, np.float32))
+    config = model_options("ViT-Ti/8", head_bias_init=-10.0)
+
+    @jax.jit
+    def head(key):
+        linear = build_model(config, num_classes=5, image_size=16, key=key).head.linear
+        return linear.kernel[...], linear.bias[...]
+
+    kernel, bias = head(jax.random.key(0))
+    np.testing.assert_array_equal(kernel, np.zeros((192, 5), np.float32))
+    np.testing.assert_array_equal(bias, np.full(5, -10, np.float32))
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another():
-    one, same, other = (
-        create_model("ViT-Ti/8", image_size=16, seed=seed, **TINY).patch_embedding.kernel[...]
-        for seed in (0, 0, 1)
-    )
+    models = new_model(), new_model.__wrapped__(), new_model(seed=1)
+    one, same, other = (model.patch_embedding.kernel[...] for model in models)
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 0.01
 
 
 def test_attention_and_mlp_kernels_start_xavier_uniform():
-    model = create_model("ViT-S/8", image_size=16, depth=2)
+    model = new_model()
     blocks = model.encoder.blocks
     qkv = np.asarray(blocks.attention.qkv.kernel[...])
-    limit = np.sqrt(6 / (384 + 384))
-    assert qkv.shape == (2, 384, 3, 6, 64)
+    limit = np.sqrt(6 / (192 + 192))
+    assert qkv.shape == (2, 192, 3, 3, 64)
     assert 0.99 * limit < np.abs(qkv).max() <= limit
     expand = np.asarray(blocks.mlp.expand.kernel[...])
-    limit = np.sqrt(6 / (384 + 1536))
+    limit = np.sqrt(6 / (192 + 768))
     assert 0.99 * limit < np.abs(expand).max() <= limit
     assert np.std(qkv[0] - qkv[1]) > 0.01  # Each layer has its own draw.
     assert np.std(qkv[:, :, 0] - qkv[:, :, 1]) > 0.01
@@ -129,20 +183,18 @@ def test_attention_and_mlp_kernels_start_xavier_uniform():
 
 
 @pytest.mark.parametrize(
-    ("placement", "changes"),
+    ("options", "variants"),
     [
-        ("stem", ({"remat": "full"}, {"scan": False})),
-        pytest.param("stem", ({"remat": "dots"},), marks=pytest.mark.slow),
+        ({"stochastic_depth": 0.3}, ({"scan": False}, {"remat": "full"})),
         pytest.param(
-            "every_layer",
-            ({"remat": "full"}, {"remat": "dots"}, {"scan": False}),
+            {"stochastic_depth": 0.3, "dropout": 0.2, "position_placement": "every_layer"},
+            ({}, {"remat": "full"}, {"remat": "dots"}, {"scan": False}),
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_remat_and_unrolling_change_neither_output_nor_gradient(placement, changes):
-    options = {"dropout": 0.2, "stochastic_depth": 0.3, "position_placement": placement}
-    models = [make(**options, **changed) for changed in ({}, *changes)]
+def test_remat_and_unrolling_change_neither_output_nor_gradient(options, variants):
+    models = [make(depth=2, **options, **variant) for variant in variants]
     assert_equal_training(models, random_images(), key=jax.random.key(3))
 
 
@@ -160,14 +212,15 @@ EVERYTHING = {
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         EVERYTHING,
-        {"position_embedding": "relative", "norm_placement": "post", "pooling": "gap"},
-        {"position_embedding": "rope_2d", "pooling": "flatten", "num_registers": 1},
+        {"position_embedding": "relative", "norm_placement": "post", "pooling": "flatten"},
         {"position_placement": "every_layer", "position_embedding": "learned_2d"},
         *(
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
+                {},
+                {"position_embedding": "relative", "norm_placement": "post", "pooling": "gap"},
+                {"position_embedding": "rope_2d", "pooling": "flatten", "num_registers": 1},
                 {"position_embedding": "sincos_2d", "dtype": "bfloat16"},
                 {"position_placement": "every_layer", "num_registers": 2},
                 {"position_placement": "shared"},
@@ -186,80 +239,96 @@ def test_bfloat16_keeps_float32_parameters_and_agrees_to_its_precision():
     single, half = make(), make(dtype="bfloat16")
     stored = {str(x.dtype) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(half)))}
     assert stored == {"float32"}
-    logits, found = half(
-        random_images(), return_intermediates=("block_output", "attention_weights")
-    )
+    names = ("block_output", "attention_weights")
+    logits, found = run(half, random_images(), return_intermediates=names)
     assert found["block_output"].dtype == jnp.bfloat16
     assert found["attention_weights"].dtype == jnp.float32
     assert logits.dtype == jnp.float32
-    want = np.asarray(single(random_images()))
+    want = np.asarray(run(single, random_images()))
     error = np.abs(np.asarray(logits) - want).max() / np.abs(want).max()
     assert 1e-5 < error < 0.03
 
 
 def test_dropout_is_applied_only_with_a_key():
-    model = make(dropout=0.5)
-    np.testing.assert_array_equal(model(random_images()), model(random_images()))
-    one, two = (
-        model(random_images(), key=jax.random.key(0)),
-        model(random_images(), key=jax.random.key(1)),
-    )
+    model, x = make(dropout=0.5), random_images()
+
+    @jax.jit
+    def call(key):
+        return model(x), model(x, key=key)
+
+    (plain, one), (again, two), (_, same) = (call(jax.random.key(seed)) for seed in (0, 1, 0))
+    np.testing.assert_array_equal(plain, again)
+    np.testing.assert_allclose(plain, run(make(), x), rtol=1e-5, atol=1e-5)
+    assert np.abs(one - plain).max() > 1e-3
     assert np.abs(one - two).max() > 1e-3
-    np.testing.assert_array_equal(one, model(random_images(), key=jax.random.key(0)))
+    np.testing.assert_array_equal(one, same)
 
 
 def test_intermediates_are_named_and_consistent():
-    model = make(num_registers=2)
+    model, x = make(num_registers=2), random_images()
     names = ("embedded", "block_output", "attention_weights", "encoded", "pre_logits")
-    logits, found = model(random_images(), return_intermediates=names)
-    assert tuple(found) == names
+
+    @jax.jit
+    def call():
+        logits, found = model(x, return_intermediates=names)
+        assert tuple(found) == names  # A compiled program would sort them.
+        norm = model.norm(found["block_output"][-1])
+        head, _ = model.head(found["pre_logits"])
+        return logits, found, model(x), norm, head
+
+    logits, found, alone, norm, head = call()
     tokens = 1 + 2 + 4
     assert found["embedded"].shape == (2, tokens, 16)
     assert found["block_output"].shape == (3, 2, tokens, 16)
     assert found["attention_weights"].shape == (3, 2, 2, tokens, tokens)
     np.testing.assert_allclose(found["attention_weights"].sum(-1), 1, rtol=1e-5)
-    np.testing.assert_allclose(model.norm(found["block_output"][-1]), found["encoded"], rtol=1e-5)
+    np.testing.assert_allclose(norm, found["encoded"], rtol=1e-5)
     np.testing.assert_array_equal(found["pre_logits"], found["encoded"][:, 0])
-    np.testing.assert_allclose(model.head(found["pre_logits"])[0], logits, rtol=1e-5)
-    np.testing.assert_allclose(model(random_images()), logits, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(head, logits, rtol=1e-5)
+    np.testing.assert_allclose(alone, logits, rtol=1e-5, atol=1e-5)
 
 
 def test_the_largest_attention_logit_is_over_all_heads():
-    model = make(depth=1, position_embedding="none")
-    names, images = ("embedded", "max_attention_logit"), random_images()
-    _, found = model(images, return_intermediates=names)
-    assert found["max_attention_logit"].shape == (1, 2, 2)
-    graphdef, params = nnx.split(model.encoder.blocks)
-    block = nnx.merge(graphdef, jax.tree.map(lambda x: x[0], params))
-    q, k, _ = np.moveaxis(
-        np.asarray(block.attention.qkv(block.attention_norm(found["embedded"]))), -3, 0
-    )
+    model, x = make(depth=1, position_embedding="none"), random_images()
+    graphdef, params = nnx.split(model)
+
+    @jax.jit
+    def call(params):
+        model = nnx.merge(graphdef, params)
+        _, found = model(x, return_intermediates=("embedded", "max_attention_logit"))
+        definition, blocks = nnx.split(model.encoder.blocks)
+        block = nnx.merge(definition, jax.tree.map(lambda x: x[0], blocks))
+        qkv = block.attention.qkv(block.attention_norm(found["embedded"]))
+        return found["max_attention_logit"], qkv
+
+    found, qkv = call(params)
+    assert found.shape == (1, 2, 2)
+    q, k, _ = np.moveaxis(np.asarray(qkv), -3, 0)
     logits = np.einsum("bnhk,bmhk->bhnm", q, k) / np.sqrt(8)
-    np.testing.assert_allclose(found["max_attention_logit"][0], logits.max((2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(found[0], logits.max((2, 3)), rtol=1e-5)
     # Four times the queries, four times the logit.
-    qkv = model.encoder.blocks.attention.qkv
+    qkv = params.encoder.blocks.attention.qkv
     for parameter in (qkv.kernel, qkv.bias):
-        parameter[...] = parameter[...].at[..., 0, :, :].multiply(4)
-    _, scaled = model(images, return_intermediates=names)
-    np.testing.assert_allclose(
-        scaled["max_attention_logit"], 4 * found["max_attention_logit"], rtol=1e-5
-    )
+        values = np.array(parameter[...])
+        values[..., 0, :, :] *= 4
+        parameter[...] = jnp.asarray(values)
+    np.testing.assert_allclose(call(params)[0], 4 * found, rtol=1e-5)
 
 
 def test_class_token_and_registers_stand_before_the_patches():
-    model = make(num_registers=2)
-    _, found = model(random_images(), return_intermediates=("embedded",))
-    table = model.position_embedding.table[...]
-    np.testing.assert_allclose(
-        found["embedded"][0, 0], model.class_token[0, 0] + table[0, 0], rtol=1e-6
-    )
-    np.testing.assert_array_equal(found["embedded"][0, 1:3], model.registers[0])
-    np.testing.assert_allclose(
-        found["embedded"][:, 3:],
-        model.patch_embedding(jnp.asarray(random_images())) + table[:, 1:],
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    model, x = make(num_registers=2), jnp.asarray(random_images())
+
+    @jax.jit
+    def call():
+        _, found = model(x, return_intermediates=("embedded",))
+        return found["embedded"], model.patch_embedding(x)
+
+    embedded, patches = call()
+    table = np.asarray(model.position_embedding.table[...])
+    token, registers = np.asarray(model.class_token[...]), np.asarray(model.registers[...])
+    np.testing.assert_allclose(embedded[0, 0], token[0, 0] + table[0, 0], rtol=1e-6)
+    np.testing.assert_array_equal(embedded[0, 1:3], registers[0])
+    np.testing.assert_allclose(embedded[:, 3:], patches + table[:, 1:], rtol=1e-5, atol=1e-6)
 
 
 def test_a_register_head_is_averaged_with_the_head():
@@ -279,26 +348,33 @@ def test_a_register_head_is_averaged_with_the_head():
 
 
 def test_zero_classes_gives_features():
-    model = make(num_classes=0)
-    features = model(random_images())
+    model, x = make(num_classes=0), random_images()
+
+    @jax.jit
+    def call():
+        return model(x), model(x, return_intermediates=("pre_logits",))[1]["pre_logits"]
+
+    features, pre_logits = call()
     assert features.shape == (2, 16)
-    _, found = model(random_images(), return_intermediates=("pre_logits",))
-    np.testing.assert_array_equal(features, found["pre_logits"])
+    np.testing.assert_array_equal(features, pre_logits)
 
 
 def test_rectangular_images_work():
-    model = create_model("ViT-Ti/8", num_classes=3, image_size=(16, 32), **TINY)
+    model = make(num_classes=3, image_size=(16, 32))
     assert model.grid == (2, 4)
-    assert model(np.zeros((1, 16, 32, 3), np.float32)).shape == (1, 3)
+    x = random_images(size=(16, 32))
+    want = [reference.vit(image, params64(model)) for image in np.float64(x)]
+    with jax.default_matmul_precision("highest"):
+        np.testing.assert_allclose(run(model, x), want, rtol=2e-5, atol=2e-5)
 
 
 def test_padding_the_tokens_for_a_kernel_changes_nothing():
     """The odd token counts that cuDNN needs padded, here with XLA's kernel."""
     model = make(position_embedding="rope_2d", num_registers=2)
     names = ("attention_weights", "max_attention_logit", "block_output", "encoded")
-    want, found = model(random_images(), return_intermediates=names)
+    want, found = run(model, random_images(), return_intermediates=names)
     object.__setattr__(model, "attention", type(model.attention)("xla", model.tokens + 1, "test"))
-    got, padded = model(random_images(), return_intermediates=names)
+    got, padded = run(model, random_images(), return_intermediates=names)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     for name in names:
         np.testing.assert_allclose(padded[name], found[name], rtol=1e-5, atol=1e-5)
@@ -306,20 +382,18 @@ def test_padding_the_tokens_for_a_kernel_changes_nothing():
 
 def test_stochastic_depth_drops_whole_branches_and_keeps_the_expectation():
     model = make(stochastic_depth=0.5, num_classes=0)
-    x = random_images()
-    graphdef, params = nnx.split(model)
-    rates = np.linspace(0, 0.5, 3)
-    run = jax.jit(
-        lambda p, k: nnx.merge(graphdef, p)(x, key=k, return_intermediates=("block_output",))[1]
-    )
-    outputs = np.asarray(
-        jax.vmap(lambda k: run(params, k)["block_output"])(jax.random.split(jax.random.key(0), 400))
-    )  # [400, L, B, N, D]
-    _, found = model(x, return_intermediates=("block_output",))
+    x, rates = random_images(), np.linspace(0, 0.5, 3)
+
+    @jax.jit
+    @jax.vmap
+    def blocks(key):
+        return model(x, key=key, return_intermediates=("block_output",))[1]["block_output"]
+
+    outputs = np.asarray(blocks(jax.random.split(jax.random.key(0), 400)))  # [400, L, B, N, D]
+    _, found = run(model, x, return_intermediates=("block_output",))
     # The first block is never dropped; the second drops both branches of an example with rate^2.
-    np.testing.assert_allclose(
-        outputs[:, 0], found["block_output"][None, 0].repeat(400, 0), atol=1e-5
-    )
+    want = np.asarray(found["block_output"])[None, 0].repeat(400, 0)
+    np.testing.assert_allclose(outputs[:, 0], want, atol=1e-5)
     unchanged = (outputs[:, 1] == outputs[:, 0]).all((-1, -2)).mean()
     assert unchanged == pytest.approx(rates[1] ** 2, abs=0.03)
 
