@@ -5,7 +5,7 @@
 
 
 def get_config(variant="mixed"):
-    mixing = {"mixup_alpha": 0.2, "cutmix_alpha": 0.2} if variant == "mixed" else {}
+    mixing = {"mixup_alpha": 0.2} if variant == "mixed" else {}
     return {
         "seed": 3,
         "model": {
