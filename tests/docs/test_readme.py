@@ -25,9 +25,13 @@ def blocks(language):
 
 
 def commands():
-    """Returns every line of the README that runs `python -m vit_jax`."""
+    """Returns every line of the README that runs `python -m` with a module of this project."""
     lines = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()
-    return [line.split(" && ")[-1] for line in lines if "-m vit_jax " in line]
+    return [
+        line.split(" && ")[-1]
+        for line in lines
+        if re.search(r"-m (vit_jax|experiments\.\S+)( |$)", line)
+    ]
 
 
 def run(command, folder, **kwargs):
