@@ -14,20 +14,21 @@ MODEL = {
 }  # fmt: skip
 
 
-def build(model):
-    config = Config.from_mapping(
+def config_of(model):
+    return Config.from_mapping(
         {
             "model": model,
             "data": {"name": "digits", "image_size": 8, "global_batch_size": 10},
             "optimizer": {"learning_rate": 1e-3},
             "train_steps": 2,
+            "logging": {"attention_interval_steps": 1},
         }
     )
-    return build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
 
 
 def test_each_layers_largest_logit_is_measured_without_dropout():
-    program = build(MODEL)
+    config = config_of(MODEL)
+    program = build_program(config, make_mesh(config.mesh), num_classes=10, num_examples=100)
     params = program.init().params
     images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 3)).astype(np.uint8)
     found = make_largest_logits(program)(params, images)
@@ -41,6 +42,7 @@ def test_each_layers_largest_logit_is_measured_without_dropout():
     np.testing.assert_allclose(found, layers, rtol=1e-5)
 
 
-def test_a_model_without_attention_is_refused():
-    with pytest.raises(ConfigError, match=r"attention_interval_steps' is set for BiT-R-Mini"):
-        make_largest_logits(build({"name": "BiT-R-Mini"}))
+@pytest.mark.parametrize("name", ["BiT-R-Mini", "Mixer-S/4"])
+def test_a_model_without_attention_is_refused(name):
+    with pytest.raises(ConfigError, match=f"attention_interval_steps' is set for {name}"):
+        config_of({"name": name})

@@ -170,6 +170,14 @@ class Config(_TaskSections):
                 "change one of the two",
                 key="accumulation_steps",
             )
+        has_attention = hasattr(self.model, "attention_implementation") or self.model.name == AUTO
+        if self.logging.attention_interval_steps is not None and not has_attention:
+            raise ConfigError(
+                f"is set for {self.model.name}",
+                "a model with attention",
+                "leave it out",
+                key="logging.attention_interval_steps",
+            )
 
     def _check_early_stopping(self) -> None:
         metric = self.early_stopping.metric

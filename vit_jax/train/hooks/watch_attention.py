@@ -8,7 +8,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.config.durations import is_due
 from vit_jax.data.device import to_unit_range
-from vit_jax.errors import ConfigError
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.parallel.mesh import num_batch_shards
 from vit_jax.train.context import RunContext, StepOutput
@@ -28,9 +27,6 @@ class WatchAttentionHook:
     Args:
         context: the run.
         log: the log hook of the run.
-
-    Raises:
-        ConfigError: a model without attention.
 
     Source: arXiv:2302.05442, section 3.1.
     """
@@ -52,19 +48,7 @@ class WatchAttentionHook:
 
 
 def make_largest_logits(program: Program) -> Any:
-    """Returns a jitted function (params, u8 images) -> largest logit of each layer, f32[L].
-
-    Raises:
-        ConfigError: a model without attention.
-    """
-    model = nnx.merge(program.graphdef, program.abstract.params)
-    if _NAME not in model.intermediates:
-        raise ConfigError(
-            f"is set for {program.config.model.name}",
-            "a model with attention",
-            "leave it out",
-            key="logging.attention_interval_steps",
-        )
+    """Returns a jitted function (params, u8 images) -> largest logit of each layer, f32[L]."""
     batch_size = program.config.data.global_batch_size
     stride = max(batch_size // (num_batch_shards(program.mesh) * _IMAGES), 1)
 
