@@ -23,10 +23,6 @@ def facts(**code):
     return {"host": "a", "config": {"seed": 0, "optimizer.learning_rate": 0.1}, "code": code}
 
 
-def test_processes_with_equal_facts_start():
-    processes._check_same_program([facts(), facts()])
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [

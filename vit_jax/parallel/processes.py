@@ -5,7 +5,7 @@
 
 Process 0 hosts the service. It has a key-value store, barriers that name late processes, and
 preemption notices: after a SIGTERM, all processes agree on a step to stop at. This module uses the
-store to add some things:
+store to add four things:
 
 - An error in one process ends all processes. A thread in each process looks for errors of the
   others, so that even a process that hangs in a collective exits with a one-line error.
