@@ -17,6 +17,7 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.hlo import parse
+from vit_jax.plan.movers import Mover, find_movers
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
 from vit_jax.train.program import Program, build_program
 
@@ -78,6 +79,8 @@ class Plan:
         unknown_loops: number of loops with an unknown number of iterations; they count once.
         compile_s: time to trace and compile the step.
         compiled: False if the compiler ran out of the chip's memory.
+        movers: what moves the bytes of device memory, the largest first; empty if it did not
+            compile.
     """
 
     config: Config
@@ -92,6 +95,7 @@ class Plan:
     unknown_loops: int
     compile_s: float
     compiled: bool
+    movers: tuple[Mover, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -178,6 +182,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         memory = Memory(state, wanted, 0, ())
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []
+    movers: list[Mover] = []
     traffic, received, unknown_loops = None, None, 0
     if compiled is not None:
         text = compiled.as_text() or ""
@@ -185,6 +190,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         collectives = find_collectives(parsed, len(devices))
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
+        movers = find_movers(parsed)
         received = sum(c.received for c in collectives)
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
@@ -201,6 +207,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         unknown_loops,
         seconds,
         compiled is not None,
+        tuple(movers),
     )
 
 

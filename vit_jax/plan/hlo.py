@@ -75,6 +75,12 @@ class Instruction:
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
+    @property
+    def custom_call_target(self) -> str:
+        """Name of the library function of a custom call; "" for other instructions."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.text)
+        return found[1] if found else ""
+
 
 Computation = dict[str, Instruction]
 """Instructions by name, in the order of execution."""

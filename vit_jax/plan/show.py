@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vit_jax.plan.chips import GIB
@@ -28,13 +29,14 @@ _NOTES: tuple[str, ...] = (
 _UNKNOWN = "unknown"
 
 
-def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
+def show_plan(plan: Plan, console: Console, assumed_mfu: float, movers: int = 0) -> None:
     """Prints a plan.
 
     Args:
         plan: the plan.
         console: prints it.
         assumed_mfu: MFU for the last estimate of the whole run.
+        movers: how many of the largest movers of memory to print.
     """
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
@@ -42,6 +44,8 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     if plan.memory.buffers:
         console.print(_buffer_table(plan))
     console.print(_step_table(plan))
+    if movers and plan.movers:
+        console.print(_mover_table(plan, movers))
     if plan.collectives:
         console.print(_collective_table(plan))
     console.print(_run_table(plan, assumed_mfu))
@@ -122,6 +126,25 @@ def _step_table(plan: Plan) -> Table:
         if name == "overlapped" and bound.limited_by and seconds is not None:
             note = f"{note} at most, {bound.limited_by}-bound"
         table.add_row(f"[bold]{name}", "", "", f"[bold]{_format_ms(seconds)}", note)
+    return table
+
+
+def _mover_table(plan: Plan, count: int) -> Table:
+    """Returns the largest movers. Names of operations are long, so that their lines may wrap."""
+    table = plain_table("most bytes moved", right=("of all", "runs"), left="by")
+    table.columns[-1].no_wrap = False
+    table.columns[-1].overflow = "fold"
+    total = sum(mover.bytes for mover in plan.movers)
+
+    def add(size: int, runs: int, text: str) -> None:
+        table.add_row(f"{_format_si(size)}B", f"{size / total:.1%}", f"{runs:,}", text)
+
+    for one in plan.movers[:count]:
+        name = f"{one.op_name or 'added by XLA'} ({one.opcode})"
+        add(one.bytes, one.runs, f"{escape(name)}\n[dim]{escape(one.shapes)}")
+    rest = plan.movers[count:]
+    if rest:
+        add(sum(m.bytes for m in rest), sum(m.runs for m in rest), f"{len(rest)} others")
     return table
 
 

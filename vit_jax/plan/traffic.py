@@ -24,14 +24,21 @@ def count_bytes(program: Program) -> int:
     caches are ignored.
     """
     return sum(
-        runs * _bytes_moved(instruction, computation, program.computations)
+        runs * bytes_moved(instruction, computation, program.computations)
         for instruction, computation, runs in program.executed()
     )
 
 
-def _bytes_moved(
+def bytes_moved(
     instruction: Instruction, computation: Computation, computations: dict[str, Computation]
 ) -> int:
+    """Returns the bytes that one run of an instruction reads from and writes to device memory.
+
+    Args:
+        instruction: an instruction outside fusions.
+        computation: the computation that contains it.
+        computations: all computations of the program.
+    """
     kind = instruction.opcode
     if kind in _NO_TRAFFIC or kind.endswith("-done"):
         return 0

@@ -1,0 +1,66 @@
+"""The largest movers of a small program, computed by hand."""
+
+import dataclasses
+import io
+
+from plan.programs import ARGUMENT, LAYER, LOOP
+from plan.test_search import config, toy
+from rich.console import Console
+
+from vit_jax.plan.hlo import parse
+from vit_jax.plan.movers import Mover, find_movers
+from vit_jax.plan.show import COLUMNS, show_plan
+from vit_jax.plan.traffic import count_bytes
+
+
+def test_movers_add_up_to_all_traffic_and_the_largest_comes_first():
+    program = parse(LOOP)
+    movers = find_movers(program)
+    assert sum(mover.bytes for mover in movers) == count_bytes(program)
+    sizes = [mover.bytes for mover in movers]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_runs_of_a_loop_count_and_the_name_is_that_of_jax():
+    (found,) = (m for m in find_movers(parse(LOOP)) if m.opcode == "all-reduce")
+    name = "jit(step)/transpose(jvp())/while/body/dot_general"
+    shapes = "bf16[512,256] <- bf16[512,256]"
+    assert found == Mover("all-reduce", name, shapes, 24, 24 * 2 * LAYER)
+
+
+def test_instructions_that_do_the_same_are_one_mover():
+    """As the layers of an unrolled model."""
+    twice = LOOP.replace(
+        "  %near =",
+        '  %again = f32[1024,256]{1,0:T(8,128)} custom-call(%result, %p), custom_call_target="toy",'
+        ' metadata={op_name="jit(step)/add"}\n  %near =',
+    )
+    (found,) = (m for m in find_movers(parse(twice)) if m.op_name == "jit(step)/add")
+    assert found.opcode == "custom-call toy"
+    assert found.shapes == "f32[1024,256] <- bf16[24,512,256], f32[1024,256]"
+    assert (found.runs, found.bytes) == (2, 2 * (24 * LAYER + 2 * ARGUMENT))
+
+
+def test_only_the_three_largest_arrays_are_named():
+    many = LOOP.replace("custom-call(%near)", "custom-call(%start, %near, %p, %start, %start)")
+    (found,) = (m for m in find_movers(parse(many)) if m.shapes.startswith("f32[] <-"))
+    assert found.shapes == "f32[] <- f32[1024,256], f32[1024,256], s32[] +2"
+
+
+def test_a_plan_shows_as_many_movers_as_asked_for_and_sums_up_the_rest():
+    movers = tuple(find_movers(parse(LOOP)))
+    plan = dataclasses.replace(toy(config()), movers=movers)
+
+    def lines(count):
+        console = Console(file=io.StringIO(), width=COLUMNS, highlight=False)
+        show_plan(plan, console, 0.4, count)
+        return console.file.getvalue().splitlines()
+
+    assert not any("most bytes moved" in line for line in lines(0))
+    shown = lines(2)
+    assert max(map(len, shown)) <= COLUMNS
+    assert sum(" <- " in line for line in shown) == 2
+    (rest,) = (line.split() for line in shown if line.rstrip().endswith("others"))
+    assert rest[-2:] == [f"{len(movers) - 2}", "others"]
+    share = sum(m.bytes for m in movers[2:]) / sum(m.bytes for m in movers)
+    assert rest[2] == f"{share:.1%}"
