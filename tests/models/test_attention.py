@@ -42,12 +42,34 @@ def test_if_cudnn_cannot_be_used_the_reason_is_given(monkeypatch, changes, imple
     assert reason in choice.reason
 
 
-def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why():
+def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why(monkeypatch):
     """Here there is no cuDNN at all, so that the probe itself runs and fails."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     choice = choose()
     assert (choice.implementation, choice.padded_tokens) == ("xla", 197)
     assert choice.reason.startswith("cuDNN failed: ")
     assert len(choice.reason) > len("cuDNN failed: ")
+
+
+def test_for_a_gpu_that_is_not_there_rules_decide(monkeypatch):
+    """cuDNN is not asked: it cannot answer without a device."""
+    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: pytest.fail("asked"))
+    for head_dim in (64, 72, 80, 88, 96, 104, 128):
+        choice = choose(head_dim=head_dim)
+        assert (choice.implementation, choice.padded_tokens) == ("cudnn", 198)
+    assert choose(dtype=jnp.dtype("float16")).implementation == "cudnn"
+    assert choose(head_dim=136).implementation == "xla"
+    assert choose(head_dim=60).implementation == "xla"
+
+
+@pytest.mark.gpu
+def test_the_rules_of_cudnn_agree_with_its_compiler():
+    for dtype in ("bfloat16", "float16"):
+        for head_dim in (32, 64, 72, 80, 88, 96, 104, 128):
+            for tokens in (50, 196, 198, 258, 578, 1026):
+                assert module._cudnn_problem(tokens, 12, head_dim, dtype) is None
+    assert module._cudnn_problem(198, 12, 60, "bfloat16") is not None
+    assert module._cudnn_problem(198, 12, 64, "float32") is not None
 
 
 def test_the_configured_implementation_is_used():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.plan.chips import GIB, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
+from vit_jax.plan.chips import GIB, GPUS, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
 from vit_jax.train.telemetry import peak_flops
 
 
@@ -57,9 +57,31 @@ def test_tpu_chips_have_their_published_figures(name, gib, tflops, memory, links
 def test_gpus_are_found_by_their_device_name():
     sxm, pcie = gpu_chip("NVIDIA H100 80GB HBM3", 79e9), gpu_chip("NVIDIA H100 PCIe", None)
     assert (sxm.memory_bytes, sxm.link_bandwidth, sxm.memory_bandwidth) == (79e9, 450e9, 3350e9)
-    assert (pcie.memory_bytes, pcie.link_bandwidth, pcie.peak_flops) == (80e9, None, 756e12)
+    # PCIe 5.0 x16, in one direction.
+    assert (pcie.memory_bytes, pcie.link_bandwidth, pcie.peak_flops) == (80e9, 64e9, 756e12)
     other = gpu_chip("NVIDIA Unheard-of", 1e9)
     assert (other.memory_bytes, other.peak_flops, other.memory_bandwidth) == (1e9, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "gb", "tflops", "memory", "links"),
+    [
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", 40, 312, 1555, 300),
+        ("a100", "NVIDIA A100-SXM4-80GB", 80, 312, 2039, 300),
+        ("h100", "NVIDIA H100 80GB HBM3", 80, 989, 3350, 450),
+        ("h200", "NVIDIA H200", 141, 989, 4800, 450),
+        ("b200", "NVIDIA B200", 180, 2250, 8000, 900),
+        ("l40s", "NVIDIA L40S", 48, 362, 864, 32),
+        ("l40", "NVIDIA L40", 48, 181, 864, 32),
+        ("l4", "NVIDIA L4", 24, 121, 300, 32),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32),
+    ],
+)
+def test_gpus_have_their_published_figures(name, kind, gb, tflops, memory, links):
+    chip = GPUS[name]
+    assert chip == gpu_chip(kind, None)
+    assert (chip.memory_bytes, chip.peak_flops) == (gb * 1e9, tflops * 1e12)
+    assert (chip.memory_bandwidth, chip.link_bandwidth) == (memory * 1e9, links * 1e9)
 
 
 def test_forced_cpu_devices_share_one_cpu():

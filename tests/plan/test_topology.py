@@ -1,11 +1,20 @@
 """Names of topologies and the devices they stand for."""
 
+import os
 import sys
 
 import pytest
 
 from vit_jax.errors import ConfigError
-from vit_jax.plan.topology import MissingLibraryError, find_devices, parse_topology
+from vit_jax.plan.chips import GPUS
+from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
+from vit_jax.plan.topology import (
+    MissingLibraryError,
+    chip_of,
+    find_devices,
+    parse_topology,
+    prepare,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +26,13 @@ from vit_jax.plan.topology import MissingLibraryError, find_devices, parse_topol
         ("cpu:8", "cpu", "cpu", (8,)),
         ("cpu", "cpu", "cpu", ()),
         ("gpu:4", "gpu", "gpu", (4,)),
+        ("gpu", "gpu", "gpu", ()),
+        # GPUs of a node, then nodes.
+        ("h200:8", "gpu", "h200", (8, 1)),
+        ("h100:8x4", "gpu", "h100", (8, 4)),
+        ("l4", "gpu", "l4", (1, 1)),
+        ("h100-pcie:2", "gpu", "h100-pcie", (2, 1)),
+        ("a100-40gb:1x2", "gpu", "a100-40gb", (1, 2)),
     ],
 )
 def test_topology_names_are_parsed(name, platform, generation, shape):
@@ -35,6 +51,19 @@ def test_topology_names_are_parsed(name, platform, generation, shape):
         ("cpu:2x2", "expected cpu or cpu:COUNT"),
         ("cpu:0", "expected cpu or cpu:COUNT"),
         ("v5e 4x4", "v5e:16x16"),
+        ("H100:8", "did you mean 'h100'"),
+        ("h10:8", "did you mean 'h100'"),
+        ("h100-sxm:8", "h100-pcie"),
+        (
+            "h100:32",
+            "32 GPUs in a node; expected at most 8 GPUs in each node; the number of nodes"
+            " comes second; use e.g. h100:8x4",
+        ),
+        (
+            "h100:4x4x4",
+            "expected h100:GPUS or h100:GPUSxNODES; use e.g. h100:8x4 for 4 nodes with 8",
+        ),
+        ("h100:8x0", "expected h100:GPUS or h100:GPUSxNODES"),
     ],
 )
 def test_the_error_for_a_wrong_name_lists_examples(name, line):
@@ -57,3 +86,62 @@ def test_without_the_tpu_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     with pytest.raises(MissingLibraryError, match=r"pip install 'vit_jax\[tpu\]'"):
         find_devices(parse_topology("v5e:2x2"))
+
+
+def test_without_the_gpu_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_plugins", None)
+    with pytest.raises(
+        MissingLibraryError, match=r"pip install 'vit_jax\[cuda\]', or 'jax\[cuda13"
+    ):
+        find_devices(parse_topology("h100:8"))
+
+
+def test_the_flags_of_the_gpu_compiler_come_before_those_of_the_user(monkeypatch):
+    """XLA uses the last value of a flag."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_dump_to=dump")
+    prepare(parse_topology("h100:8"))
+    assert os.environ["XLA_FLAGS"].split() == [
+        "--xla_gpu_autotune_level=0",
+        "--xla_gpu_enable_triton_gemm=false",
+        "--xla_gpu_autotune_level=4",
+        "--xla_dump_to=dump",
+    ]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=dump")
+    prepare(parse_topology("gpu"))
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=dump"
+
+
+def test_every_gpu_of_the_table_has_a_target_that_cudnn_supports():
+    """The rules of `choose_attention` need compute capability 8.0."""
+    assert set(GPUS) == set(GPU_TARGETS)
+    assert min(target.architecture.capability for target in GPU_TARGETS.values()) >= (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a100", ["core_count: 108", "fpus_per_core: 64", "shared_memory_per_core: 167936",
+                  "shared_memory_per_block_optin: 166912", "l2_cache_size: 41943040",
+                  "cuda_compute_capability { major: 8 minor: 0 feature_extension: NONE }"]),
+        ("l4", ["core_count: 58", "fpus_per_core: 128", "shared_memory_per_core: 102400",
+                "threads_per_core_limit: 1536", "memory_bandwidth: 300000000000",
+                "cuda_compute_capability { major: 8 minor: 9 feature_extension: NONE }"]),
+        ("h200", ["core_count: 132", "shared_memory_per_core: 233472", "clock_rate_ghz: 1.98",
+                  "threads_per_core_limit: 2048", "device_memory_size: 141000000000",
+                  "feature_extension: ACCELERATED_FEATURES"]),
+    ],
+)  # fmt: skip
+def test_the_description_for_xla_has_the_published_figures(name, lines):
+    chip = GPUS[name]
+    text = target_config(GPU_TARGETS[name], "toy", chip.memory_bytes, chip.memory_bandwidth)
+    for line in [*lines, 'platform_name: "CUDA"', 'device_description_str: "toy"']:
+        assert line in text, line
+
+
+def test_jax_takes_three_quarters_of_a_gpus_memory_unless_it_is_told_otherwise(monkeypatch):
+    for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(variable, raising=False)
+    topology = parse_topology("h100:8")
+    assert chip_of(topology, []).memory_bytes == 60e9
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    assert chip_of(topology, []).memory_bytes == pytest.approx(76e9)

@@ -50,6 +50,13 @@ def choose_attention(
     cuDNN's flash attention can only train with an even number of tokens. An odd number, as in most
     ViTs with a class token, is padded by one token, which `key_value_seq_lengths` masks.
 
+    On a GPU the shape is compiled once to see whether cuDNN supports it. For GPUs that are not
+    there, which `plan` compiles for, these rules decide alone: compute capability 8.0 or newer
+    (every GPU that `plan` knows), bfloat16 or float16, head dimension at most 128 and a multiple
+    of 8, no learned bias, an even number of tokens after padding. Source: the checks in
+    jax/_src/cudnn/fused_attention_stablehlo.py, which also allow head dimensions up to 256 from
+    compute capability 9.0 on.
+
     Args:
         requested: "auto", "xla", "cudnn" or "einsum".
         tokens: N, class token and registers included.
@@ -76,7 +83,9 @@ def choose_attention(
     elif head_dim > 128 or head_dim % 8:
         problem = f"cuDNN does not support head dimension {head_dim}"
     else:
-        failure = _cudnn_problem(padded, num_heads, head_dim, jnp.dtype(dtype).name)
+        here = jax.default_backend() == "gpu"
+        shape = padded, num_heads, head_dim, jnp.dtype(dtype).name
+        failure = _cudnn_problem(*shape) if here else None
         problem = failure and f"cuDNN failed: {failure}"
     if problem is None:
         return AttentionChoice("cudnn", padded, "GPU, 16-bit, supported head dimension")

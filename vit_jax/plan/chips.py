@@ -69,16 +69,33 @@ TPUS = {
     "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2),
 }
 
-# Published NVLink figures add both directions, so this is half of them. PCIe cards have no figure.
-_NVIDIA = "nvidia.com/en-us/data-center"
-_GPUS = (
-    Chip("A100 40 GB", "A100-SXM4-40GB", 40e9, peak_flops("A100"), 1555e9, 300e9, _NVIDIA),
-    Chip("A100 80 GB", "A100-SXM4-80GB", 80e9, peak_flops("A100"), 2039e9, 300e9, _NVIDIA),
-    Chip("A100 PCIe", "A100 80GB PCIe", 80e9, peak_flops("A100"), 1935e9, None, _NVIDIA),
-    Chip("H100 PCIe", "H100 PCIe", 80e9, peak_flops("H100 PCIe"), 2000e9, None, _NVIDIA),
-    Chip("H100 SXM", "H100", 80e9, peak_flops("H100"), 3350e9, 450e9, _NVIDIA),
-    Chip("H200 SXM", "H200", 141e9, peak_flops("H200"), 4800e9, 450e9, _NVIDIA),
-)
+
+def _gpu(name: str, kind: str, gb: float, gb_per_s: float, link_gb_per_s: float, page: str) -> Chip:
+    source = f"nvidia.com/en-us/{page}"
+    rates = (peak_flops(kind), gb_per_s * 1e9, link_gb_per_s * 1e9)
+    return Chip(name, kind, gb * 1e9, *rates, source)
+
+
+_DATA_CENTER = "data-center"
+_GEFORCE = "geforce/graphics-cards"
+
+# Links are NVLink, or PCIe x16 for cards without NVLink switches: 32 GB/s (generation 4) or 64 GB/s
+# (generation 5). NVIDIA's figures add both directions, so these are half of them. The first kind
+# that is part of a device's name is used.
+GPUS = {
+    "a100-40gb": _gpu("A100 40 GB", "A100-SXM4-40GB", 40, 1555, 300, f"{_DATA_CENTER}/a100"),
+    "a100": _gpu("A100 80 GB", "A100-SXM4-80GB", 80, 2039, 300, f"{_DATA_CENTER}/a100"),
+    "a100-pcie": _gpu("A100 PCIe", "A100 80GB PCIe", 80, 1935, 32, f"{_DATA_CENTER}/a100"),
+    "h100-pcie": _gpu("H100 PCIe", "H100 PCIe", 80, 2000, 64, f"{_DATA_CENTER}/h100"),
+    "h100": _gpu("H100 SXM", "H100", 80, 3350, 450, f"{_DATA_CENTER}/h100"),
+    "h200": _gpu("H200 SXM", "H200", 141, 4800, 450, f"{_DATA_CENTER}/h200"),
+    "b200": _gpu("B200 SXM", "B200", 180, 8000, 900, f"{_DATA_CENTER}/dgx-b200"),
+    "l40s": _gpu("L40S", "L40S", 48, 864, 32, f"{_DATA_CENTER}/l40s"),
+    "l40": _gpu("L40", "L40", 48, 864, 32, f"{_DATA_CENTER}/l40"),
+    "l4": _gpu("L4", "L4", 24, 300, 32, f"{_DATA_CENTER}/l4"),
+    "rtx3090": _gpu("RTX 3090", "RTX 3090", 24, 936, 32, f"{_GEFORCE}/30-series"),
+    "rtx4090": _gpu("RTX 4090", "RTX 4090", 24, 1008, 32, f"{_GEFORCE}/40-series"),
+}
 
 
 def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
@@ -91,7 +108,7 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
     >>> gpu_chip("NVIDIA H200", None).memory_bandwidth
     4800000000000.0
     """
-    known = next((c for c in _GPUS if c.kind in device_kind), None)
+    known = next((c for c in GPUS.values() if c.kind in device_kind), None)
     if known is None:
         known = Chip(
             device_kind, device_kind, None, peak_flops(device_kind), None, None, "not stated"

@@ -1,13 +1,29 @@
-"""Devices to plan for: abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
+"""Devices to plan for: abstract TPU slices and GPU nodes, simulated CPUs, this machine's GPUs.
+
+A topology of GPUs is KIND:GPUS or KIND:GPUSxNODES: h100:8x4 is four nodes with eight GPUs each.
+"""
 
 import dataclasses
+import importlib.util
 import math
 import os
 import re
 from typing import Any
 
 from vit_jax.errors import ConfigError, UserError, nearest
-from vit_jax.plan.chips import TPUS, Chip, cpu_chip, gpu_chip
+from vit_jax.plan.chips import GPUS, TPUS, Chip, cpu_chip, gpu_chip
+from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
+
+# Nothing can be timed without a GPU, so XLA must not choose kernels by trying them. Without that
+# choice its Triton matmuls may not compile ("Couldn't find output tile sizes"); cuBLAS always does.
+_GPU_FLAGS = ("--xla_gpu_autotune_level=0", "--xla_gpu_enable_triton_gemm=false")
+# JAX gives a program this part of a GPU's memory, unless one of these variables says otherwise.
+_MEMORY_FRACTION = 0.75
+_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+MOST_GPUS_OF_A_NODE = 8
+_EXAMPLES = {"tpu": "v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4", "gpu": "h200:8, h100:8x4, l4"}
 
 
 class MissingLibraryError(UserError):
@@ -21,14 +37,21 @@ class Topology:
     Attributes:
         name: the option's value, e.g. "v5e:16x16".
         platform: "tpu", "cpu" or "gpu".
-        generation: generation of a TPU, e.g. "v5e"; else the platform.
-        shape: shape of a TPU slice; else the number of devices, or empty for all devices.
+        generation: generation of a TPU, e.g. "v5e"; kind of GPU, e.g. "h100"; else the platform,
+            which stands for devices of this machine.
+        shape: shape of a TPU slice; (GPUs of a node, nodes); else the number of devices, or empty
+            for all devices.
     """
 
     name: str
     platform: str
     generation: str
     shape: tuple[int, ...]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it consists of devices of this machine."""
+        return self.generation == self.platform
 
 
 def parse_topology(name: str) -> Topology:
@@ -40,24 +63,47 @@ def parse_topology(name: str) -> Topology:
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
     """
-    match = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*))?", name)
-    kinds = (*TPUS, "cpu", "gpu")
+    match = re.fullmatch(r"([\w-]+)(?::(\d+(?:x\d+)*))?", name)
+    kinds = (*TPUS, *GPUS, "cpu", "gpu")
     kind = match[1] if match else name.partition(":")[0]
     if match is None or kind not in kinds:
         raise ConfigError(
             f"--topology={name}",
-            "v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4 (TPU and slice), cpu:8, gpu or gpu:4",
-            f"did you mean {nearest(kind, kinds)!r}?",
+            f"a TPU slice ({_EXAMPLES['tpu']}), GPUs of one or several nodes ({_EXAMPLES['gpu']};"
+            f" {', '.join(GPUS)}), or devices of this machine (cpu:8, gpu, gpu:4)",
+            f"did you mean {nearest(kind.lower(), kinds)!r}?",
         )
     shape = tuple(int(side) for side in match[2].split("x")) if match[2] else ()
     if kind in TPUS:
         _check_slice(name, TPUS[kind], shape)
         return Topology(name, "tpu", kind, shape)
+    if kind in GPUS:
+        return Topology(name, "gpu", kind, _check_nodes(name, kind, shape))
     if len(shape) > 1 or 0 in shape:
         raise ConfigError(
             f"--topology={name}", f"{kind} or {kind}:COUNT", "give the number of devices"
         )
     return Topology(name, kind, kind, shape)
+
+
+def _check_nodes(name: str, kind: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns (GPUs of a node, nodes)."""
+    gpus, nodes = (*shape, *(1, 1)[len(shape) :])[:2]
+    if len(shape) > 2 or 0 in shape:
+        raise ConfigError(
+            f"--topology={name}",
+            f"{kind}:GPUS or {kind}:GPUSxNODES",
+            f"use e.g. {kind}:8x4 for 4 nodes with 8 GPUs each",
+        )
+    most = MOST_GPUS_OF_A_NODE
+    if gpus > most:
+        fitting = f"{most}x{math.ceil(gpus * nodes / most)}"
+        raise ConfigError(
+            f"--topology={name} with {gpus} GPUs in a node",
+            f"at most {most} GPUs in each node; the number of nodes comes second",
+            f"use e.g. {kind}:{fitting}",
+        )
+    return gpus, nodes
 
 
 def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
@@ -81,13 +127,17 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
 def prepare(topology: Topology) -> None:
     """Sets up JAX for a topology. Call it before the first use of a device.
 
-    Only plans for GPUs use accelerators. The TPU compiler needs none. These settings stop it from
-    looking for TPUs and from writing log files, and allow several instances at the same time.
+    Only plans for this machine's GPUs use accelerators. The compilers need none. These settings
+    stop the TPU compiler from looking for TPUs and from writing log files, and allow several
+    instances at the same time. The GPU compiler gets flags in XLA_FLAGS; the user's own come last
+    and win.
     """
     import jax
 
-    if topology.platform == "gpu":
+    if topology.platform == "gpu" and topology.is_here:
         return
+    if topology.platform == "gpu":
+        os.environ["XLA_FLAGS"] = " ".join([*_GPU_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
     jax.config.update("jax_platforms", "cpu")
     if topology.platform == "cpu" and topology.shape:
         jax.config.update("jax_num_cpu_devices", topology.shape[0])
@@ -108,11 +158,13 @@ def find_devices(topology: Topology) -> list[Any]:
     """Returns real devices, or abstract ones for which programs can only be compiled.
 
     Raises:
-        MissingLibraryError: libtpu, the TPU compiler, is not installed.
+        MissingLibraryError: the TPU or GPU compiler is not installed.
         ConfigError: the slice does not exist, or this machine has fewer devices.
     """
     if topology.platform == "tpu":
         return _tpu_devices(topology)
+    if topology.platform == "gpu" and not topology.is_here:
+        return _gpu_devices(topology)
     import jax
 
     try:
@@ -124,7 +176,8 @@ def find_devices(topology: Topology) -> list[Any]:
         raise ConfigError(
             f"--topology={topology.name} on a machine with {len(devices)} such devices",
             f"{wanted} devices",
-            "plan for the devices of this machine, or for v5e:4x4 or cpu:8, which work anywhere",
+            "plan for the devices of this machine, or for v5e:4x4, h100:8 or cpu:8, which work"
+            " anywhere",
         )
     return devices[:wanted]
 
@@ -157,11 +210,61 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     return list(found.devices)
 
 
+def _gpu_devices(topology: Topology) -> list[Any]:
+    if not _has_cuda_plugin():
+        raise MissingLibraryError(
+            f"--topology={topology.name} needs JAX's CUDA plugin, which contains the GPU compiler",
+            "an installed CUDA plugin (no GPU or driver is needed)",
+            "run pip install 'vit_jax[cuda]', or 'jax[cuda13]' in a clone",
+        )
+    from jax.experimental import topologies
+
+    chip = GPUS[topology.generation]
+    assert chip.memory_bytes is not None
+    assert chip.memory_bandwidth is not None
+    text = target_config(
+        GPU_TARGETS[topology.generation],
+        f"NVIDIA {chip.kind}",
+        chip.memory_bytes,
+        chip.memory_bandwidth,
+    )
+    gpus, nodes = topology.shape
+    # Slices x hosts x devices. JAX puts the GPUs of a node into one slice.
+    found = topologies.get_topology_desc(
+        topology.generation, "cuda", target_config=text, topology=f"{nodes}x1x{gpus}"
+    )
+    return list(found.devices)
+
+
+def _has_cuda_plugin() -> bool:
+    try:
+        return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{n}") for n in (13, 12))
+    except ModuleNotFoundError:  # No plugin of any kind, so that `jax_plugins` does not exist.
+        return False
+
+
+def usable_gpu_memory(memory_bytes: float) -> float:
+    """Returns the part of a GPU's memory that JAX takes for a program, in bytes.
+
+    Source: docs.jax.dev, "GPU memory allocation".
+    """
+    for variable in _MEMORY_VARIABLES:
+        try:
+            return float(os.environ[variable]) * memory_bytes
+        except (KeyError, ValueError):
+            continue
+    return _MEMORY_FRACTION * memory_bytes
+
+
 def chip_of(topology: Topology, devices: list[Any]) -> Chip:
     """Returns the published specification of one of the devices."""
     if topology.platform == "tpu":
         return TPUS[topology.generation]
     if topology.platform == "cpu":
         return cpu_chip(len(devices))
+    if not topology.is_here:
+        chip = GPUS[topology.generation]
+        assert chip.memory_bytes is not None
+        return dataclasses.replace(chip, memory_bytes=usable_gpu_memory(chip.memory_bytes))
     stats = devices[0].memory_stats() or {}
     return gpu_chip(devices[0].device_kind, stats.get("bytes_limit"))
