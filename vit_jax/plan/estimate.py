@@ -16,6 +16,7 @@ from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
+from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.movers import Mover, find_movers
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
@@ -47,7 +48,8 @@ class Memory:
         temporaries: peak memory of the step without the arguments; their total size if the compiler
             does not report the peak. If the step did not compile: the size that the compiler
             requested.
-        program: size of the instructions, and of results that do not overwrite an argument.
+        program: size of the instructions, of constants, and of results that do not overwrite an
+            argument.
         buffers: temporaries alive at the peak; empty if the step did not compile.
     """
 
@@ -191,6 +193,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
         movers = find_movers(parsed)
+        executed_flops += attention_flops(parsed)
         received = sum(c.received for c in collectives)
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
@@ -234,10 +237,15 @@ def _memory(
     temporaries = stats.temp_size_in_bytes
     # On TPUs this sum is too large, because it includes arrays that share memory and arrays in the
     # chip's vector memory: 5.1 GiB for ViT-L/16, but 4.29 in XLA's own report. The peak agrees with
-    # the report to 0.02 GiB. On other platforms the peak does not include temporaries.
-    peak = getattr(stats, "peak_memory_in_bytes", None) if platform == "tpu" else None
-    if peak:
+    # the report to 0.02 GiB.
+    peak = getattr(stats, "peak_memory_in_bytes", None) or 0
+    if peak and platform == "tpu":
         temporaries = max(peak - sum(state.values()), 0)
+    # On GPUs temporaries are one allocation, in which arrays share memory. Only the peak includes
+    # constants, such as a position table that XLA has repeated for every image. On CPUs the peak
+    # does not include temporaries.
+    if platform == "gpu":
+        program += max(peak - sum(state.values()) - temporaries - program, 0)
     return Memory(state, temporaries, program, buffers)
 
 
@@ -271,5 +279,5 @@ def _flops(program: Program, devices: int) -> tuple[float, float]:
         executed = 2 * count_macs(traced.jaxpr)
     except ValueError:  # A loop with an unknown number of iterations.
         executed = 0
-    # The trace does not contain the matrix products of kernels such as cuDNN's attention.
+    # The trace does not contain the matrix products of cuDNN's attention, see `attention_flops`.
     return model / devices, (executed or model) / devices

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from vit_jax.plan.hlo import Array, Computation, Instruction, Program
-from vit_jax.plan.traffic import bytes_moved
+from vit_jax.plan.traffic import bytes_moved, results_written
 
 _SHOWN_ARRAYS = 3
 
@@ -51,7 +51,7 @@ def _opcode(instruction: Instruction) -> str:
 def _shapes(instruction: Instruction, computation: Computation) -> str:
     operands = [computation[name] for name in instruction.operands if name in computation]
     read = _largest(array for operand in operands for array in operand.arrays)
-    made = _largest(instruction.arrays)
+    made = _largest(results_written(instruction))
     return f"{made} <- {read}" if read else made
 
 

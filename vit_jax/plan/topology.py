@@ -211,7 +211,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
 
 
 def _gpu_devices(topology: Topology) -> list[Any]:
-    if not _has_cuda_plugin():
+    if not has_cuda_plugin():
         raise MissingLibraryError(
             f"--topology={topology.name} needs JAX's CUDA plugin, which contains the GPU compiler",
             "an installed CUDA plugin (no GPU or driver is needed)",
@@ -236,7 +236,8 @@ def _gpu_devices(topology: Topology) -> list[Any]:
     return list(found.devices)
 
 
-def _has_cuda_plugin() -> bool:
+def has_cuda_plugin() -> bool:
+    """Returns whether JAX's CUDA plugin, which contains XLA's GPU compiler, is installed."""
     try:
         return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{n}") for n in (13, 12))
     except ModuleNotFoundError:  # No plugin of any kind, so that `jax_plugins` does not exist.

@@ -13,6 +13,7 @@ _NO_TRAFFIC = {
     "optimization-barrier", "async-start", "async-update", "async-done", "add-dependency", "domain",
 }  # fmt: skip
 _NO_TRAFFIC_CALLS = ("Bitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "Pin")
+_LIBRARIES = ("__cublas", "__cudnn")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -60,12 +61,26 @@ def bytes_moved(
     if kind == "dynamic-update-slice":
         update = operands[1].arrays[0]
         return _size_in_memory(update) + (update.padded_bytes if _is_in_memory(instruction) else 0)
-    made = instruction.arrays
+    made = results_written(instruction)
     if kind.endswith("-start"):  # The results are: operands, real results, semaphores.
         made = made[len(operands) : 2 * len(operands)] or made
     return sum(map(_size_in_memory, made)) + sum(
         _size_in_memory(array) for operand in operands for array in operand.arrays
     )
+
+
+def results_written(instruction: Instruction) -> tuple[Array, ...]:
+    """Returns the results of an instruction without the workspace of cuBLAS and cuDNN.
+
+    The workspace is the last result of their custom calls, a vector of bytes. It is reserved for
+    the kernels that need one, such as matmuls that split the contracted dimension. cuBLAS gets 32
+    MiB for every matmul, more than most of them read and write together, and rarely touches it.
+    """
+    if not instruction.custom_call_target.startswith(_LIBRARIES) or len(instruction.arrays) < 2:
+        return instruction.arrays
+    last = instruction.arrays[-1]
+    scratch = last.dtype in ("s8", "u8") and len(last.dims) == 1
+    return instruction.arrays[:-1] if scratch else instruction.arrays
 
 
 def _size_in_memory(array: Array) -> int:
@@ -144,6 +159,10 @@ def _update_bytes(
         made = inside.get(made.operands[0])
     if made is None:
         return None
+    if made.opcode == "get-tuple-element" and made.operands[0] in inside:
+        source, index = inside[made.operands[0]], re.search(r"index=(\d+)", made.text)
+        written = len(results_written(source))
+        return 0 if index and written <= int(index[1]) < len(source.arrays) else None
     if made.opcode == "fusion" and len(made.arrays) == 1:
         called = computations.get(dict(made.called).get("calls", ""), {})
         found = _bytes_written(called, computations)

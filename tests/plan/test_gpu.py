@@ -1,0 +1,69 @@
+"""Plans by XLA's real GPU compiler. They need JAX's CUDA plugin but no GPU or driver."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vit_jax.plan.topology import has_cuda_plugin
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not has_cuda_plugin(), reason="JAX's CUDA plugin is not installed: jax[cuda13]"
+    ),
+]
+
+
+def plan(tmp_path, topology, *overrides):
+    path = tmp_path / "plan.json"
+    # The flags of the tests are for CPUs.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "vit_jax",
+            "plan",
+            f"--config={ROOT / 'configs/augreg.py'}:Ti/16",
+            f"--topology={topology}",
+            f"--output={path}",
+            "--movers=200",
+            "--config.model.depth=2",
+            *overrides,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        env={**environment, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(path.read_text()), done.stdout
+
+
+def test_a_small_step_compiles_for_a_node_of_gpus(tmp_path):
+    figures, shown = plan(tmp_path, "h200:8", "--config.data.global_batch_size=64")
+    assert (figures["devices"], figures["fits"]) == (8, True)
+    assert "64 images a step on 8 x H200 SXM" in shown
+    for kernel in ("__cublas$lt$matmul", "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
+        assert f"(custom-call {kernel})" in " ".join(shown.split()), kernel
+    # bfloat16 or float32 gradients reach every GPU: between 2 and 4 bytes a parameter.
+    ring = 2 * 7 / 8 * figures["parameters"] / 1e9
+    assert 2 * ring <= figures["received_gb"] < 4.1 * ring
+    # bfloat16 momentum: 10 bytes a parameter, and the batch.
+    assert figures["memory_state_gib"] >= 10 * figures["parameters"] / 2**30
+    assert figures["memory_state_gib"] < figures["memory_gib"] < 1
+    assert figures["memory_of_chip_gib"] == round(0.75 * 141e9 / 2**30, 3)
+    # Products are kept; cuDNN's backward pass computes the logits again.
+    assert 1 < figures["executed_tflop_a_device"] / figures["model_tflop_a_device"] < 1.1
+
+
+@pytest.mark.parametrize("name", ["a100", "b200", "l4"])
+def test_a_small_step_compiles_for_every_architecture(tmp_path, name):
+    figures, shown = plan(tmp_path, name, "--config.data.global_batch_size=8")
+    assert (figures["devices"], figures["fits"], figures["received_gb"]) == (1, True, 0)
+    assert "__cudnn$fmha" in shown
