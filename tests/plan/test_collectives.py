@@ -4,7 +4,8 @@ import pytest
 from plan.programs import LAYER, LOOP
 
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.traffic import Collectives, find_collectives, group_size, sum_collectives
+from vit_jax.plan.replica_groups import replica_groups
+from vit_jax.plan.traffic import Collectives, find_collectives, sum_collectives
 
 
 def test_a_collective_in_a_loop_counts_every_iteration():
@@ -63,7 +64,7 @@ def test_collectives_of_a_single_device_do_not_count():
     ],
 )
 def test_group_size(text, size):
-    assert group_size(text, 12) == size
+    assert len(replica_groups(text, 12)[0]) == size
 
 
 def test_sums_are_sorted_by_received_bytes():

@@ -13,7 +13,7 @@ from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 from vit_jax.models.flops import count_macs
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.mesh import make_mesh, slices_of_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.hlo import parse
@@ -78,6 +78,7 @@ class Plan:
         unknown_loops: number of loops with an unknown number of iterations; they count once.
         compile_s: time to trace and compile the step.
         compiled: False if the compiler ran out of the chip's memory.
+        slices: number of slices or nodes.
     """
 
     config: Config
@@ -92,6 +93,7 @@ class Plan:
     unknown_loops: int
     compile_s: float
     compiled: bool
+    slices: int = 1
 
     @property
     def devices(self) -> int:
@@ -162,6 +164,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         ConfigError, ModelError: sizes are incompatible.
     """
     mesh = make_mesh(config.mesh, devices)
+    slices = slices_of_mesh(config.mesh, mesh)
     program = build_program(
         config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
     )
@@ -178,14 +181,15 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         memory = Memory(state, wanted, 0, ())
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []
-    traffic, received, unknown_loops = None, None, 0
+    traffic, received, between, unknown_loops = None, None, None, 0
     if compiled is not None:
         text = compiled.as_text() or ""
         parsed = parse(text)
-        collectives = find_collectives(parsed, len(devices))
+        collectives = find_collectives(parsed, len(devices), slices)
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
         received = sum(c.received for c in collectives)
+        between = sum(c.between for c in collectives) if len(set(slices)) > 1 else None
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
     return Plan(
@@ -196,11 +200,12 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         program.total_steps,
         program.num_parameters(),
         memory,
-        Work(model_flops, executed_flops, traffic, received),
+        Work(model_flops, executed_flops, traffic, received, between),
         tuple(collectives),
         unknown_loops,
         seconds,
         compiled is not None,
+        len(set(slices)),
     )
 
 
