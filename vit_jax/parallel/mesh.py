@@ -147,27 +147,27 @@ def check_batch_size(mesh: Mesh, batch_size: int, key: str, microbatches: int = 
         )
 
 
-def host_rows(mesh: Mesh, batch_size: int) -> range:
-    """Returns the rows of a global batch that this host's devices hold.
+def host_rows(mesh: Mesh, batch_size: int) -> Sequence[int]:
+    """Returns the rows of a global batch that this host's devices hold, in increasing order.
 
-    Raises:
-        ConfigError: the rows are not contiguous, but a host loads one block of rows.
+    On a TPU slice they are usually several blocks: the mesh follows the links between the chips, so
+    the chips of a host are not next to each other.
     """
     index_map = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
-    spans = {s[0].indices(batch_size)[:2] for s in index_map.values() if s is not None}
-    start, stop = min(a for a, _ in spans), max(b for _, b in spans)
-    if sum(b - a for a, b in spans) != stop - start:
-        raise ConfigError(
-            f"host {jax.process_index()} holds scattered rows of a batch",
-            "one block of rows for each host",
-            "make mesh.data x mesh.fsdp a multiple of the number of hosts",
-        )
-    return range(start, stop)
+    spans = sorted({s[0].indices(batch_size)[:2] for s in index_map.values() if s is not None})
+    rows = tuple(row for start, stop in spans for row in range(start, stop))
+    block = range(rows[0], rows[-1] + 1)
+    return block if len(block) == len(rows) else rows
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Transfers this host's rows to its devices and returns the global batch."""
+    """Transfers this host's rows, see `host_rows`, to its devices and returns the global batch."""
     sharding = batch_sharding(mesh)
+    shards = num_batch_shards(mesh)
+    own = len({str(s) for s in sharding.addressable_devices_indices_map((shards,)).values()})
     return {
-        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+        name: jax.make_array_from_process_local_data(
+            sharding, rows, (len(rows) // own * shards, *rows.shape[1:])
+        )
+        for name, rows in batch.items()
     }

@@ -1,4 +1,4 @@
-"""Devices to plan for: abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
+"""Devices to plan for: one or several abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
 
 import dataclasses
 import math
@@ -23,12 +23,14 @@ class Topology:
         platform: "tpu", "cpu" or "gpu".
         generation: generation of a TPU, e.g. "v5e"; else the platform.
         shape: shape of a TPU slice; else the number of devices, or empty for all devices.
+        slices: number of TPU slices of this shape, connected by the data center network.
     """
 
     name: str
     platform: str
     generation: str
     shape: tuple[int, ...]
+    slices: int = 1
 
 
 def parse_topology(name: str) -> Topology:
@@ -39,20 +41,31 @@ def parse_topology(name: str) -> Topology:
 
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
+    >>> parse_topology("2*v5e:4x4").slices
+    2
     """
-    match = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*))?", name)
+    count, star, one = name.rpartition("*")
+    match = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*))?", one)
     kinds = (*TPUS, "cpu", "gpu")
-    kind = match[1] if match else name.partition(":")[0]
+    kind = match[1] if match else one.partition(":")[0]
     if match is None or kind not in kinds:
         raise ConfigError(
             f"--topology={name}",
-            "v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4 (TPU and slice), cpu:8, gpu or gpu:4",
+            "v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4 (TPU and slice), 2*v5e:16x16 (two slices), "
+            "cpu:8, gpu or gpu:4",
             f"did you mean {nearest(kind, kinds)!r}?",
         )
     shape = tuple(int(side) for side in match[2].split("x")) if match[2] else ()
+    if star and (not count.isdecimal() or int(count) == 0 or kind not in TPUS):
+        raise ConfigError(
+            f"--topology={name}",
+            "a number of TPU slices in front of *, such as 2*v5e:16x16",
+            f"use --topology={one}"
+            + ("" if kind in TPUS else ", and --config.mesh.slices=N to cut it into slices"),
+        )
     if kind in TPUS:
-        _check_slice(name, TPUS[kind], shape)
-        return Topology(name, "tpu", kind, shape)
+        _check_slice(one, TPUS[kind], shape)
+        return Topology(name, "tpu", kind, shape, int(count) if star else 1)
     if len(shape) > 1 or 0 in shape:
         raise ConfigError(
             f"--topology={name}", f"{kind} or {kind}:COUNT", "give the number of devices"
@@ -74,7 +87,7 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
         raise ConfigError(
             f"--topology={name} with {math.prod(shape):,} chips",
             f"at most {chip.pod_chips:,} chips, the size of a {chip.name} pod",
-            "plan for a smaller slice or another TPU",
+            f"plan for several slices, e.g. 2*{generation}:{example}, or for another TPU",
         )
 
 
@@ -147,7 +160,9 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     if any(side % 2 for side in topology.shape[:2]):
         options["chips_per_host_bounds"] = (*(1 if s % 2 else 2 for s in topology.shape[:2]), 1)
     try:
-        found = topologies.get_topology_desc(topology.name, "tpu", **options)
+        found = topologies.get_topology_desc(
+            topology.name.rpartition("*")[2], "tpu", num_slices=topology.slices, **options
+        )
     except Exception as error:  # libtpu raises various types. The cause is the shape.
         raise ConfigError(
             f"--topology={topology.name}: {str(error).splitlines()[0]}",
