@@ -9,19 +9,21 @@ from vit_jax.plan.topology import MissingLibraryError, find_devices, parse_topol
 
 
 @pytest.mark.parametrize(
-    ("name", "platform", "generation", "shape"),
+    ("name", "platform", "generation", "shape", "slices"),
     [
-        ("v5e:16x16", "tpu", "v5e", (16, 16)),
-        ("v4:4x4x8", "tpu", "v4", (4, 4, 8)),
-        ("v5p:2x2x1", "tpu", "v5p", (2, 2, 1)),
-        ("cpu:8", "cpu", "cpu", (8,)),
-        ("cpu", "cpu", "cpu", ()),
-        ("gpu:4", "gpu", "gpu", (4,)),
+        ("v5e:16x16", "tpu", "v5e", (16, 16), 1),
+        ("v4:4x4x8", "tpu", "v4", (4, 4, 8), 1),
+        ("v5p:2x2x1", "tpu", "v5p", (2, 2, 1), 1),
+        ("2*v5e:16x16", "tpu", "v5e", (16, 16), 2),
+        ("cpu:8", "cpu", "cpu", (8,), 1),
+        ("cpu", "cpu", "cpu", (), 1),
+        ("gpu:4", "gpu", "gpu", (4,), 1),
     ],
 )
-def test_topology_names_are_parsed(name, platform, generation, shape):
+def test_topology_names_are_parsed(name, platform, generation, shape, slices):
     found = parse_topology(name)
     assert (found.platform, found.generation, found.shape) == (platform, generation, shape)
+    assert (found.name, found.slices) == (name, slices)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,15 @@ def test_topology_names_are_parsed(name, platform, generation, shape):
         ("cpu:2x2", "expected cpu or cpu:COUNT"),
         ("cpu:0", "expected cpu or cpu:COUNT"),
         ("v5e 4x4", "v5e:16x16"),
+        ("2*v5e:32x32", "at most 256 chips"),
+        ("v6e:16x32", r"plan for several slices, e.g. 2\*v6e:16x16, or for another TPU"),
+        ("0*v5e:4x4", "a number of TPU slices in front of *"),
+        ("two*v5e:4x4", "use --topology=v5e:4x4"),
+        ("2*cpu:4", "use --topology=cpu:4, and --config.mesh.slices=N"),
     ],
 )
 def test_the_error_for_a_wrong_name_lists_examples(name, line):
-    with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=line.replace("(", r"\(").replace("of *", r"of \*")):
         parse_topology(name)
 
 

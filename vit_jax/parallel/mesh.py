@@ -34,31 +34,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = _axis_sizes(config, len(devices))
-    slices = max(slice_of_devices(devices, config.slices)) + 1
+    slices = len(set(slice_of_devices(devices, config.slices)))
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
     if slices == 1:
         return jax.make_mesh(sizes, AXES, devices=devices, axis_types=axis_types)
     between = _sizes_between_slices(sizes, slices)
     inside = tuple(size // n for size, n in zip(sizes, between, strict=True))
     if stated_slices(devices) is None:
-        order = np.argsort(_slice_of_places(sizes, between).ravel(), kind="stable")
-        placed = np.empty(len(devices), object)
-        placed[order] = devices
-        return Mesh(placed.reshape(sizes), AXES, axis_types=axis_types)
+        return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=axis_types)
     placed = create_hybrid_device_mesh(inside, between, devices, allow_split_physical_axes=True)
     return Mesh(placed, AXES, axis_types=axis_types)
-
-
-def slices_of_mesh(config: MeshConfig, mesh: Mesh) -> list[int]:
-    """Returns the number of the slice or node of each device, in the order of the mesh.
-
-    Args:
-        config: the section from which `make_mesh` made the mesh.
-        mesh: the mesh.
-    """
-    sizes = mesh.devices.shape
-    slices = max(slice_of_devices(list(mesh.devices.flat), config.slices)) + 1
-    return _slice_of_places(sizes, _sizes_between_slices(sizes, slices)).ravel().tolist()
 
 
 def _axis_sizes(config: MeshConfig, devices: int) -> tuple[int, ...]:
@@ -79,7 +64,7 @@ def _sizes_between_slices(sizes: Sequence[int], slices: int) -> tuple[int, int, 
     """Returns the number of parts into which slices divide each axis; their product is `slices`.
 
     `data` is either divided among all slices, or whole slices share one part of it and `fsdp` is
-    divided among those. Then each slice holds one block of rows of a batch.
+    divided among those. In the mesh, the devices of a slice then follow one another.
     """
     data, fsdp, tensor = sizes
     if data % slices == 0:
@@ -99,14 +84,6 @@ def _sizes_between_slices(sizes: Sequence[int], slices: int) -> tuple[int, int, 
         f"mesh.data to be a multiple of {slices}",
         f"set mesh.data={slices} and mesh.fsdp=-1",
     )
-
-
-def _slice_of_places(sizes: Sequence[int], between: Sequence[int]) -> np.ndarray:
-    """Returns the number of the slice at each place of a mesh, i64[data, fsdp, tensor]."""
-    found = np.arange(math.prod(between)).reshape(between)
-    for axis, (size, parts) in enumerate(zip(sizes, between, strict=True)):
-        found = found.repeat(size // parts, axis)
-    return found
 
 
 def _shown(sizes: Sequence[int]) -> str:

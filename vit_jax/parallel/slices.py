@@ -20,7 +20,7 @@ def slice_of_devices(devices: Sequence[Any], slices: int = -1) -> list[int]:
     process says nothing about slices, because several processes may run on one node.
 
     Args:
-        devices: devices in the order of `jax.devices()`.
+        devices: devices in the order of `jax.devices()`, or of a mesh of `make_mesh`.
         slices: `mesh.slices`. -1: what the devices say. Another number must be equal to what they
             say; devices that say nothing are cut into so many equal groups, in order.
 

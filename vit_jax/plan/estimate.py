@@ -13,7 +13,8 @@ from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 from vit_jax.models.flops import count_macs
-from vit_jax.parallel.mesh import make_mesh, slices_of_mesh
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.slices import slice_of_devices
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.hlo import parse
@@ -164,7 +165,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         ConfigError, ModelError: sizes are incompatible.
     """
     mesh = make_mesh(config.mesh, devices)
-    slices = slices_of_mesh(config.mesh, mesh)
+    slices = slice_of_devices(list(mesh.devices.flat), config.mesh.slices)
     program = build_program(
         config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
     )

@@ -55,7 +55,7 @@ def _bytes_moved(
     if kind == "dynamic-update-slice":
         update = operands[1].arrays[0]
         return _size_in_memory(update) + (update.padded_bytes if _is_in_memory(instruction) else 0)
-    made = instruction.arrays
+    made = instruction.arrays if kind != "send" else ()
     if kind.endswith("-start"):  # The results are: operands, real results, semaphores.
         made = made[len(operands) : 2 * len(operands)] or made
     return sum(map(_size_in_memory, made)) + sum(
@@ -205,11 +205,16 @@ def find_collectives(
         runs = program.runs.get(name, 0)
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
-            if not runs or kind not in _COLLECTIVES:
-                continue
-            found = _make_collective(kind, instruction, computation, runs, slices)
             channel = re.search(r"channel_id=(\d+)", instruction.text)
             key = channel[1] if channel else f"{name}/{instruction.name}"
+            if runs and kind == "recv" and "_xla_megascale_transfer_type" in instruction.text:
+                found, key = _make_transfer(instruction, runs, len(set(slices))), f"recv {key}"
+            elif runs and kind in _COLLECTIVES:
+                if name.startswith("all-reduce-scatter"):  # The TPU compiler's fused form.
+                    kind = "reduce-scatter"
+                found = _make_collective(kind, instruction, computation, runs, slices)
+            else:
+                continue
             known = by_channel.get(key)
             if found.group > 1 and (known is None or found.count > known.count):
                 by_channel[key] = found
@@ -253,6 +258,23 @@ def _make_collective(
     between = bytes_between_slices(kind, size, groups, slices)
     part = step_part(instruction.op_name)
     return Collectives(kind, group, part, runs, size * runs, between * runs)
+
+
+def _make_transfer(instruction: Instruction, runs: int, slices: int) -> Collectives:
+    """Returns a collective between slices, which the TPU compiler writes as a send and a recv.
+
+    It splits each collective over several slices: one part inside a slice, with replica groups of
+    the devices of one slice, and one part between slices, which the runtime on the hosts executes.
+    """
+    match = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.text)
+    kind = match[1].lower().replace("_", "-") if match else ""
+    kind = "collective-permute" if kind == "one-to-one" else kind
+    size = instruction.arrays[0].bytes * (slices if kind == "reduce-scatter" else 1)
+    if kind == "collective-permute":
+        between = float(size)
+    else:
+        between = bytes_between_slices(kind, size, [range(slices)], range(slices))
+    return Collectives(kind, slices, "between slices", runs, size * runs, between * runs)
 
 
 def bytes_between_slices(

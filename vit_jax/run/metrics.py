@@ -138,7 +138,9 @@ class ExampleLog:
         RunFolderError: the folder cannot be written.
     """
 
-    def __init__(self, workdir: Path, host: int, rows: Sequence[int], *, start_step: int, kind: str):
+    def __init__(
+        self, workdir: Path, host: int, rows: Sequence[int], *, start_step: int, kind: str
+    ):
         self._path, self._rows, self._kind = workdir / f"examples-{host}.jsonl", rows, kind
         self._blocks = _blocks(rows)
         self._file: TextIO | None = None
