@@ -73,6 +73,9 @@ def test_collectives_of_a_single_device_do_not_count():
         # Half of an axis: 8 = 2 x 4, groups along the first part, or along the second.
         ("replica_groups=mesh['a'=8] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
         ("replica_groups=mesh['a'=8] {'a':(2)4}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        # The devices of the mesh in another order: 0 2 1 3.
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}", [[3, 1], [2, 0]]),
         ("replica_groups={}", [[*range(12)]]),
         ("no groups", [[*range(12)]]),
     ],

@@ -122,8 +122,8 @@ def _search(
     plan_for: "Callable[[Config], Plan]",
     console: "Console",
 ) -> "Plan | None":
-    from vit_jax.plan import search as space
     from vit_jax.parallel.slices import slice_of_devices
+    from vit_jax.plan import search as space
     from vit_jax.plan.show import show_search
 
     count = len(devices)

@@ -5,9 +5,9 @@ import re
 import numpy as np
 
 _LISTS = re.compile(r"replica_groups=\{(\{.*?\})\}")
-_IOTA = re.compile(r"(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_IOTA = re.compile(r"(?:\[[\d,]+\]<=)?\[[\d,]+\](?:T\([\d,]+\))?")
 _MESH = re.compile(
-    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:,\s*device_ids=\((.*?)\))?\s*\{([^}]*)\}"
+    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:,\s*device_ids=\((\S*)\))?\s*\{([^}]*)\}"
 )
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
@@ -18,7 +18,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]]:
     Args:
         text: attributes with `replica_groups`. XLA writes them as lists {{0,1},{2,3}}; as
             [groups,size]<=[4,2]T(1,0), which is a reshaped and transposed iota; or as axes of a
-            mesh, mesh['a'=4,'b'=2] {'a'}, where 'a':(2)2 is a part of an axis.
+            mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}, where 'a':(2)2 is a part of an axis.
         devices: number of all devices; they are one group if the text has no groups.
 
     >>> replica_groups("replica_groups={{0,1},{2,3}}", 4)
@@ -33,7 +33,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]]:
         groups = re.findall(r"\{([\d,]*)\}", match[1])
         if any(groups):
             return [[int(d) for d in group.split(",")] for group in groups if group]
-    match = re.search(r"replica_groups=" + _IOTA.pattern, text)
+    match = re.search(rf"replica_groups=({_IOTA.pattern})", text)
     if match:
         return _iota(match[1]).tolist()
     match = _MESH.search(text)
@@ -59,20 +59,20 @@ def _numbers(text: str) -> list[int]:
 
 def _iota(text: str) -> np.ndarray:
     """Returns the array of "[2,8]<=[4,4]T(1,0)": iota(16), as [4, 4], transposed, as [2, 8]."""
-    shape, _, rest = text.partition("<=")
+    shape, _, rest = text.rpartition("<=")
     dims, _, order = rest.partition("T")
     found = np.arange(np.prod(_numbers(dims[1:-1]))).reshape(_numbers(dims[1:-1]))
     if order:
         found = found.transpose(_numbers(order[1:-1]))
-    return found.reshape(_numbers(shape[1:-1]))
+    return found.reshape(_numbers(shape[1:-1])) if shape else found
 
 
 def _mesh_groups(mesh: str, device_ids: str | None, axes: str) -> list[list[int]]:
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     order = np.arange(np.prod(list(sizes.values())))
     if device_ids:
-        listed = _IOTA.search(device_ids)
-        order = _iota(listed[1]).ravel() if listed else np.array(re.findall(r"\d+", device_ids))
+        iota = _IOTA.fullmatch(device_ids)
+        order = _iota(iota[0]).ravel() if iota else np.array(_numbers(device_ids))
     # Each axis becomes one dimension, or three if a part of it is named: before, the part, after.
     shape, dimension = [], {}
     named = {name: (pre, part) for name, pre, part in _AXIS.findall(axes)}

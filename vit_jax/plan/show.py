@@ -28,7 +28,7 @@ _NOTES: tuple[str, ...] = (
     " latency.",
 )
 _DCN_NOTE = (
-    "DCN is the network between slices or nodes. It counts the fewest bytes that must enter a slice,"
+    "DCN is the network between slices or nodes. It counts the fewest bytes that must enter one,"
     " divided evenly over its devices, as if each slice added up its own gradients before it sends"
     " them. Network counts the other received bytes."
 )

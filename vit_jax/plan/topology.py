@@ -1,4 +1,4 @@
-"""Devices to plan for: one or several abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
+"""Devices to plan for: abstract TPU slices, simulated CPU devices, or the GPUs of this machine."""
 
 import dataclasses
 import math
