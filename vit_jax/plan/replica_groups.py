@@ -18,7 +18,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]]:
     Args:
         text: attributes with `replica_groups`. XLA writes them as lists {{0,1},{2,3}}; as
             [groups,size]<=[4,2]T(1,0), which is a reshaped and transposed iota; or as axes of a
-            mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}, where 'a':(2)2 is a part of an axis.
+            mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}. 'a':(2)2 is a part of an axis.
         devices: number of all devices; they are one group if the text has no groups.
 
     >>> replica_groups("replica_groups={{0,1},{2,3}}", 4)
