@@ -18,7 +18,8 @@ MESHES = {
     "data": {"preset": "replicated"},
     "fsdp": {"data": 1, "fsdp": 8, "preset": "fsdp"},
     "tensor": {"data": 2, "tensor": 4},
-    "mixed": {"data": 2, "fsdp": 2, "tensor": 2},
+    # Two slices of four devices, divided along data.
+    "mixed": {"data": 2, "fsdp": 2, "tensor": 2, "slices": 2},
 }
 STEPS, SIDE = 5, 8
 VIT = "ViT-Mini/4"
@@ -127,6 +128,19 @@ def test_tensor_parallelism_of_a_block_takes_two_all_reduces_forward_and_two_bac
     assert shapes(rows, "all-gather") == [[16]]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_between_slices_only_gradients_are_summed_each_device_its_shard(found_of, name):
+    """Parameters are gathered, and gradients first summed, inside a slice."""
+    found = found_of(name)["mixed"]
+    crossing = [row for row in found["between"] if row["between"]]
+    assert {row["kind"] for row in crossing} == {"all-reduce", "collective-permute"}
+    assert {row["kind"] for row in found["between"]} > {"all-reduce", "collective-permute"}
+    # An all-reduce over two slices receives the value once: the gradients of a device's parameters,
+    # which are a third of its parameters, momentum and average.
+    summed = sum(row["between"] for row in crossing if row["kind"] == "all-reduce")
+    assert 0.5 < summed / (found["born_bytes"][0] / 3) < 1.1
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_step_has_the_golden_number_of_collectives(found_of, mesh):
     import jax
@@ -177,6 +191,9 @@ def train_on(
 
     from vit_jax.config.run import Config
     from vit_jax.parallel.mesh import to_devices
+    from vit_jax.parallel.slices import slice_of_devices
+    from vit_jax.plan.hlo import parse
+    from vit_jax.plan.traffic import find_collectives
     from vit_jax.train.program import build_program
 
     vit = {"dropout": 0.1, "stochastic_depth": 0.1} if "ViT" in name else {}
@@ -207,6 +224,14 @@ def train_on(
         "aliased": getattr(step_fn.memory_analysis(), "alias_size_in_bytes", None),
         "born_bytes": list(held.values()),
         "collectives": collectives(step_fn.as_text() or ""),
+        "between": [
+            {"kind": one.kind, "between": one.between}
+            for one in find_collectives(
+                parse(step_fn.as_text() or ""),
+                mesh.size,
+                slice_of_devices(list(mesh.devices.flat), config.mesh.slices),
+            )
+        ],
     }
     return figures, first, jax.device_get(state.params)
 

@@ -57,8 +57,8 @@ def one(tmp_path_factory, digits_dir):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, digits_dir):
-    """Two processes with a device each, every parameter cut over both."""
-    cut = [*SHORT, "--config.mesh.data=1", "--config.mesh.fsdp=2"]
+    """Two processes with a device each, two slices, every parameter cut over both."""
+    cut = [*SHORT, "--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.slices=2"]
     folder = tmp_path_factory.mktemp("two")
     run = Run(folder, TINY, digits_dir, *cut, count=2, devices=1, extra=NOTED)
     assert run.codes() == [0, 0], run.printed(0) + run.printed(1)

@@ -4,7 +4,13 @@ import pytest
 from plan.programs import LAYER, LOOP
 
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.traffic import Collectives, find_collectives, group_size, sum_collectives
+from vit_jax.plan.replica_groups import replica_groups, source_target_pairs
+from vit_jax.plan.traffic import (
+    Collectives,
+    bytes_between_slices,
+    find_collectives,
+    sum_collectives,
+)
 
 
 def test_a_collective_in_a_loop_counts_every_iteration():
@@ -53,17 +59,107 @@ def test_collectives_of_a_single_device_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("text", "groups"),
     [
-        ("replica_groups={{0,2},{1,3}}, x", 2),
-        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
-        ("replica_groups=mesh['axis_0'=16,'axis_1'=1,'axis_2'=4] {'axis_0','axis_1'}", 16),
-        ("replica_groups={}", 12),
-        ("no groups", 12),
+        ("replica_groups={{0,2},{1,3}}, x", [[0, 2], [1, 3]]),
+        ("replica_groups={{0,1,2},{3}}, x={{4}}", [[0, 1, 2], [3]]),
+        ("replica_groups=[2,4]<=[8], x", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        # Devices [data=2, fsdp=2, tensor=2], each group along data and tensor.
+        ("replica_groups=[2,4]<=[2,2,2]T(1,0,2)", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("replica_groups=mesh['a'=2,'b'=1,'c'=3] {'a','b'}", [[0, 3], [1, 4], [2, 5]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b','a'}", [[0, 2, 1, 3]]),
+        ("replica_groups=@mesh_1['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
+        # Half of an axis: 8 = 2 x 4, groups along the first part, or along the second.
+        ("replica_groups=mesh['a'=8] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("replica_groups=mesh['a'=8] {'a':(2)4}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        # The devices of the mesh in another order: 0 2 1 3.
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}", [[3, 1], [2, 0]]),
+        ("replica_groups={}", [[*range(12)]]),
+        ("no groups", [[*range(12)]]),
     ],
 )
-def test_group_size(text, size):
-    assert group_size(text, 12) == size
+def test_replica_groups(text, groups):
+    assert replica_groups(text, 12) == groups
+
+
+def test_pairs_of_a_permute():
+    assert source_target_pairs("source_target_pairs={{0,1},{1,0}}, x={{2,3}}") == [(0, 1), (1, 0)]
+
+
+# Four slices of two devices; a value of 1200 bytes.
+SLICES = [0, 0, 1, 1, 2, 2, 3, 3]
+ALL, INSIDE, ACROSS = [[*range(8)]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "received"),
+    [
+        # Two devices share what enters their slice: 2 * 3/4 of the value.
+        ("all-reduce", ALL, 900),
+        ("reduce-scatter", ALL, 450),
+        ("all-gather", ALL, 450),
+        # Each of two devices sends 1/8 of its 1200 bytes to each of six devices outside.
+        ("all-to-all", ALL, 900),
+        ("all-reduce", INSIDE, 0),
+        ("all-gather", INSIDE, 0),
+        # Each device reduces a value of its own.
+        ("all-reduce", ACROSS, 1800),
+        ("reduce-scatter", ACROSS, 900),
+        ("all-gather", ACROSS, 900),
+        ("collective-permute", [[0, 2], [1, 3], [2, 0], [3, 1]], 1200),
+        # One of two devices of a slice receives from another slice.
+        ("collective-permute", [[i, (i + 1) % 8] for i in range(8)], 600),
+        ("collective-permute", [[0, 1], [1, 0]], 0),
+        ("collective-broadcast", ALL, 600),
+    ],
+)
+def test_bytes_that_enter_a_slice(kind, groups, received):
+    assert bytes_between_slices(kind, 1200, groups, SLICES) == received
+    assert bytes_between_slices(kind, 1200, groups, [0] * 8) == 0
+
+
+def test_what_a_device_receives_is_inside_plus_between_slices():
+    """An all-reduce over all devices is one inside each slice, then one of a part across."""
+    whole = Collectives("all-reduce", 8, "backward", 1, 1200).received
+    inside = Collectives("all-reduce", 2, "backward", 1, 1200).received
+    assert whole == inside + bytes_between_slices("all-reduce", 1200, ALL, SLICES)
+
+
+def test_collectives_between_slices_are_found_by_their_groups():
+    (one,) = find_collectives(parse(LOOP), 16, [device // 8 for device in range(16)])
+    assert (one.group, one.between) == (8, 0.0)
+    # Groups of eight over slices of four: a fourth of twice half the value enters for each.
+    (one,) = find_collectives(parse(LOOP), 16, [device // 4 for device in range(16)])
+    assert one.between == 24 * LAYER / 4
+    assert one.received == pytest.approx(24 * LAYER * 2 * 7 / 8)
+
+
+def test_the_tpu_compiler_sends_and_receives_between_slices():
+    """After reducing inside a slice, each device exchanges its part with the other slices."""
+    attributes = (
+        "channel_id=7, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="
+        '"xla_megascale_runtime",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type='
+        '"ALL_REDUCE"}'
+    )
+    recv = "  %recv = (bf16[64,256]{1,0}, u32[], token[]) recv(%i), " + attributes
+    text = "\n".join(
+        f"{line}\n{recv}" if " all-reduce(" in line else line for line in LOOP.splitlines()
+    )
+    inside, between = find_collectives(parse(text), 16, [device // 8 for device in range(16)])
+    assert (inside.group, inside.between) == (8, 0.0)
+    assert (between.kind, between.group, between.part) == ("all-reduce", 2, "between slices")
+    assert between.between == between.received == between.bytes == 24 * LAYER / 8
+    # A send to the host that is no collective is none.
+    assert len(find_collectives(parse(text.replace("_xla_megascale_transfer", "_")), 16)) == 1
+
+
+def test_a_fused_reduce_scatter_of_the_tpu_compiler_is_one():
+    text = LOOP.replace("%body", "%all-reduce-scatter.1")
+    (one,) = find_collectives(parse(text), 16)
+    assert one.kind == "reduce-scatter"
+    assert one.received == pytest.approx(24 * LAYER * 7 / 8)
 
 
 def test_sums_are_sorted_by_received_bytes():
@@ -74,3 +170,10 @@ def test_sums_are_sorted_by_received_bytes():
         ("all-reduce", 1, 1000, 1500.0),
         ("all-gather", 4, 400, 300.0),
     ]
+
+
+def test_sums_keep_collectives_between_slices_apart():
+    inside = Collectives("all-reduce", 4, "backward", 1, 1000)
+    across = Collectives("all-reduce", 4, "backward", 1, 1000, 500.0)
+    sums = sum_collectives([inside, across, across])
+    assert [(s.count, s.between) for s in sums] == [(2, 1000.0), (1, 0.0)]

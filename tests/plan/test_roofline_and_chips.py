@@ -24,6 +24,16 @@ def test_unknown_figures_are_left_out_and_without_a_peak_there_is_no_bound():
     assert (none.overlapped_s, none.in_turn_s, none.mfu(1.0)) == (None, None, None)
 
 
+def test_traffic_between_slices_has_its_own_time():
+    # Of 2 GB received, 0.5 GB come over the 25 Gbit/s that each chip has between slices.
+    found = Roofline(Work(11.82e12, 15.76e12, 81.9e9, 2e9, 0.5e9), TPUS["v5e"])
+    parts = {"compute": 0.08, "memory": 0.1, "network": 0.0075, "dcn": 0.16}
+    assert found.parts == pytest.approx(parts)
+    assert (found.limited_by, found.overlapped_s) == ("dcn", pytest.approx(0.16))
+    # The rate of v4 is not published.
+    assert "dcn" not in Roofline(Work(1.0, 1.0, 1.0, 2.0, 1.0), TPUS["v4"]).parts
+
+
 def test_one_device_needs_no_network_whatever_the_chip():
     alone = Chip("alone", "alone", None, 1e12, None, None, "ours")
     assert Roofline(Work(1e12, 1e12, None, 0.0), alone).network_s == 0.0
@@ -38,20 +48,21 @@ def test_mfu_is_never_above_one():
 
 
 @pytest.mark.parametrize(
-    ("name", "gib", "tflops", "memory", "links", "chips"),
+    ("name", "gib", "tflops", "memory", "links", "chips", "dcn"),
     [
-        ("v4", 30.75, 275, 1228, 300, 4096),
-        ("v5e", 15.75, 197, 819, 200, 256),
-        ("v5p", 95.74, 459, 2765, 600, 8960),
-        ("v6e", 31.25, 918, 1640, 400, 256),
+        ("v4", 30.75, 275, 1228, 300, 4096, None),
+        ("v5e", 15.75, 197, 819, 200, 256, 3.125),
+        ("v5p", 95.74, 459, 2765, 600, 8960, 6.25),
+        ("v6e", 31.25, 918, 1640, 400, 256, 12.5),
     ],
 )
-def test_tpu_chips_have_their_published_figures(name, gib, tflops, memory, links, chips):
+def test_tpu_chips_have_their_published_figures(name, gib, tflops, memory, links, chips, dcn):
     chip = TPUS[name]
     assert chip.memory_bytes == gib * GIB
     assert chip.peak_flops == tflops * 1e12 == peak_flops(chip.kind)
     assert (chip.memory_bandwidth, chip.link_bandwidth) == (memory * 1e9, links * 1e9)
     assert chip.pod_chips == chips
+    assert chip.dcn_bandwidth == (None if dcn is None else dcn * 1e9)
 
 
 def test_gpus_are_found_by_their_device_name():
@@ -64,24 +75,25 @@ def test_gpus_are_found_by_their_device_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "gb", "tflops", "memory", "links"),
+    ("name", "kind", "gb", "tflops", "memory", "links", "node"),
     [
-        ("a100-40gb", "NVIDIA A100-SXM4-40GB", 40, 312, 1555, 300),
-        ("a100", "NVIDIA A100-SXM4-80GB", 80, 312, 2039, 300),
-        ("h100", "NVIDIA H100 80GB HBM3", 80, 989, 3350, 450),
-        ("h200", "NVIDIA H200", 141, 989, 4800, 450),
-        ("b200", "NVIDIA B200", 180, 2250, 8000, 900),
-        ("l40s", "NVIDIA L40S", 48, 362, 864, 32),
-        ("l40", "NVIDIA L40", 48, 181, 864, 32),
-        ("l4", "NVIDIA L4", 24, 121, 300, 32),
-        ("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32),
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", 40, 312, 1555, 300, 25e9),
+        ("a100", "NVIDIA A100-SXM4-80GB", 80, 312, 2039, 300, 25e9),
+        ("h100", "NVIDIA H100 80GB HBM3", 80, 989, 3350, 450, 50e9),
+        ("h200", "NVIDIA H200", 141, 989, 4800, 450, 50e9),
+        ("b200", "NVIDIA B200", 180, 2250, 8000, 900, 50e9),
+        ("l40s", "NVIDIA L40S", 48, 362, 864, 32, None),
+        ("l40", "NVIDIA L40", 48, 181, 864, 32, None),
+        ("l4", "NVIDIA L4", 24, 121, 300, 32, None),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32, None),
     ],
 )
-def test_gpus_have_their_published_figures(name, kind, gb, tflops, memory, links):
+def test_gpus_have_their_published_figures(name, kind, gb, tflops, memory, links, node):
     chip = GPUS[name]
     assert chip == gpu_chip(kind, None)
     assert (chip.memory_bytes, chip.peak_flops) == (gb * 1e9, tflops * 1e12)
     assert (chip.memory_bandwidth, chip.link_bandwidth) == (memory * 1e9, links * 1e9)
+    assert chip.dcn_bandwidth == node
 
 
 def test_forced_cpu_devices_share_one_cpu():

@@ -4,7 +4,9 @@ import os
 import sys
 
 import pytest
+from plan.test_estimate import config
 
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.plan.chips import GPUS
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
@@ -14,30 +16,33 @@ from vit_jax.plan.topology import (
     find_devices,
     parse_topology,
     prepare,
+    with_nodes,
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "platform", "generation", "shape"),
+    ("name", "platform", "generation", "shape", "slices"),
     [
-        ("v5e:16x16", "tpu", "v5e", (16, 16)),
-        ("v4:4x4x8", "tpu", "v4", (4, 4, 8)),
-        ("v5p:2x2x1", "tpu", "v5p", (2, 2, 1)),
-        ("cpu:8", "cpu", "cpu", (8,)),
-        ("cpu", "cpu", "cpu", ()),
-        ("gpu:4", "gpu", "gpu", (4,)),
-        ("gpu", "gpu", "gpu", ()),
+        ("v5e:16x16", "tpu", "v5e", (16, 16), 1),
+        ("v4:4x4x8", "tpu", "v4", (4, 4, 8), 1),
+        ("v5p:2x2x1", "tpu", "v5p", (2, 2, 1), 1),
+        ("2*v5e:16x16", "tpu", "v5e", (16, 16), 2),
+        ("cpu:8", "cpu", "cpu", (8,), 1),
+        ("cpu", "cpu", "cpu", (), 1),
+        ("gpu:4", "gpu", "gpu", (4,), 1),
+        ("gpu", "gpu", "gpu", (), 1),
+        ("h200:8", "gpu", "h200", (8,), 1),
         # GPUs of a node, then nodes.
-        ("h200:8", "gpu", "h200", (8, 1)),
-        ("h100:8x4", "gpu", "h100", (8, 4)),
-        ("l4", "gpu", "l4", (1, 1)),
-        ("h100-pcie:2", "gpu", "h100-pcie", (2, 1)),
-        ("a100-40gb:1x2", "gpu", "a100-40gb", (1, 2)),
+        ("h100:8x4", "gpu", "h100", (8,), 4),
+        ("l4", "gpu", "l4", (1,), 1),
+        ("h100-pcie:2", "gpu", "h100-pcie", (2,), 1),
+        ("a100-40gb:1x2", "gpu", "a100-40gb", (1,), 2),
     ],
 )
-def test_topology_names_are_parsed(name, platform, generation, shape):
+def test_topology_names_are_parsed(name, platform, generation, shape, slices):
     found = parse_topology(name)
     assert (found.platform, found.generation, found.shape) == (platform, generation, shape)
+    assert (found.name, found.slices) == (name, slices)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +69,19 @@ def test_topology_names_are_parsed(name, platform, generation, shape):
             "expected h100:GPUS or h100:GPUSxNODES; use e.g. h100:8x4 for 4 nodes with 8",
         ),
         ("h100:8x0", "expected h100:GPUS or h100:GPUSxNODES"),
+        ("2*v5e:32x32", "at most 256 chips"),
+        ("v6e:16x32", r"plan for several slices, e.g. 2\*v6e:16x16, or for another TPU"),
+        ("0*v5e:4x4", "a number of TPU slices in front of *"),
+        ("two*v5e:4x4", "use --topology=v5e:4x4"),
+        (
+            "2*h100:8",
+            "; use --topology=h100:8x2",
+        ),
+        ("2*cpu:4", "use --topology=cpu:4, and --config.mesh.slices=N"),
     ],
 )
 def test_the_error_for_a_wrong_name_lists_examples(name, line):
-    with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=line.replace("(", r"\(").replace("of *", r"of \*")):
         parse_topology(name)
 
 
@@ -109,6 +123,18 @@ def test_the_flags_of_the_gpu_compiler_come_before_those_of_the_user(monkeypatch
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=dump")
     prepare(parse_topology("gpu"))
     assert os.environ["XLA_FLAGS"] == "--xla_dump_to=dump"
+
+
+def test_the_nodes_of_the_topology_become_slices_of_the_mesh():
+    four = parse_topology("h100:8x4")
+    assert with_nodes(config(), four).mesh.slices == 4
+    own = config().replace(mesh=MeshConfig(slices=4))
+    assert with_nodes(own, four) == own
+    assert with_nodes(config(), parse_topology("gpu")) == config()
+    with pytest.raises(
+        ConfigError, match=r"'mesh\.slices' is 4, but --topology=h100:8x2 has 2 nodes"
+    ):
+        with_nodes(own, parse_topology("h100:8x2"))
 
 
 def test_every_gpu_of_the_table_has_a_target_that_cudnn_supports():

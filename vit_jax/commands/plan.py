@@ -2,12 +2,14 @@
 
     python -m vit_jax plan --config=configs/pretrain.py:imagenet2012,L/16 --topology=v5e:4x4
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5p:4x4x8 --config.model.remat=full
+    python -m vit_jax plan --config=FILE.py:ARG --topology='2*v5e:16x16'
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
-compiler: pip install 'vit_jax[tpu]'. cpu:8 is eight forced CPU devices, gpu is all GPUs of this
+compiler: pip install 'vit_jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
+network (DCN). cpu:8 is eight forced CPU devices, gpu is all GPUs of this
 machine. Plans for well-known datasets need no data.
 """
 
@@ -36,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
     parser.add_argument(
-        "--topology", required=True, help="v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, cpu:8, gpu"
+        "--topology",
+        required=True,
+        help="v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, 2*v5e:16x16 (two slices), cpu:8, gpu",
     )
     parser.add_argument("--num_classes", type=positive_int, help="default: those of the dataset")
     parser.add_argument(
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
-    from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare
+    from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare, with_nodes
 
     topology = parse_topology(args.topology)
     prepare(topology)
@@ -94,6 +98,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if console.width < COLUMNS:
         console = Console(highlight=False, width=COLUMNS)
     sizes = find_sizes(config, args.num_classes, args.num_examples)
+    config = with_nodes(config, topology)
     devices = find_devices(topology)
     chip = chip_of(topology, devices)
 
@@ -126,10 +131,12 @@ def _search(
     plan_for: "Callable[[Config], Plan]",
     console: "Console",
 ) -> "Plan | None":
+    from vit_jax.parallel.slices import slice_of_devices
     from vit_jax.plan import search as space
     from vit_jax.plan.show import show_search
 
     count = len(devices)
+    slices = len(set(slice_of_devices(devices, config.mesh.slices)))
     if args.batch_sizes:
         sizes = _numbers(args.batch_sizes)
     else:
@@ -138,7 +145,9 @@ def _search(
     found = space.search(
         config,
         batch_sizes=sizes,
-        mesh_sizes=space.parse_meshes(args.meshes) if args.meshes else space.meshes(config, count),
+        mesh_sizes=space.parse_meshes(args.meshes)
+        if args.meshes
+        else space.meshes(config, count, slices),
         remats=space.remat_policies(config, devices[0].platform),
         plan=plan_for,
     )

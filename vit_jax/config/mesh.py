@@ -17,6 +17,11 @@ class MeshConfig(Section):
     data: int = option(-1, at_least=-1, changes_result=False)
     fsdp: int = option(1, at_least=-1, changes_result=False)
     tensor: int = option(1, at_least=-1, changes_result=False)
+    slices: int = option(-1, at_least=-1, changes_result=False)
+    """Number of TPU slices or GPU nodes. data is divided among them first, then fsdp; tensor stays
+    inside one. -1: what the devices say. Another number is compared with what they say, or cuts
+    devices that say nothing (CPUs) into equal groups.
+    """
     preset: Preset = option("fsdp_tensor", changes_result=False)
     """Mesh axes over which parameters and optimizer state are sharded: none; fsdp; fsdp and
     tensor. With tensor=1, fsdp_tensor is the same as fsdp.
@@ -36,6 +41,10 @@ class MeshConfig(Section):
                 f"mesh data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}",
                 "positive sizes and at most one -1",
                 "set the sizes so that their product is the number of devices",
+            )
+        if self.slices == 0:
+            raise ConfigError(
+                "is 0", "-1, or the number of slices", "set mesh.slices=-1", key="slices"
             )
         for pattern, rule in self.rules:
             axes = [axis for axis in rule if axis is not None]

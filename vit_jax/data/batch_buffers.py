@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class BatchBuffers:
         rows: this host's rows of a batch.
     """
 
-    def __init__(self, arrays: Mapping[str, ArraySpec], rows: range):
+    def __init__(self, arrays: Mapping[str, ArraySpec], rows: Sequence[int]):
         self._specs = {
             name: spec for name, spec in arrays.items() if spec.num_bytes * len(rows) >= _MIN_BYTES
         }
@@ -31,15 +31,16 @@ class BatchBuffers:
         self._filling: dict[int, dict[str, np.ndarray]] = {}
         self._lock = threading.Lock()
 
-    def part(self, step: int, rows: range) -> dict[str, np.ndarray]:
-        """Returns name -> uninitialized memory for some rows of a step's batch."""
+    def part(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns name -> uninitialized memory for some of this host's rows, a slice of them."""
         with self._lock:
             batch = self._filling.get(step)
             if batch is None:
                 batch = self._filling[step] = {
                     name: self._unused_array(name) for name in self._specs
                 }
-        places = slice(rows.start - self._rows.start, rows.stop - self._rows.start)
+        start = self._rows.index(rows[0])
+        places = slice(start, start + len(rows))
         return {name: array[places] for name, array in batch.items()}
 
     def whole(self, step: int) -> dict[str, np.ndarray]:

@@ -62,18 +62,18 @@ class BatchSpec:
     """
 
     global_batch_size: int
-    rows: range
+    rows: Sequence[int]
     num_threads: int | None = None
     num_workers: int | None = None
     prefetch: int = 4
     on_bad_example: Literal["error", "skip"] = "error"
 
-    def chunks(self) -> list[range]:
+    def chunks(self) -> list[Sequence[int]]:
         """Returns this host's rows in the pieces that one thread loads at a time."""
         return [self.rows[i : i + _CHUNK_ROWS] for i in range(0, len(self.rows), _CHUNK_ROWS)]
 
 
-def batch_spec(data: DataConfig, batch_size: int, rows: range) -> BatchSpec:
+def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchSpec:
     """Returns how the examples of a config become batches.
 
     Args:
@@ -148,7 +148,7 @@ def train_batches(
     find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
     rows = _RowLoader(source, preprocessing, spec)
 
-    def load(step: int, chunk: range, batch: HostBatch) -> None:
+    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         positions = [step * spec.global_batch_size + row for row in chunk]
         rows.load(find(positions), batch, lambda i: generator(seed, "augment", positions[i]))
 
@@ -167,7 +167,7 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
     steps = -(-len(source) // spec.global_batch_size)
     rows = _RowLoader(source, preprocessing, spec)
 
-    def load(step: int, chunk: range, batch: HostBatch) -> None:
+    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         positions = [step * spec.global_batch_size + row for row in chunk]
         indices = [p for p in positions if p < len(source)]
         rows.load(indices, batch, lambda i: generator(0, "eval", 0))
@@ -202,7 +202,7 @@ def reader_counts(
 
 
 def _make_feed(
-    load: Callable[[int, range, HostBatch], None],
+    load: Callable[[int, Sequence[int], HostBatch], None],
     start: int,
     end: int,
     source: Source,

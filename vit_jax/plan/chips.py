@@ -27,6 +27,8 @@ class Chip:
         source: source of the figures.
         pod_chips: number of chips in the largest slice; None: not a TPU.
         dimensions: dimensions of the pod's torus.
+        dcn_bandwidth: bytes/s that a device receives from other slices or nodes: the network of its
+            host, divided by the devices of the host.
     """
 
     name: str
@@ -38,13 +40,21 @@ class Chip:
     source: str
     pod_chips: int | None = None
     dimensions: int | None = None
+    dcn_bandwidth: float | None = None
 
 
 _CLOUD = "cloud.google.com/tpu/docs"
 
 
 def _tpu(
-    name: str, kind: str, gib: float, gb_per_s: float, ici_gbit_per_s: float, pod: int, dims: int
+    name: str,
+    kind: str,
+    gib: float,
+    gb_per_s: float,
+    ici_gbit_per_s: float,
+    pod: int,
+    dims: int,
+    dcn_gbit_per_s: float | None,
 ) -> Chip:
     return Chip(
         f"TPU {name}",
@@ -56,45 +66,65 @@ def _tpu(
         f"{_CLOUD}/{name}",
         pod,
         dims,
+        None if dcn_gbit_per_s is None else dcn_gbit_per_s * 1e9 / 8,
     )
 
 
 # Memory is the size that the TPU compiler uses, a little less than the 16, 32 and 95 GB of the data
 # sheets. Bandwidths come from the data sheets. The interconnect is in Gbit/s per chip in one
-# direction; for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4).
+# direction; for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4). The data center network
+# between slices is the last column, in Gbit/s per chip: for v5p as the data sheet says, for v5e and
+# v6e the 6.4 and 25.6 Tbit/s of a pod divided by its 256 chips. For v4 it is not published.
 TPUS = {
-    "v4": _tpu("v4", "TPU v4", 30.75, 1228, 2400, 4096, 3),
-    "v5e": _tpu("v5e", "TPU v5 lite", 15.75, 819, 1600, 256, 2),
-    "v5p": _tpu("v5p", "TPU v5", 95.74, 2765, 4800, 8960, 3),
-    "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2),
+    "v4": _tpu("v4", "TPU v4", 30.75, 1228, 2400, 4096, 3, None),
+    "v5e": _tpu("v5e", "TPU v5 lite", 15.75, 819, 1600, 256, 2, 25),
+    "v5p": _tpu("v5p", "TPU v5", 95.74, 2765, 4800, 8960, 3, 50),
+    "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2, 100),
 }
 
 
-def _gpu(name: str, kind: str, gb: float, gb_per_s: float, link_gb_per_s: float, page: str) -> Chip:
-    source = f"nvidia.com/en-us/{page}"
-    rates = (peak_flops(kind), gb_per_s * 1e9, link_gb_per_s * 1e9)
-    return Chip(name, kind, gb * 1e9, *rates, source)
+def _gpu(
+    name: str,
+    kind: str,
+    gb: float,
+    gb_per_s: float,
+    link_gb_per_s: float,
+    node_gbit_per_s: float | None,
+    page: str,
+) -> Chip:
+    return Chip(
+        name,
+        kind,
+        gb * 1e9,
+        peak_flops(kind),
+        gb_per_s * 1e9,
+        link_gb_per_s * 1e9,
+        f"nvidia.com/en-us/{page}",
+        dcn_bandwidth=None if node_gbit_per_s is None else node_gbit_per_s * 1e9 / 8,
+    )
 
 
 _DATA_CENTER = "data-center"
 _GEFORCE = "geforce/graphics-cards"
 
 # Links are NVLink, or PCIe x16 for cards without NVLink switches: 32 GB/s (generation 4) or 64 GB/s
-# (generation 5). NVIDIA's figures add both directions, so these are half of them. The first kind
-# that is part of a device's name is used.
+# (generation 5). NVIDIA's figures add both directions, so these are half of them. The network
+# between nodes is in Gbit/s per GPU: one ConnectX-6 (200) or ConnectX-7 (400) adapter for each GPU,
+# as in NVIDIA's DGX A100, H100, H200 and B200 (docs.nvidia.com/dgx). Clouds may have less, and for
+# other cards there is no such figure. The first kind that is part of a device's name is used.
 GPUS = {
-    "a100-40gb": _gpu("A100 40 GB", "A100-SXM4-40GB", 40, 1555, 300, f"{_DATA_CENTER}/a100"),
-    "a100": _gpu("A100 80 GB", "A100-SXM4-80GB", 80, 2039, 300, f"{_DATA_CENTER}/a100"),
-    "a100-pcie": _gpu("A100 PCIe", "A100 80GB PCIe", 80, 1935, 32, f"{_DATA_CENTER}/a100"),
-    "h100-pcie": _gpu("H100 PCIe", "H100 PCIe", 80, 2000, 64, f"{_DATA_CENTER}/h100"),
-    "h100": _gpu("H100 SXM", "H100", 80, 3350, 450, f"{_DATA_CENTER}/h100"),
-    "h200": _gpu("H200 SXM", "H200", 141, 4800, 450, f"{_DATA_CENTER}/h200"),
-    "b200": _gpu("B200 SXM", "B200", 180, 8000, 900, f"{_DATA_CENTER}/dgx-b200"),
-    "l40s": _gpu("L40S", "L40S", 48, 864, 32, f"{_DATA_CENTER}/l40s"),
-    "l40": _gpu("L40", "L40", 48, 864, 32, f"{_DATA_CENTER}/l40"),
-    "l4": _gpu("L4", "L4", 24, 300, 32, f"{_DATA_CENTER}/l4"),
-    "rtx3090": _gpu("RTX 3090", "RTX 3090", 24, 936, 32, f"{_GEFORCE}/30-series"),
-    "rtx4090": _gpu("RTX 4090", "RTX 4090", 24, 1008, 32, f"{_GEFORCE}/40-series"),
+    "a100-40gb": _gpu("A100 40 GB", "A100-SXM4-40GB", 40, 1555, 300, 200, f"{_DATA_CENTER}/a100"),
+    "a100": _gpu("A100 80 GB", "A100-SXM4-80GB", 80, 2039, 300, 200, f"{_DATA_CENTER}/a100"),
+    "a100-pcie": _gpu("A100 PCIe", "A100 80GB PCIe", 80, 1935, 32, None, f"{_DATA_CENTER}/a100"),
+    "h100-pcie": _gpu("H100 PCIe", "H100 PCIe", 80, 2000, 64, None, f"{_DATA_CENTER}/h100"),
+    "h100": _gpu("H100 SXM", "H100", 80, 3350, 450, 400, f"{_DATA_CENTER}/h100"),
+    "h200": _gpu("H200 SXM", "H200", 141, 4800, 450, 400, f"{_DATA_CENTER}/h200"),
+    "b200": _gpu("B200 SXM", "B200", 180, 8000, 900, 400, f"{_DATA_CENTER}/dgx-b200"),
+    "l40s": _gpu("L40S", "L40S", 48, 864, 32, None, f"{_DATA_CENTER}/l40s"),
+    "l40": _gpu("L40", "L40", 48, 864, 32, None, f"{_DATA_CENTER}/l40"),
+    "l4": _gpu("L4", "L4", 24, 300, 32, None, f"{_DATA_CENTER}/l4"),
+    "rtx3090": _gpu("RTX 3090", "RTX 3090", 24, 936, 32, None, f"{_GEFORCE}/30-series"),
+    "rtx4090": _gpu("RTX 4090", "RTX 4090", 24, 1008, 32, None, f"{_GEFORCE}/40-series"),
 }
 
 
@@ -162,12 +192,22 @@ class Work:
         executed_flops: FLOPs of the traced program, including recomputation.
         memory_bytes: bytes read from and written to device memory; None: unknown.
         received_bytes: bytes received from other devices; None: unknown.
+        dcn_bytes: those of them that come from other slices or nodes; None: there are no others,
+            or unknown.
     """
 
     model_flops: float
     executed_flops: float
     memory_bytes: float | None
     received_bytes: float | None
+    dcn_bytes: float | None = None
+
+    @property
+    def network_bytes(self) -> float | None:
+        """Bytes received from devices of the same slice or node."""
+        if self.received_bytes is None:
+            return None
+        return self.received_bytes - (self.dcn_bytes or 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,18 +235,28 @@ class Roofline:
 
     @property
     def network_s(self) -> float | None:
-        """Time of the received bytes at the full bandwidth of all links."""
-        return _divide(self.work.received_bytes, self.chip.link_bandwidth)
+        """Time of the bytes received inside a slice, at the full bandwidth of all links."""
+        return _divide(self.work.network_bytes, self.chip.link_bandwidth)
+
+    @property
+    def dcn_s(self) -> float | None:
+        """Time of the bytes received from other slices or nodes; None: there are no others."""
+        return _divide(self.work.dcn_bytes, self.chip.dcn_bandwidth)
 
     @property
     def parts(self) -> dict[str, float]:
         """The known times, by name."""
-        times = {"compute": self.compute_s, "memory": self.memory_s, "network": self.network_s}
+        times = {
+            "compute": self.compute_s,
+            "memory": self.memory_s,
+            "network": self.network_s,
+            "dcn": self.dcn_s,
+        }
         return {name: time for name, time in times.items() if time is not None}
 
     @property
     def overlapped_s(self) -> float | None:
-        """Step time if compute, memory and network overlap perfectly: the lower bound."""
+        """Step time if compute, memory and networks overlap perfectly: the lower bound."""
         return max(self.parts.values()) if self.compute_s is not None else None
 
     @property
@@ -216,7 +266,7 @@ class Roofline:
 
     @property
     def limited_by(self) -> str | None:
-        """The slowest of compute, memory and network."""
+        """The slowest of compute, memory, network and dcn."""
         return max(self.parts, key=lambda name: self.parts[name]) if self.parts else None
 
     def mfu(self, step_s: float | None) -> float | None:

@@ -14,6 +14,7 @@ from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.slices import slice_of_devices
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.cudnn import attention_flops
@@ -83,6 +84,7 @@ class Plan:
         compiled: False if the compiler ran out of the chip's memory.
         movers: what moves the bytes of device memory, the largest first; empty if it did not
             compile.
+        slices: number of slices or nodes.
     """
 
     config: Config
@@ -98,6 +100,7 @@ class Plan:
     compile_s: float
     compiled: bool
     movers: tuple[Mover, ...] = ()
+    slices: int = 1
 
     @property
     def devices(self) -> int:
@@ -168,6 +171,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         ConfigError, ModelError: sizes are incompatible.
     """
     mesh = make_mesh(config.mesh, devices)
+    slices = slice_of_devices(list(mesh.devices.flat), config.mesh.slices)
     program = build_program(
         config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
     )
@@ -185,16 +189,17 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []
     movers: list[Mover] = []
-    traffic, received, unknown_loops = None, None, 0
+    traffic, received, between, unknown_loops = None, None, None, 0
     if compiled is not None:
         text = compiled.as_text() or ""
         parsed = parse(text)
-        collectives = find_collectives(parsed, len(devices))
+        collectives = find_collectives(parsed, len(devices), slices)
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
         movers = find_movers(parsed)
         executed_flops += attention_flops(parsed)
         received = sum(c.received for c in collectives)
+        between = sum(c.between for c in collectives) if len(set(slices)) > 1 else None
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
     return Plan(
@@ -205,12 +210,13 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         program.total_steps,
         program.num_parameters(),
         memory,
-        Work(model_flops, executed_flops, traffic, received),
+        Work(model_flops, executed_flops, traffic, received, between),
         tuple(collectives),
         unknown_loops,
         seconds,
         compiled is not None,
         tuple(movers),
+        len(set(slices)),
     )
 
 

@@ -41,15 +41,15 @@ class Candidate:
     problem: str = ""
 
 
-def meshes(config: Config, devices: int) -> list[MeshShape]:
+def meshes(config: Config, devices: int, slices: int = 1) -> list[MeshShape]:
     """Returns the (data, fsdp, tensor) meshes to try on a number of devices.
 
-    These are: all devices along data; all along fsdp; about the square root of their number along
-    each; and fsdp with two or four devices along tensor, if that divides the number of attention
-    heads.
+    These are: all devices along data; all along fsdp; the slices or nodes along data and the
+    devices of each along fsdp; about the square root of their number along each; and fsdp with two
+    or four devices along tensor, if that divides the number of attention heads.
     """
     heads = _num_heads(config)
-    found = [(devices, 1, 1), (1, devices, 1)]
+    found = [(devices, 1, 1), (1, devices, 1), (slices, devices // slices, 1)]
     root = 2 ** (int(math.log2(devices)) // 2)
     if 1 < root < devices and devices % root == 0:
         found.append((devices // root, root, 1))

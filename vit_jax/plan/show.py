@@ -1,5 +1,6 @@
 """Shows a plan as tables, or as one row for JSON and CSV."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from vit_jax.plan.chips import GIB
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.search import Candidate, fastest
+from vit_jax.plan.traffic import Collectives
 from vit_jax.tables import plain_table
 
 # Width of the tables; narrower terminals wrap the lines.
@@ -18,13 +20,18 @@ _ROWS = 6
 _NOTES: tuple[str, ...] = (
     "Memory is the compiler's plan. Times are the program's work divided by the chip's published"
     " rates. Nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
-    " longest of the three times, in turn is their sum. Data loading, evaluation and checkpoints"
+    " longest of these times, in turn is their sum. Data loading, evaluation and checkpoints"
     " are not included.",
     "FLOPs are counted in the traced program with loops and recomputation. MFU counts only model"
     " FLOPs. Memory traffic counts each operand and result of a compiled instruction once. It is"
     " too high if an instruction reads only part of an operand, and it ignores caches.",
     "Network counts the bytes that each device receives over its links by any route. It ignores"
-    " latency, and connections between slices or hosts without such links.",
+    " latency.",
+)
+_DCN_NOTE = (
+    "DCN is the network between slices or nodes. It counts the fewest bytes that must enter one,"
+    " divided evenly over its devices, as if each slice added up its own gradients before it sends"
+    " them. Network counts the other received bytes."
 )
 _UNKNOWN = "unknown"
 
@@ -65,6 +72,8 @@ def _title(plan: Plan) -> str:
 
 def _subtitle(plan: Plan) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
+    if plan.slices > 1:
+        mesh += f" on {plan.slices} slices or nodes"
     outcome = "compiled" if plan.compiled else "compiler out of memory"
     return (
         f"mesh {mesh}, {plan.config.mesh.preset}; {plan.parameters / 1e6:,.1f} M parameters;"
@@ -106,11 +115,14 @@ def _step_table(plan: Plan) -> Table:
     extra = work.executed_flops / work.model_flops - 1
     table = plain_table("one step on one device", right=("work", "published rate", "ms"), left="")
     note = f"model {_format_si(work.model_flops)}FLOP, {extra:+.0%}"
-    rows = (
+    rows = [
         ("compute", work.executed_flops, "FLOP", chip.peak_flops, bound.compute_s, note),
         ("memory", work.memory_bytes, "B", chip.memory_bandwidth, bound.memory_s, "read, written"),
-        ("network", work.received_bytes, "B", chip.link_bandwidth, bound.network_s, "received"),
-    )
+        ("network", work.network_bytes, "B", chip.link_bandwidth, bound.network_s, "received"),
+    ]
+    if plan.slices > 1:
+        note = "received between slices"
+        rows.append(("dcn", work.dcn_bytes, "B", chip.dcn_bandwidth, bound.dcn_s, note))
     for name, amount, unit, rate, seconds, note in rows:
         table.add_row(
             name,
@@ -149,28 +161,25 @@ def _mover_table(plan: Plan, count: int) -> Table:
 
 
 def _collective_table(plan: Plan) -> Table:
+    several = plan.slices > 1
     table = plain_table(
-        "collectives per step", right=("devices", "times", "values", "received"), left="part"
+        "collectives per step",
+        right=("devices", "times", "values", "received", *(["over DCN"] if several else [])),
+        left="part",
     )
+
+    def add(kind: str, group: str, found: Sequence[Collectives], part: str) -> None:
+        sizes = [sum(c.bytes for c in found), sum(c.received for c in found)]
+        if several:
+            sizes.append(sum(c.between for c in found))
+        count = sum(c.count for c in found)
+        table.add_row(kind, group, f"{count:,}", *(f"{_format_si(n)}B" for n in sizes), part)
+
     for one in plan.collectives[:_ROWS]:
-        table.add_row(
-            one.kind,
-            f"{one.group}",
-            f"{one.count:,}",
-            f"{_format_si(one.bytes)}B",
-            f"{_format_si(one.received)}B",
-            one.part,
-        )
+        add(one.kind, f"{one.group}", [one], one.part)
     rest = plan.collectives[_ROWS:]
     if rest:
-        table.add_row(
-            "others",
-            "",
-            f"{sum(c.count for c in rest):,}",
-            f"{_format_si(sum(c.bytes for c in rest))}B",
-            f"{_format_si(sum(c.received for c in rest))}B",
-            "",
-        )
+        add("others", "", rest, "")
     return table
 
 
@@ -222,6 +231,8 @@ def _fit_message(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     notes = list(_NOTES)
+    if plan.slices > 1:
+        notes.append(_DCN_NOTE)
     if plan.unknown_loops:
         notes.append(f"{plan.unknown_loops} loops with an unknown number of iterations count once.")
     return [*notes, f"Source of the rates: {plan.chip.source}."]
@@ -308,6 +319,8 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "assumed_mfu": assumed_mfu,
         "chip_hours_at_assumed_mfu": hours(bound.seconds_at_mfu(assumed_mfu)),
         "compile_s": round(plan.compile_s, 1),
+        "slices": plan.slices,
+        "dcn_gb": _in_giga(plan.work.dcn_bytes),
     }
 
 

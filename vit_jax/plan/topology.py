@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any
 
+from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, nearest
 from vit_jax.plan.chips import GPUS, TPUS, Chip, cpu_chip, gpu_chip
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
@@ -23,7 +24,7 @@ _MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 MOST_GPUS_OF_A_NODE = 8
-_EXAMPLES = {"tpu": "v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4", "gpu": "h200:8, h100:8x4, l4"}
+_EXAMPLES = {"tpu": "v5e:16x16, 2*v6e:8x8, v4:4x4x4, v5p:4x4x4", "gpu": "h200:8, h100:8x4, l4"}
 
 
 class MissingLibraryError(UserError):
@@ -39,14 +40,17 @@ class Topology:
         platform: "tpu", "cpu" or "gpu".
         generation: generation of a TPU, e.g. "v5e"; kind of GPU, e.g. "h100"; else the platform,
             which stands for devices of this machine.
-        shape: shape of a TPU slice; (GPUs of a node, nodes); else the number of devices, or empty
-            for all devices.
+        shape: shape of a TPU slice; else the number of devices (of a node), or empty for all of
+            this machine.
+        slices: number of TPU slices of this shape, or of GPU nodes, connected by the data center
+            network.
     """
 
     name: str
     platform: str
     generation: str
     shape: tuple[int, ...]
+    slices: int = 1
 
     @property
     def is_here(self) -> bool:
@@ -62,28 +66,45 @@ def parse_topology(name: str) -> Topology:
 
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
+    >>> parse_topology("2*v5e:4x4").slices
+    2
     """
-    match = re.fullmatch(r"([\w-]+)(?::(\d+(?:x\d+)*))?", name)
+    count, star, one = name.rpartition("*")
+    match = re.fullmatch(r"([\w-]+)(?::(\d+(?:x\d+)*))?", one)
     kinds = (*TPUS, *GPUS, "cpu", "gpu")
-    kind = match[1] if match else name.partition(":")[0]
+    kind = match[1] if match else one.partition(":")[0]
     if match is None or kind not in kinds:
         raise ConfigError(
             f"--topology={name}",
-            f"a TPU slice ({_EXAMPLES['tpu']}), GPUs of one or several nodes ({_EXAMPLES['gpu']};"
+            f"TPU slices ({_EXAMPLES['tpu']}), GPUs of one or several nodes ({_EXAMPLES['gpu']};"
             f" {', '.join(GPUS)}), or devices of this machine (cpu:8, gpu, gpu:4)",
             f"did you mean {nearest(kind.lower(), kinds)!r}?",
         )
     shape = tuple(int(side) for side in match[2].split("x")) if match[2] else ()
+    if star and (not count.isdecimal() or int(count) == 0 or kind not in TPUS):
+        raise ConfigError(
+            f"--topology={name}",
+            "a number of TPU slices in front of *, such as 2*v5e:16x16",
+            f"use --topology={_without_star(count, one, kind)}",
+        )
     if kind in TPUS:
-        _check_slice(name, TPUS[kind], shape)
-        return Topology(name, "tpu", kind, shape)
+        _check_slice(one, TPUS[kind], shape)
+        return Topology(name, "tpu", kind, shape, int(count) if star else 1)
     if kind in GPUS:
-        return Topology(name, "gpu", kind, _check_nodes(name, kind, shape))
+        gpus, nodes = _check_nodes(name, kind, shape)
+        return Topology(name, "gpu", kind, (gpus,), nodes)
     if len(shape) > 1 or 0 in shape:
         raise ConfigError(
             f"--topology={name}", f"{kind} or {kind}:COUNT", "give the number of devices"
         )
     return Topology(name, kind, kind, shape)
+
+
+def _without_star(count: str, one: str, kind: str) -> str:
+    if kind in GPUS and count.isdecimal() and int(count) and re.fullmatch(r"[\w-]+:\d+", one):
+        return f"{one}x{count}"
+    here = kind in ("cpu", "gpu")
+    return one + (", and --config.mesh.slices=N to cut it into slices" if here else "")
 
 
 def _check_nodes(name: str, kind: str, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -120,7 +141,7 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
         raise ConfigError(
             f"--topology={name} with {math.prod(shape):,} chips",
             f"at most {chip.pod_chips:,} chips, the size of a {chip.name} pod",
-            "plan for a smaller slice or another TPU",
+            f"plan for several slices, e.g. 2*{generation}:{example}, or for another TPU",
         )
 
 
@@ -200,7 +221,9 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     if any(side % 2 for side in topology.shape[:2]):
         options["chips_per_host_bounds"] = (*(1 if s % 2 else 2 for s in topology.shape[:2]), 1)
     try:
-        found = topologies.get_topology_desc(topology.name, "tpu", **options)
+        found = topologies.get_topology_desc(
+            topology.name.rpartition("*")[2], "tpu", num_slices=topology.slices, **options
+        )
     except Exception as error:  # libtpu raises various types. The cause is the shape.
         raise ConfigError(
             f"--topology={topology.name}: {str(error).splitlines()[0]}",
@@ -228,10 +251,12 @@ def _gpu_devices(topology: Topology) -> list[Any]:
         chip.memory_bytes,
         chip.memory_bandwidth,
     )
-    gpus, nodes = topology.shape
-    # Slices x hosts x devices. JAX puts the GPUs of a node into one slice.
+    # Slices x hosts x devices.
     found = topologies.get_topology_desc(
-        topology.generation, "cuda", target_config=text, topology=f"{nodes}x1x{gpus}"
+        topology.generation,
+        "cuda",
+        target_config=text,
+        topology=f"{topology.slices}x1x{topology.shape[0]}",
     )
     return list(found.devices)
 
@@ -255,6 +280,26 @@ def usable_gpu_memory(memory_bytes: float) -> float:
         except (KeyError, ValueError):
             continue
     return _MEMORY_FRACTION * memory_bytes
+
+
+def with_nodes(config: Config, topology: Topology) -> Config:
+    """Returns a config that divides GPUs that are not there into the nodes of the topology.
+
+    JAX does not number the nodes of such GPUs, so `mesh.slices` must say how many there are.
+
+    Raises:
+        ConfigError: the config says another number of nodes.
+    """
+    if topology.platform != "gpu" or topology.is_here:
+        return config
+    if config.mesh.slices not in (-1, topology.slices):
+        raise ConfigError(
+            f"is {config.mesh.slices}, but --topology={topology.name} has {topology.slices} nodes",
+            f"-1 or {topology.slices}",
+            "set mesh.slices=-1 to use the nodes of the topology",
+            key="mesh.slices",
+        )
+    return config.replace(mesh=config.mesh.replace(slices=topology.slices))
 
 
 def chip_of(topology: Topology, devices: list[Any]) -> Chip:

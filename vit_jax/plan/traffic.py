@@ -1,10 +1,12 @@
 """Counts the bytes that a compiled step moves to and from device memory, and between devices."""
 
 import dataclasses
-import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from vit_jax.plan.hlo import Array, Computation, Instruction, Program, step_part
+from vit_jax.plan.replica_groups import replica_groups, source_target_pairs
 
 # Instructions that only name or forward an existing array.
 _NO_TRAFFIC = {
@@ -61,7 +63,7 @@ def bytes_moved(
     if kind == "dynamic-update-slice":
         update = operands[1].arrays[0]
         return _size_in_memory(update) + (update.padded_bytes if _is_in_memory(instruction) else 0)
-    made = results_written(instruction)
+    made = results_written(instruction) if kind != "send" else ()
     if kind.endswith("-start"):  # The results are: operands, real results, semaphores.
         made = made[len(operands) : 2 * len(operands)] or made
     return sum(map(_size_in_memory, made)) + sum(
@@ -188,6 +190,7 @@ class Collectives:
         part: part of the step.
         count: number of collectives in a step.
         bytes: total size of their values: after gathering, or before reducing.
+        between: bytes that each device receives from other slices or nodes in a step.
     """
 
     kind: str
@@ -195,6 +198,7 @@ class Collectives:
     part: str
     count: int
     bytes: int
+    between: float = 0.0
 
     @property
     def received(self) -> float:
@@ -208,7 +212,9 @@ class Collectives:
         return self.bytes * share.get(self.kind, part)
 
 
-def find_collectives(program: Program, devices: int) -> list[Collectives]:
+def find_collectives(
+    program: Program, devices: int, slices: Sequence[int] | None = None
+) -> list[Collectives]:
     """Returns the collectives of a program, sorted by decreasing received bytes.
 
     The compiler may split a collective into several instructions with the same channel; they count
@@ -217,17 +223,24 @@ def find_collectives(program: Program, devices: int) -> list[Collectives]:
     Args:
         program: program of one of several devices.
         devices: number of devices of the mesh, the group size of collectives without groups.
+        slices: slice or node of each device, in the order of the mesh; None: there is one.
     """
+    slices = [0] * devices if slices is None else slices
     by_channel: dict[str, Collectives] = {}
     for name, computation in program.computations.items():
         runs = program.runs.get(name, 0)
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
-            if not runs or kind not in _COLLECTIVES:
-                continue
-            found = _make_collective(kind, instruction, computation, runs, devices)
             channel = re.search(r"channel_id=(\d+)", instruction.text)
             key = channel[1] if channel else f"{name}/{instruction.name}"
+            if runs and kind == "recv" and "_xla_megascale_transfer_type" in instruction.text:
+                found, key = _make_transfer(instruction, runs, len(set(slices))), f"recv {key}"
+            elif runs and kind in _COLLECTIVES:
+                if name.startswith("all-reduce-scatter"):  # The TPU compiler's fused form.
+                    kind = "reduce-scatter"
+                found = _make_collective(kind, instruction, computation, runs, slices)
+            else:
+                continue
             known = by_channel.get(key)
             if found.group > 1 and (known is None or found.count > known.count):
                 by_channel[key] = found
@@ -235,45 +248,98 @@ def find_collectives(program: Program, devices: int) -> list[Collectives]:
 
 
 def sum_collectives(collectives: list[Collectives]) -> list[Collectives]:
-    """Adds up collectives of the same kind, group size and part. Sorts them by received bytes."""
-    sums: dict[tuple[str, int, str], Collectives] = {}
+    """Adds up collectives of the same kind, group size and part, sorted by received bytes.
+
+    Collectives inside a slice and those between slices stay apart.
+    """
+    sums: dict[tuple[str, int, str, bool], Collectives] = {}
     for one in collectives:
-        key = (one.kind, one.group, one.part)
-        before = sums.get(key, Collectives(*key, 0, 0))
-        sums[key] = Collectives(*key, before.count + one.count, before.bytes + one.bytes)
+        key = (one.kind, one.group, one.part, one.between > 0)
+        before = sums.get(key, Collectives(*key[:3], 0, 0))
+        sums[key] = Collectives(
+            *key[:3],
+            before.count + one.count,
+            before.bytes + one.bytes,
+            before.between + one.between,
+        )
     return sorted(sums.values(), key=lambda c: -c.received)
 
 
 def _make_collective(
-    kind: str, instruction: Instruction, computation: Computation, runs: int, devices: int
+    kind: str,
+    instruction: Instruction,
+    computation: Computation,
+    runs: int,
+    slices: Sequence[int],
 ) -> Collectives:
     operands = [computation[name] for name in instruction.operands if name in computation]
     size = sum(array.bytes for operand in operands for array in operand.arrays)
-    group = group_size(instruction.text, devices) if kind != "collective-permute" else devices
+    if kind == "collective-permute":
+        group, groups = len(slices), [list(p) for p in source_target_pairs(instruction.text)]
+    else:
+        groups = replica_groups(instruction.text, len(slices))
+        group = len(groups[0])
     if kind == "all-gather":
         size *= group
-    return Collectives(kind, group, step_part(instruction.op_name), runs, size * runs)
+    between = bytes_between_slices(kind, size, groups, slices)
+    part = step_part(instruction.op_name)
+    return Collectives(kind, group, part, runs, size * runs, between * runs)
 
 
-def group_size(text: str, devices: int) -> int:
-    """Returns the number of devices in each group of a collective.
+def _make_transfer(instruction: Instruction, runs: int, slices: int) -> Collectives:
+    """Returns a collective between slices, which the TPU compiler writes as a send and a recv.
+
+    It splits each collective over several slices: one part inside a slice, with replica groups of
+    the devices of one slice, and one part between slices, which the runtime on the hosts executes.
+    """
+    match = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.text)
+    kind = match[1].lower().replace("_", "-") if match else ""
+    kind = "collective-permute" if kind == "one-to-one" else kind
+    size = instruction.arrays[0].bytes * (slices if kind == "reduce-scatter" else 1)
+    if kind == "collective-permute":
+        between = float(size)
+    else:
+        between = bytes_between_slices(kind, size, [range(slices)], range(slices))
+    return Collectives(kind, slices, "between slices", runs, size * runs, between * runs)
+
+
+def bytes_between_slices(
+    kind: str, size: float, groups: Sequence[Sequence[int]], slices: Sequence[int]
+) -> float:
+    """Returns the bytes that each device receives from other slices or nodes in a collective.
+
+    These are the fewest bytes that must enter a slice, divided evenly over its devices. So it is
+    a lower bound: in an all-reduce every slice first adds up its own values, sends each sum once,
+    and passes on inside what it receives. If slices differ, the one that receives most counts.
 
     Args:
-        text: attributes with `replica_groups` as lists {{0,1},{2,3}}, as [groups,size]<=[...] or as
-            mesh axes.
-        devices: number of all devices, which is the result if there are no groups.
+        kind: kind of the collective.
+        size: bytes of its value: after gathering, or before reducing.
+        groups: devices of each group; (source, target) for a collective-permute.
+        slices: slice or node of each device.
 
-    >>> group_size("replica_groups={{0,1},{2,3}}", 4), group_size("replica_groups=[2,8]<=[16]", 16)
-    (2, 8)
+    >>> bytes_between_slices("all-reduce", 100, [[0, 1, 2, 3]], [0, 0, 1, 1])  # 2 * 1/2 of 50
+    50.0
     """
-    match = re.search(r"replica_groups=\{\{([\d,]*)\}", text)
-    if match:
-        return len(match[1].split(",")) if match[1] else devices
-    match = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", text)
-    if match:
-        return int(match[2])
-    match = re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]\s*\{([^}]*)\}", text)
-    if match:
-        sizes = {m[0]: int(m[1]) for m in re.findall(r"'([^']+)'=(\d+)", match[1])}
-        return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", match[2]))
-    return devices
+    if len(set(slices)) == 1:
+        return 0.0
+    entering: Counter[int] = Counter()
+    for group in groups:
+        members = Counter(slices[device] for device in group)
+        if len(members) == 1:
+            continue
+        if kind in ("collective-permute", "collective-broadcast"):
+            for name in members.keys() - {slices[group[0]]}:
+                entering[name] += size
+            continue
+        for name, here in members.items():
+            own = here / len(group)
+            reduced, gathered = (len(members) - 1) * own, 1 - own
+            share = {
+                "all-reduce": reduced + gathered,
+                "reduce-scatter": reduced,
+                "all-gather": gathered,
+            }
+            entering[name] += size * share.get(kind, here * gathered)  # Else an all-to-all.
+    devices = Counter(slices)
+    return max((entering[name] / devices[name] for name in entering), default=0.0)

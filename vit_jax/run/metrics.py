@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -120,10 +121,11 @@ class MetricsWriter:
 class ExampleLog:
     """Logs the examples of each training step, in one file for each host: examples-HOST.jsonl.
 
-    A line holds the step, the host's rows of the global batch, and either the example indices or
-    their hash. The hash is a sum over rows, modulo 2^64: adding the hashes of all hosts gives the
-    hash of the global batch, so runs on different numbers of hosts can be compared. An example's
-    index is its position in the training split, or in its subset if `data.subset` is set.
+    A line holds the step, the first row and the end of each block of the host's rows of the global
+    batch (usually one block), and either the example indices or their hash. The hash is a sum over
+    rows, modulo 2^64: adding the hashes of all hosts gives the hash of the global batch, so runs on
+    different numbers of hosts can be compared. An example's index is its position in the training
+    split, or in its subset if `data.subset` is set.
 
     Args:
         workdir: run folder.
@@ -136,8 +138,11 @@ class ExampleLog:
         RunFolderError: the folder cannot be written.
     """
 
-    def __init__(self, workdir: Path, host: int, rows: range, *, start_step: int, kind: str):
+    def __init__(
+        self, workdir: Path, host: int, rows: Sequence[int], *, start_step: int, kind: str
+    ):
         self._path, self._rows, self._kind = workdir / f"examples-{host}.jsonl", rows, kind
+        self._blocks = _blocks(rows)
         self._file: TextIO | None = None
         if kind == "none":
             return
@@ -164,7 +169,7 @@ class ExampleLog:
         """
         if self._file is None:
             return
-        row = {"step": step, "rows": [self._rows.start, self._rows.stop]}
+        row: dict[str, Any] = {"step": step, "rows": self._blocks}
         if self._kind == "hash":
             row["hash"] = f"{example_hash(self._rows, indices):016x}"
         else:
@@ -176,9 +181,16 @@ class ExampleLog:
             raise _unwritable(self._path, error) from None
 
 
-def example_hash(rows: range, indices: np.ndarray) -> int:
+def _blocks(rows: Sequence[int]) -> list[int]:
+    """Returns the first row and the end of each block: [0, 1, 4, 5, 6] is [0, 2, 4, 7]."""
+    breaks = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
+    starts, ends = [0, *breaks], [*breaks, len(rows)]
+    return [n for a, b in zip(starts, ends, strict=True) for n in (rows[a], rows[b - 1] + 1)]
+
+
+def example_hash(rows: Sequence[int], indices: np.ndarray) -> int:
     """Returns the sum over rows, modulo 2^64, of a hash of row number and example index."""
-    row_numbers = np.arange(rows.start, rows.stop, dtype=np.uint64)
+    row_numbers = np.array(rows, dtype=np.uint64)
     states = (row_numbers << np.uint64(40)) ^ indices.astype(np.uint64)
     return int(splitmix64(states).sum(dtype=np.uint64))
 
