@@ -1,9 +1,10 @@
-"""Prints plans.csv as the table of README.md.
+"""Prints plans.csv or another table of plans as in README.md.
 
-python experiments/pod_plans/table.py
+python experiments/pod_plans/table.py [gpu_plans.csv]
 """
 
 import csv
+import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -13,9 +14,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """Returns plans.csv as a Markdown table."""
-    with (FOLDER / "plans.csv").open(newline="") as file:
+def table(name: str = "plans.csv") -> str:
+    """Returns a table of plans in Markdown."""
+    with (FOLDER / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     lines = ["| " + " | ".join(_COLUMNS) + " |", "| --- " * len(_COLUMNS) + "|"]
     return "\n".join([*lines, *map(_line, rows)]) + "\n"
@@ -43,4 +44,4 @@ def _line(row: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table(*sys.argv[1:]), end="")

@@ -78,4 +78,4 @@ def test_traffic_between_nodes_is_counted_apart(tmp_path):
     ring = 2 * 3 / 4 / 2 * figures["parameters"] / 1e9
     assert 2 * ring <= figures["dcn_gb"] < 4.1 * ring
     assert figures["dcn_gb"] < figures["received_gb"]
-    assert "50.0 GB/s" in shown
+    assert "50.00 GB/s" in shown

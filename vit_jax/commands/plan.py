@@ -1,16 +1,25 @@
-"""Plan a run for a TPU slice, without a TPU: memory, time and collectives.
+"""Plan a run for TPUs or GPUs that are not there: memory, time and collectives.
 
     python -m vit_jax plan --config=configs/pretrain.py:imagenet2012,L/16 --topology=v5e:4x4
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5p:4x4x8 --config.model.remat=full
     python -m vit_jax plan --config=FILE.py:ARG --topology='2*v5e:16x16'
+    python -m vit_jax plan --config=FILE.py:ARG --topology=h100:8x4
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
 compiler: pip install 'vit_jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
-network (DCN). cpu:8 is eight forced CPU devices, gpu is all GPUs of this
-machine. Plans for well-known datasets need no data.
+network (DCN).
+
+Plans for GPUs need no GPU and no driver: pip install 'vit_jax[cuda]'. h200:8 is one node with 8
+GPUs, h100:8x4 is 4 nodes with 8 GPUs each, l4 is one GPU. Kinds: a100 (80 GB), a100-40gb,
+a100-pcie, h100 (SXM), h100-pcie, h200, b200, l4, l40, l40s, rtx3090, rtx4090. XLA cannot time
+kernels without a GPU, so it takes cuBLAS's matmuls; on a real GPU it may choose others. XLA_FLAGS
+can change that.
+
+cpu:8 is eight forced CPU devices, gpu is all GPUs of this machine. Plans for well-known datasets
+need no data.
 """
 
 import argparse
@@ -40,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         required=True,
-        help="v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, 2*v5e:16x16 (two slices), cpu:8, gpu",
+        help="TPU: v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, 2*v5e:16x16 (two slices). GPU: h200:8"
+        " (8 GPUs), h100:8x4 (4 nodes with 8 GPUs each), a100:8, b200:8, l4. This machine: cpu:8,"
+        " gpu",
     )
     parser.add_argument("--num_classes", type=positive_int, help="default: those of the dataset")
     parser.add_argument(

@@ -121,7 +121,7 @@ def _step_table(plan: Plan) -> Table:
         ("network", work.network_bytes, "B", chip.link_bandwidth, bound.network_s, "received"),
     ]
     if plan.slices > 1:
-        note = "received between slices"
+        note = "received between slices or nodes"
         rows.append(("dcn", work.dcn_bytes, "B", chip.dcn_bandwidth, bound.dcn_s, note))
     for name, amount, unit, rate, seconds, note in rows:
         table.add_row(

@@ -311,6 +311,9 @@ def chip_of(topology: Topology, devices: list[Any]) -> Chip:
     if not topology.is_here:
         chip = GPUS[topology.generation]
         assert chip.memory_bytes is not None
-        return dataclasses.replace(chip, memory_bytes=usable_gpu_memory(chip.memory_bytes))
+        usable = usable_gpu_memory(chip.memory_bytes)
+        part = f"{usable / chip.memory_bytes:.0%} of the {chip.memory_bytes / 1e9:.0f} GB"
+        source = f"{chip.source}. Memory: {part}, which JAX takes ({_MEMORY_VARIABLES[0]})"
+        return dataclasses.replace(chip, memory_bytes=usable, source=source)
     stats = devices[0].memory_stats() or {}
     return gpu_chip(devices[0].device_kind, stats.get("bytes_limit"))
