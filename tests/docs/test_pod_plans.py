@@ -1,10 +1,12 @@
-"""The page of pod plans shows plans.csv, and the recipes and slices in it exist."""
+"""The page of plans shows plans.csv and gpu_plans.csv; their recipes and topologies exist."""
 
 import csv
 import math
 import re
 import runpy
 from pathlib import Path
+
+import pytest
 
 from vit_jax.config.file import load_config
 from vit_jax.plan.topology import parse_topology
@@ -14,23 +16,40 @@ FOLDER = ROOT / "experiments" / "pod_plans"
 PAGE = (FOLDER / "README.md").read_text()
 
 
-def rows():
-    return list(csv.DictReader((FOLDER / "plans.csv").read_text().splitlines()))
+TABLES = ("plans.csv", "gpu_plans.csv")
 
 
-def test_the_table_on_the_page_equals_plans_csv():
-    table = runpy.run_path(str(FOLDER / "table.py"))["table"]()
-    shown = re.search(r"<!-- table.py -->\n\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
+def rows(name="plans.csv"):
+    return list(csv.DictReader((FOLDER / name).read_text().splitlines()))
+
+
+@pytest.mark.parametrize(("name", "mark"), zip(TABLES, ("", " gpu_plans.csv"), strict=True))
+def test_the_tables_on_the_page_equal_the_files(name, mark):
+    table = runpy.run_path(str(FOLDER / "table.py"))["table"](name)
+    shown = re.search(rf"<!-- table.py{mark} -->\n\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
     assert shown is not None
     assert shown[1] == table
 
 
-def test_recipe_and_topology_of_every_row_exist():
-    assert len(rows()) >= 5
-    for row in rows():
+@pytest.mark.parametrize("name", TABLES)
+def test_recipe_and_topology_of_every_row_exist(name):
+    assert len(rows(name)) >= 5
+    for row in rows(name):
         config = load_config(str(ROOT / row["recipe"]))
-        assert math.prod(parse_topology(row["topology"]).shape) == int(row["devices"])
+        topology = parse_topology(row["topology"])
+        assert math.prod(topology.shape) * topology.slices == int(row["devices"])
         assert config.data.image_size == int(row["image_size"])
+
+
+def test_gpus_of_one_and_of_several_nodes_are_planned():
+    planned = {(row["model"], row["topology"]) for row in rows("gpu_plans.csv")}
+    assert planned >= {
+        ("ViT-B/16", "h100:8"), ("ViT-L/16", "h100:8x4"), ("ViT-H/14", "h200:8")
+    }  # fmt: skip
+    script = (FOLDER / "make.sh").read_text()
+    for row in rows("gpu_plans.csv"):
+        command = f"plan {row['recipe'].removeprefix('configs/')} {row['topology']}"
+        assert command in script, command
 
 
 def test_the_large_models_are_planned():

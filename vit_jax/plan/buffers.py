@@ -16,7 +16,8 @@ from vit_jax.plan.hlo import Computation, Instruction, Program, step_part
 
 _FORWARDED = {
     "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done",
-    "collective-permute-done", "async-done", "optimization-barrier", "opt-barrier", "domain",
+    "reduce-scatter-done", "collective-permute-done", "async-done", "optimization-barrier",
+    "opt-barrier", "domain",
 }  # fmt: skip
 
 
@@ -131,6 +132,9 @@ def _values(
         return [None] * count
     if kind == "while" or (kind in _FORWARDED and given and len(given[0]) == count):
         return list(given[0])
+    start = computation.get(instruction.operands[0]) if kind.endswith("-done") else None
+    if start is not None and _repeats_operands(start):
+        return given[0][len(start.operands) : len(start.operands) + count]
     if kind in _FORWARDED:  # The end of an asynchronous operation: operand and result.
         fitting = [v for v in (given[0] if given else []) if v is not None]
         return ([*fitting[:count], *[None] * count])[:count]
@@ -145,7 +149,16 @@ def _values(
             v if k == (0 if kind == "copy-start" else count - 2) else None
             for k, v in enumerate(made)
         ]
+    if _repeats_operands(instruction):
+        read = [value for values in given for value in values]
+        return [*read, *made[len(read) :]] if len(read) == len(given) else made
     return [_in_place_result(instruction, k, v, given) for k, v in enumerate(made)]
+
+
+def _repeats_operands(instruction: Instruction) -> bool:
+    """Returns whether the results are the operands, then the real results: all-gather-start."""
+    names = ("all-gather-start", "reduce-scatter-start", "collective-permute-start")
+    return instruction.opcode in names and len(instruction.arrays) >= 2 * len(instruction.operands)
 
 
 def _in_place_result(

@@ -176,7 +176,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
     )
     state = _state_bytes(program)
-    model_flops, executed_flops = _flops(program, len(devices))
+    model_flops, traced_flops = _flops(program, len(devices))
     begin = time.perf_counter()
     compiled, memory = None, None
     try:
@@ -189,7 +189,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []
     movers: list[Mover] = []
-    traffic, received, between, unknown_loops = None, None, None, 0
+    traffic, received, between, unknown_loops, kernel_flops = None, None, None, 0, 0
     if compiled is not None:
         text = compiled.as_text() or ""
         parsed = parse(text)
@@ -197,11 +197,12 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
         traffic = float(count_bytes(parsed))
         movers = find_movers(parsed)
-        executed_flops += attention_flops(parsed)
+        kernel_flops = attention_flops(parsed)
         received = sum(c.received for c in collectives)
         between = sum(c.between for c in collectives) if len(set(slices)) > 1 else None
         unknown_loops = len(parsed.unknown_loops)
     assert memory is not None
+    executed_flops = model_flops if traced_flops is None else traced_flops + kernel_flops
     return Plan(
         config,
         chip,
@@ -275,15 +276,17 @@ def _state_bytes(program: Program) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}
 
 
-def _flops(program: Program, devices: int) -> tuple[float, float]:
-    """Returns the model FLOPs and the executed FLOPs of a step on each device."""
+def _flops(program: Program, devices: int) -> tuple[float, float | None]:
+    """Returns the model FLOPs and the traced FLOPs of a step on each device.
+
+    The trace does not contain the matrix products of cuDNN's attention, see `attention_flops`. If
+    it contains a loop with an unknown number of iterations, its FLOPs are None.
+    """
     model = program.flops_per_image * program.config.data.global_batch_size
+    traced = jax.make_jaxpr(program.step_fn)(
+        program.abstract, program.batch_shapes(), *program.abstract_frozen
+    )
     try:
-        traced = jax.make_jaxpr(program.step_fn)(
-            program.abstract, program.batch_shapes(), *program.abstract_frozen
-        )
-        executed = 2 * count_macs(traced.jaxpr)
+        return model / devices, 2 * count_macs(traced.jaxpr) / devices
     except ValueError:  # A loop with an unknown number of iterations.
-        executed = 0
-    # The trace does not contain the matrix products of cuDNN's attention, see `attention_flops`.
-    return model / devices, (executed or model) / devices
+        return model / devices, None
