@@ -53,6 +53,21 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
 
 
 @pytest.mark.multidevice
+def test_a_plan_for_cpu_devices_cut_into_two_slices(tmp_path):
+    path = tmp_path / "plan.json"
+    slices = ("--config.mesh.slices=2", "--config.mesh.data=2", "--config.mesh.fsdp=2")
+    done = plan("--topology=cpu:4", f"--output={path}", *slices, *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mesh data=2, fsdp=2, tensor=1 on 2 slices or nodes, fsdp_tensor" in done.stdout
+    assert "over DCN" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    found = json.loads(path.read_text())
+    assert found["slices"] == 2
+    # The f32 gradients are summed inside a slice, then each device exchanges its half of them.
+    assert found["dcn_gb"] * 1e9 == pytest.approx(4 * found["parameters"] / 2, rel=0.05)
+
+
+@pytest.mark.multidevice
 @pytest.mark.slow
 def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     found = tmp_path / "best.json"

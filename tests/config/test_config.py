@@ -73,6 +73,7 @@ def test_the_smallest_config_has_four_required_parts():
         ("mesh__data", 0, "mesh data=0, fsdp=1, tensor=1"),
         ("mesh__fsdp", -1, "mesh data=-1, fsdp=-1, tensor=1"),
         ("mesh__tensor", -2, "'mesh.tensor' is -2"),
+        ("mesh__slices", 0, "'mesh.slices' is 0"),
     ],
 )
 def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
@@ -383,6 +384,7 @@ def test_a_run_may_resume_with_another_mesh_scan_and_remat():
     model = {"name": "ViT-Ti/16", "scan": False, "remat": "full"}
     model["attention_implementation"] = "xla"
     mesh = {"fsdp": 2, "tensor": 2, "preset": "fsdp_tensor", "rules": [["head/.*", ["data"]]]}
+    mesh["slices"] = 2
     one = Config.from_mapping(base)
     other = Config.from_mapping(base | {"model": model, "mesh": mesh})
     assert differences(one, other) == []

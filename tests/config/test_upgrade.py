@@ -40,7 +40,9 @@ def read(tmp_path, model, mesh=OLD_MESH):
 @pytest.mark.parametrize("name", ["ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"])
 def test_an_old_config_is_upgraded_when_read(tmp_path, name):
     options = {"name": name, "remat": "full", "representation_size": 4}
-    assert read(tmp_path, options).model == model_options(**options)
+    found = read(tmp_path, options)
+    assert found.model == model_options(**options)
+    assert found.mesh.slices == -1  # What the devices say, as before there was this key.
 
 
 def test_a_config_of_this_version_is_not_changed(tmp_path):

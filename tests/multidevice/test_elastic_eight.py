@@ -35,7 +35,8 @@ pytestmark = [
 FSDP = {"data": 1, "fsdp": 8, "preset": "fsdp"}
 TENSOR = {"data": 2, "fsdp": 1, "tensor": 4, "slices": 2}
 STEPS = 8
-# Steps after which the run moves: to fsdp, to tensor on two slices, back to one device with its layers unrolled.
+# Steps after which the run moves: to fsdp, to tensor on two slices, back to one device with its
+# layers unrolled.
 FIRST, SECOND, THIRD = 2, 4, 6
 
 

@@ -56,6 +56,15 @@ def test_a_dry_run_prints_the_one_command(script, arguments, message):
         assert text in printed
 
 
+def test_xpk_starts_the_number_of_slices_and_passes_the_mesh():
+    """As on the page."""
+    mesh = "--config.mesh.slices=3 --config.mesh.data=3 --config.mesh.fsdp=-1"
+    printed = dry("xpk.sh", "train", SLICES="3", TYPE="v5litepod-16", ARGUMENTS=mesh)
+    assert "--tpu-type=v5litepod-16 --num-slices=3 " in printed
+    assert printed.rstrip().endswith(mesh)
+    assert "--num-slices=3" in dry("xpk.sh", "cluster", SLICES="3")
+
+
 def test_processes_on_a_gpu_server_get_equal_shares_of_its_gpus(tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i:; done\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

@@ -20,7 +20,7 @@ mesh = Mesh(devices, AXES)
 rows = host_rows(mesh, 8)
 batch = {"x": np.array(rows, np.int32)[:, None] * 10}
 whole = to_devices(batch, mesh)["x"]
-held = {str(shard.index[0].start): shard.data.ravel().tolist() for shard in whole.addressable_shards}
+held = {str(s.index[0].start): s.data.ravel().tolist() for s in whole.addressable_shards}
 print(json.dumps([list(rows), whole.shape, held]))
 """
 

@@ -107,6 +107,19 @@ def test_open_mpi_4_has_the_coordinator_and_open_mpi_5_works_on_one_host():
     assert 61440 <= int(port) <= 65535
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_hosts_of_several_tpu_slices_are_numbered_slice_by_slice(monkeypatch, worker):
+    """The variables that GKE sets in a JobSet of two slices with two hosts each."""
+    monkeypatch.setattr("jax._src.clusters.cloud_tpu_cluster.running_in_cloud_tpu_vm", True)
+    environ = {
+        "JOB_COMPLETION_INDEX": f"{worker}", "TPU_WORKER_HOSTNAMES": "slice1-0,slice1-1",
+        "TPU_WORKER_ID": f"{worker}", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1",
+        "MEGASCALE_COORDINATOR_ADDRESS": "localhost:8081",
+    }  # fmt: skip
+    expected = Launch("tpu", "localhost:8482", 4, 2 + worker)
+    assert detect(environ=environ) == detect("jobset", environ=environ) == expected
+
+
 def test_the_number_of_a_jobset_pod_is_its_index():
     pod = {
         "KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3",

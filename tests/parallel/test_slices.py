@@ -150,6 +150,18 @@ def test_the_hosts_of_tpu_slices_load_every_row_once(slices, sizes):
     assert sorted(rows) == list(range(64 * slices))
 
 
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("sizes", [{"fsdp": 2}, {"fsdp": 8}, {"fsdp": 2, "tensor": 2}])
+def test_an_axis_may_be_a_part_of_a_side_of_a_slice(slices, sizes):
+    """JAX's own make_mesh splits a side for v5e only: on v6e a mesh of 2 x 8 was an error."""
+    devices = [
+        dataclasses.replace(device, device_kind="TPU v6 lite") for device in v5e_slices(slices, 4)
+    ]
+    mesh = make_mesh(MeshConfig(**sizes), devices)
+    assert mesh.shape["fsdp"] == sizes["fsdp"]
+    assert set(mesh.devices.flat) == set(devices)
+
+
 def test_rows_of_a_host_may_be_several_blocks():
     mesh = make_mesh(MeshConfig(), v5e_slices(1, 4))
     # Chips 0, 1 and 5, 4 of the ring 0 1 2 3 7 6 5 9 10 11 15 14 13 12 8 4.

@@ -148,6 +148,11 @@ def test_the_search_tries_the_usual_meshes(devices, expected):
     assert meshes(config(), devices) == expected
 
 
+def test_the_search_tries_fsdp_inside_each_slice():
+    expected = [(32, 1, 1), (1, 32, 1), (2, 16, 1), (8, 4, 1), (1, 16, 2)]
+    assert meshes(config(), 32, slices=2) == expected
+
+
 def test_policies_that_come_to_the_same_are_tried_once():
     assert remat_policies(config(), "cpu") == ("none", "dots", "full")
     assert remat_policies(config(), "tpu") == ("none", "full")

@@ -57,6 +57,28 @@ def test_a_small_step_compiles_for_a_tpu_slice(tmp_path):
     assert 0.95 < figures["executed_tflop_a_device"] / figures["model_tflop_a_device"] < 1.05
 
 
+def test_a_small_step_compiles_for_two_slices(tmp_path):
+    figures, shown = plan(
+        tmp_path,
+        "2*v5e:2x4",
+        "--config.data.global_batch_size=64",
+        "--config.mesh.data=2",
+        "--config.mesh.fsdp=8",
+    )
+    assert (figures["devices"], figures["slices"], figures["mesh_data"]) == (16, 2, 2)
+    assert "mesh data=2, fsdp=8, tensor=1 on 2 slices or nodes" in shown
+    # Each chip exchanges its eighth of the gradients, bfloat16 or float32, which are padded to
+    # whole tiles. Without slices an eighth would not be enough: all of them would cross.
+    shard = figures["parameters"] / 8 / 1e9
+    assert 2 * shard < figures["dcn_gb"] < 4 * shard
+    assert figures["dcn_gb"] < 0.1 * figures["received_gb"]
+    # The compiler reduces and scatters inside a slice, then sums over the two slices.
+    rows = [line.split() for line in shown.splitlines()]
+    assert any(row[:2] == ["all-reduce", "2"] and "slices" in row for row in rows)
+    assert any(row[:2] == ["reduce-scatter", "8"] for row in rows)
+    assert any(row[0] == "dcn" and "3.12" in row for row in rows if row)
+
+
 def test_a_run_that_does_not_fit_is_reported_without_an_error(tmp_path):
     figures, shown = plan(
         tmp_path,

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.mesh_utils import create_hybrid_device_mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
@@ -35,15 +35,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     devices = list(jax.devices() if devices is None else devices)
     sizes = _axis_sizes(config, len(devices))
     slices = len(set(slice_of_devices(devices, config.slices)))
-    axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    if slices == 1:
-        return jax.make_mesh(sizes, AXES, devices=devices, axis_types=axis_types)
     between = _sizes_between_slices(sizes, slices)
-    inside = tuple(size // n for size, n in zip(sizes, between, strict=True))
-    if stated_slices(devices) is None:
-        return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=axis_types)
-    placed = create_hybrid_device_mesh(inside, between, devices, allow_split_physical_axes=True)
-    return Mesh(placed, AXES, axis_types=axis_types)
+    # Without splitting, an axis must be a whole side of a TPU slice, and most meshes are an error.
+    if slices == 1:
+        placed = create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    elif stated_slices(devices) is None:
+        placed = np.array(devices).reshape(sizes)
+    else:
+        inside = tuple(size // n for size, n in zip(sizes, between, strict=True))
+        placed = create_hybrid_device_mesh(inside, between, devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
 def _axis_sizes(config: MeshConfig, devices: int) -> tuple[int, ...]:

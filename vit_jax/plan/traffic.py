@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from vit_jax.plan.hlo import Array, Computation, Instruction, Program, step_part
@@ -323,7 +323,7 @@ def bytes_between_slices(
     """
     if len(set(slices)) == 1:
         return 0.0
-    entering: Counter[int] = Counter()
+    entering: defaultdict[int, float] = defaultdict(float)
     for group in groups:
         members = Counter(slices[device] for device in group)
         if len(members) == 1:
