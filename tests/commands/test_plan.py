@@ -97,6 +97,7 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     [
         (["--topology=v5e:5"], "expected 2 sides"),
         (["--topology=tpu"], "did you mean"),
+        (["--topology=h100:16"], "use e.g. h100:8x2"),
         (["--topology=cpu:1", "--output=plan.txt"], "expected FILE.json or FILE.csv"),
         (["--topology=cpu:1", "--batch_sizes=8"], "without --search"),
         (["--topology=cpu:1", "--mfu=2"], "'2' is not a fraction between 0 and 1"),
@@ -118,6 +119,15 @@ def test_a_tpu_plan_without_libtpu_says_what_to_install(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "pip install 'vit_jax[tpu]'" in err
+
+
+def test_a_gpu_plan_without_the_cuda_plugin_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setitem(sys.modules, "jax_plugins", None)
+    assert main(["plan", CONFIG, "--topology=h200:8"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "pip install 'vit_jax[cuda]', or 'jax[cuda13]' in a clone" in err
 
 
 def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
