@@ -136,22 +136,42 @@ def test_collectives_between_slices_are_found_by_their_groups():
     assert one.received == pytest.approx(24 * LAYER * 2 * 7 / 8)
 
 
-def test_the_tpu_compiler_sends_and_receives_between_slices():
+RECV = (
+    "  %recv = (bf16[64,256]{1,0}, u32[], token[]) recv(%i), channel_id=7, is_host_transfer=true,"
+    ' frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+    '_xla_megascale_target=TARGET,_xla_megascale_transfer_type="KIND"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "group", "received"),
+    [
+        # Slices x chips: sums over two slices, or over four; the value is received once or 1.5x.
+        ("ALL_REDUCE", '"{1,2}x{0:7}"', 2, 1.0),
+        ("ALL_REDUCE", '"{1,2,3,4}x{0:3}"', 4, 1.5),
+        ("ALL_REDUCE", '"{1:4}x{0:3}"', 4, 1.5),
+        # Pairs of devices: each already has its half of what is gathered.
+        ("ALL_GATHER", "{{100000,200000},{100001,200001},{300000,400000}}", 2, 0.5),
+        # What is received is one of two halves of the reduced value.
+        ("REDUCE_SCATTER", "{{100000,200000},{100001,200001}}", 2, 1.0),
+        ("ONE_TO_ONE", "{{100000,200000}}", 2, 1.0),
+    ],
+)
+def test_the_tpu_compiler_sends_and_receives_between_slices(kind, target, group, received):
     """After reducing inside a slice, each device exchanges its part with the other slices."""
-    attributes = (
-        "channel_id=7, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="
-        '"xla_megascale_runtime",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type='
-        '"ALL_REDUCE"}'
-    )
-    recv = "  %recv = (bf16[64,256]{1,0}, u32[], token[]) recv(%i), " + attributes
+    recv = RECV.replace("TARGET", target).replace("KIND", kind)
     text = "\n".join(
         f"{line}\n{recv}" if " all-reduce(" in line else line for line in LOOP.splitlines()
     )
-    inside, between = find_collectives(parse(text), 16, [device // 8 for device in range(16)])
-    assert (inside.group, inside.between) == (8, 0.0)
-    assert (between.kind, between.group, between.part) == ("all-reduce", 2, "between slices")
-    assert between.between == between.received == between.bytes == 24 * LAYER / 8
-    # A send to the host that is no collective is none.
+    slices = [device // 8 for device in range(16)]
+    found = find_collectives(parse(text), 16, slices)
+    (inside,) = [one for one in found if not one.between]
+    (between,) = [one for one in found if one.between]
+    assert (inside.kind, inside.group) == ("all-reduce", 8)
+    assert (between.group, between.part, between.count) == (group, "between slices", 24)
+    assert between.between == pytest.approx(received * 24 * LAYER / 8)
+    assert between.received == pytest.approx(between.between)
+    # A transfer to the host that is no collective is none.
     assert len(find_collectives(parse(text.replace("_xla_megascale_transfer", "_")), 16)) == 1
 
 

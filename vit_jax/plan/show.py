@@ -161,17 +161,18 @@ def _mover_table(plan: Plan, count: int) -> Table:
 
 
 def _collective_table(plan: Plan) -> Table:
+    # Besides what is received, there is room for one size only.
     several = plan.slices > 1
     table = plain_table(
         "collectives per step",
-        right=("devices", "times", "values", "received", *(["over DCN"] if several else [])),
+        right=("devices", "times", *(("received", "dcn") if several else ("values", "received"))),
         left="part",
     )
 
     def add(kind: str, group: str, found: Sequence[Collectives], part: str) -> None:
-        sizes = [sum(c.bytes for c in found), sum(c.received for c in found)]
-        if several:
-            sizes.append(sum(c.between for c in found))
+        received = sum(c.received for c in found)
+        other = sum(c.between if several else c.bytes for c in found)
+        sizes = (received, other) if several else (other, received)
         count = sum(c.count for c in found)
         table.add_row(kind, group, f"{count:,}", *(f"{_format_si(n)}B" for n in sizes), part)
 

@@ -294,13 +294,22 @@ def _make_transfer(instruction: Instruction, runs: int, slices: int) -> Collecti
     """
     match = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.text)
     kind = match[1].lower().replace("_", "-") if match else ""
-    kind = "collective-permute" if kind == "one-to-one" else kind
-    size = instruction.arrays[0].bytes * (slices if kind == "reduce-scatter" else 1)
-    if kind == "collective-permute":
-        between = float(size)
+    # A target is slices x chips, "{1,2}x{0:7}", or groups of devices of different slices,
+    # {{100000,200000},{100001,200001}}. 1:4 stands for 1, 2, 3, 4.
+    match = re.search(r'_xla_megascale_target="?\{+([\d,:]+)\}', instruction.text)
+    group = sum(map(_count_of_range, match[1].split(","))) if match else slices
+    size = float(instruction.arrays[0].bytes)
+    if kind == "one-to-one":
+        kind, between = "collective-permute", size
     else:
-        between = bytes_between_slices(kind, size, [range(slices)], range(slices))
-    return Collectives(kind, slices, "between slices", runs, size * runs, between * runs)
+        size *= group if kind == "reduce-scatter" else 1
+        between = bytes_between_slices(kind, size, [range(group)], range(group))
+    return Collectives(kind, group, "between slices", runs, int(size) * runs, between * runs)
+
+
+def _count_of_range(text: str) -> int:
+    first, _, last = text.partition(":")
+    return int(last or first) - int(first) + 1
 
 
 def bytes_between_slices(
