@@ -40,7 +40,8 @@ def read(tmp_path, model, mesh=OLD_MESH):
 @pytest.mark.parametrize("name", ["ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"])
 def test_an_old_config_is_upgraded_when_read(tmp_path, name):
     options = {"name": name, "remat": "full", "representation_size": 4}
-    assert read(tmp_path, options).model == model_options(**options)
+    # Values that are now "auto" by default stay those that the run had.
+    assert read(tmp_path, options).model == model_options(**options, scan=True)
 
 
 def test_a_config_of_this_version_is_not_changed(tmp_path):

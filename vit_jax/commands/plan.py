@@ -131,7 +131,6 @@ def _search(
         config,
         batch_sizes=sizes,
         mesh_sizes=space.parse_meshes(args.meshes) if args.meshes else space.meshes(config, count),
-        remats=space.remat_policies(config, devices[0].platform),
         plan=plan_for,
     )
     with _waiting("searching") as say:

@@ -15,10 +15,11 @@ from vit_jax.errors import DataError
 from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import Buffer, find_buffers
-from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
+from vit_jax.train.chips import Chip, Roofline, Work
 from vit_jax.train.program import Program, build_program
+from vit_jax.train.step_choice import StepChoice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Plan:
         unknown_loops: number of loops with an unknown number of iterations; they count once.
         compile_s: time to trace and compile the step.
         compiled: False if the compiler ran out of the chip's memory.
+        choice: how the step is executed.
     """
 
     config: Config
@@ -92,6 +94,7 @@ class Plan:
     unknown_loops: int
     compile_s: float
     compiled: bool
+    choice: StepChoice
 
     @property
     def devices(self) -> int:
@@ -201,6 +204,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         unknown_loops,
         seconds,
         compiled is not None,
+        program.choice,
     )
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from vit_jax.errors import ConfigError, UserError, nearest
-from vit_jax.plan.chips import TPUS, Chip, cpu_chip, gpu_chip
+from vit_jax.train.chips import TPUS, Chip, cpu_chip, gpu_chip
 
 
 class MissingLibraryError(UserError):
