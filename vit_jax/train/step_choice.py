@@ -248,7 +248,8 @@ def _choose_on_cpu(work: StepWork, wanted: Wanted) -> StepChoice:
             reasons.append("dropout draws differ between microbatches")
         else:
             parts = largest_divisor(work.images, math.ceil(work.images * size / _CACHE_BYTES))
-            reasons.append(f"a layer keeps {work.images // parts * size / 2**20:.1f} MiB of one")
+            kept = work.images // parts * size / 2**20
+            reasons.append(f"a layer keeps {kept:.1f} MiB of a microbatch")
     remat = "none" if wanted.remat == AUTO else wanted.remat
     return StepChoice(LayerLoop(scan, remat), parts, "; ".join(reasons) or "as configured")
 
