@@ -55,7 +55,9 @@ def slopes(small: Plan, large: Plan) -> dict[str, float]:
     def slope(figure: Any) -> float:
         return (figure(large) - figure(small)) / layers
 
+    # A scanned step compiles one layer, whatever the depth.
     compile_s = max(slope(lambda plan: plan.compile_s), 0.0)
+    compile_s = 0.0 if large.config.model.scan else compile_s
     return {
         "kept_bytes": slope(lambda plan: plan.memory.temporaries),
         "moved_bytes": slope(lambda plan: plan.work.memory_bytes),
