@@ -9,8 +9,8 @@ memory: the longer of the time of its FLOPs and of its memory traffic at the chi
 `experiments/speed/step_table.py` makes it. More microbatches are used only if nothing else fits.
 
 On a CPU the layers are unrolled, unless the run is too short to repay the compilation, and a
-microbatch has as many images as make a layer fit the cache. Source of both rules: ours, measured in
-experiments/speed/README.md.
+microbatch has as many images as make a layer fit the cache. Source: ours; the rules and what was
+measured are in experiments/speed/README.md.
 """
 
 import csv
