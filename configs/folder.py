@@ -30,7 +30,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "num_heads": 2,
                 "pooling": "gap",
                 "position_embedding": "sincos_2d",
-                "scan": False,
             },
             "data": {
                 "source": "folder",

@@ -21,7 +21,6 @@ def get_config() -> ml_collections.ConfigDict:
                 "mlp_dim": 128,
                 "num_heads": 4,
                 "pooling": "flatten",
-                "scan": False,
             },
             "data": {
                 "name": "digits",

@@ -19,6 +19,7 @@ def run(code: str) -> str:
         capture_output=True,
         text=True,
         check=True,
+        cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
     ).stdout
 
@@ -45,6 +46,29 @@ def test_the_models_need_neither_tensorflow_nor_torch_nor_matplotlib():
     assert {"tensorflow", "torch", "matplotlib", "grain", "tensorflow_datasets"} & set(loaded) == (
         set()
     )
+
+
+# Modules that take long to import, and that training without TensorBoard and curves does not need.
+_NOT_FOR_TRAINING = (
+    "IPython.core", "matplotlib", "pandas", "scipy.ndimage", "scipy.stats", "sklearn",
+    "tensorboard", "tensorflow", "torch",
+)  # fmt: skip
+
+
+def test_help_and_a_run_import_only_what_they_need(tmp_path, digits_dir):
+    code = f"""
+import contextlib, io, sys
+from vit_jax.__main__ import main
+loaded = lambda names: [name for name in names if name in sys.modules]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main(["train", "--help"])
+print(loaded({_HEAVY!r}))
+with contextlib.redirect_stdout(io.StringIO()):
+    code = main(["train", "--config=tests/e2e/tiny.py:unmixed", "--workdir={tmp_path}/run",
+                 "--config.data.data_dir={digits_dir}", "--config.train_steps=1"])
+print(code, loaded({_NOT_FOR_TRAINING!r}))
+"""
+    assert run(code).splitlines() == ["[]", "0 []"]
 
 
 def test_every_public_name_exists_and_is_listed():

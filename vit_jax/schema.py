@@ -32,6 +32,7 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
     changes_result: bool = True,
+    auto_is_any: bool = False,
 ) -> Any:
     """Declares a field with a default and a range.
 
@@ -43,6 +44,7 @@ def option(
         below: exclusive upper bound.
         changes_result: False for a field that does not change what a run learns, such as the
             data folder or the logging interval. It may change when a run is resumed.
+        auto_is_any: a run with the value "auto" may be resumed with another value and vice versa.
     """
     return pydantic.Field(
         default,
@@ -50,7 +52,7 @@ def option(
         gt=above,
         le=at_most,
         lt=below,
-        json_schema_extra={"changes_result": changes_result},
+        json_schema_extra={"changes_result": changes_result, "auto_is_any": auto_is_any},
     )
 
 
@@ -193,6 +195,8 @@ def differences(
         if not all_fields and extra is not None and not extra["changes_result"]:
             continue
         a, b = getattr(one, name), getattr(other, name)
+        if not all_fields and extra is not None and extra.get("auto_is_any") and "auto" in (a, b):
+            continue
         if isinstance(a, Section) and isinstance(b, Section) and type(a) is type(b):
             rows += differences(a, b, f"{path}{name}.", all_fields)
         elif isinstance(a, dict) and isinstance(b, dict) and _same_sections(a, b):

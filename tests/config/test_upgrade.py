@@ -40,8 +40,9 @@ def read(tmp_path, model, mesh=OLD_MESH):
 @pytest.mark.parametrize("name", ["ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"])
 def test_an_old_config_is_upgraded_when_read(tmp_path, name):
     options = {"name": name, "remat": "full", "representation_size": 4}
+    # Values that are now "auto" by default stay those that the run had.
     found = read(tmp_path, options)
-    assert found.model == model_options(**options)
+    assert found.model == model_options(**options, scan=True)
     assert found.mesh.slices == -1  # What the devices say, as before there was this key.
 
 

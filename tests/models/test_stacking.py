@@ -1,4 +1,6 @@
-"""Stacks of layers: where kernels are cast, and what a TPU keeps."""
+"""Stacks of layers: where kernels are cast, and how the loop is chosen."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,15 +50,34 @@ def test_kernels_cast_before_the_loop_give_the_same_gradients_at_half_the_size(m
         np.testing.assert_array_equal(before[name], inside[name])
 
 
-@pytest.mark.parametrize(
-    ("platform", "remat", "scan", "expected"),
-    [
-        ("tpu", "none", True, "dots"),
-        ("tpu", "none", False, "none"),
-        ("tpu", "full", True, "full"),
-        ("cpu", "none", True, "none"),
-        ("gpu", "none", True, "none"),
-    ],
-)
-def test_a_scanned_stack_on_a_tpu_never_keeps_everything(platform, remat, scan, expected):
-    assert stacking.remat_for_platform(platform, remat, scan=scan) == expected
+def jaxpr_of(scan, remat, wrap=lambda function: function):
+    """Returns the loss's gradient through a stack with these options, as text."""
+    layers = stacking.build_stack(lambda rngs: nnx.Linear(4, 4, rngs=rngs), DEPTH, nnx.Rngs(0))
+
+    def total(x):
+        found = stacking.scan_stack(
+            layers, lambda layer, x, _: (layer(x), None), x, DEPTH, scan=scan, remat=remat
+        )
+        return found[0].sum()
+
+    return str(jax.make_jaxpr(wrap(jax.grad(total)))(jnp.ones((2, 4))))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_auto_takes_the_loop_that_the_step_has_chosen(scan, remat):
+    loop = stacking.LayerLoop(scan, remat)
+    with_loop = partial(stacking.with_layer_loop, loop=loop)
+    chosen = jaxpr_of("auto", "auto", with_loop)
+    assert chosen == jaxpr_of(scan, remat)
+    assert f"unroll={1 if scan else DEPTH}" in chosen
+    assert ("checkpoint" in chosen or "remat" in chosen) == (remat == "full")
+    # After the function, and with options of its own, a stack does not see that loop.
+    assert jaxpr_of("auto", "auto") == jaxpr_of(True, "none")
+    assert jaxpr_of(not scan, "dots", with_loop) == jaxpr_of(not scan, "dots")
+
+
+def test_outside_a_run_a_scanned_stack_on_a_tpu_keeps_only_matmuls(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert jaxpr_of("auto", "auto") == jaxpr_of(True, "dots")
+    assert jaxpr_of(False, "auto") == jaxpr_of(False, "none")

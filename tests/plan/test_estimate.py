@@ -7,8 +7,8 @@ import pytest
 
 from vit_jax.config.run import Config
 from vit_jax.models.flops import forward_macs
-from vit_jax.plan.chips import Chip
 from vit_jax.plan.estimate import Sizes, _requested_memory, find_sizes, make_plan
+from vit_jax.train.chips import Chip
 
 CHIP = Chip("toy", "cpu", 2**30, 1e12, 1e11, 1e10, "ours")
 SIZES = Sizes(10, 1437, "as given")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.plan.chips import GIB, GPUS, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
+from vit_jax.train.chips import GIB, GPUS, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
 from vit_jax.train.telemetry import peak_flops
 
 

@@ -7,9 +7,9 @@ from plan.test_estimate import CHIP, SIZES, config
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
+from vit_jax.models.stacking import LayerLoop
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings
-from vit_jax.plan.chips import Work
 from vit_jax.plan.estimate import Memory, Plan
 from vit_jax.plan.search import (
     default_batch_sizes,
@@ -17,9 +17,10 @@ from vit_jax.plan.search import (
     meshes,
     parse_meshes,
     placements,
-    remat_policies,
     search,
 )
+from vit_jax.train.chips import Work
+from vit_jax.train.step_choice import StepChoice
 
 GIB = 2**30
 # Memory an image by remat policy, and the state that fsdp divides.
@@ -48,6 +49,7 @@ def toy(config):
         0,
         1.0,
         True,
+        StepChoice(LayerLoop(True, config.model.remat), 1, "toy"),
     )
 
 
@@ -151,12 +153,6 @@ def test_the_search_tries_the_usual_meshes(devices, expected):
 def test_the_search_tries_fsdp_inside_each_slice():
     expected = [(32, 1, 1), (1, 32, 1), (2, 16, 1), (8, 4, 1), (1, 16, 2)]
     assert meshes(config(), 32, slices=2) == expected
-
-
-def test_policies_that_come_to_the_same_are_tried_once():
-    assert remat_policies(config(), "cpu") == ("none", "dots", "full")
-    assert remat_policies(config(), "tpu") == ("none", "full")
-    assert remat_policies(config(scan=False), "tpu") == ("none", "dots", "full")
 
 
 def test_the_search_tries_the_batch_size_its_double_and_its_half():

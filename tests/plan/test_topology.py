@@ -8,7 +8,6 @@ from plan.test_estimate import config
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
-from vit_jax.plan.chips import GPUS
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
 from vit_jax.plan.topology import (
     MissingLibraryError,
@@ -18,6 +17,7 @@ from vit_jax.plan.topology import (
     prepare,
     with_nodes,
 )
+from vit_jax.train.chips import GPUS
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_folder_of_another_config_is_refused_and_not_changed(begun, change, sh
 
 def test_the_error_shows_at_most_four_differences(begun):
     many = config(
-        seed=1, ema_decay=0.9, init_from="x", accumulation_steps=2, model__depth=3, train_steps=7
+        seed=1, ema_decay=0.9, init_from="x", task="masked_patches", model__depth=3, train_steps=7
     )
     with pytest.raises(RunFolderError, match=r"and 2 more\)"):
         RunFolder(begun, many)
@@ -135,6 +135,8 @@ def test_the_error_shows_at_most_four_differences(begun):
         {"data__data_dir": "/elsewhere"},
         {"data__num_threads": 0},
         {"checkpoint__interval_steps": 5, "checkpoint__keep_last": 2},
+        {"model__scan": False, "model__remat": "full"},
+        {"accumulation_steps": 2},  # "auto" before.
         {},
     ],
 )
@@ -142,6 +144,16 @@ def test_keys_that_do_not_affect_the_result_may_differ(begun, change):
     with RunFolder(begun, config(**change)) as folder:
         folder.write_config()
     assert read_config(begun) == config(**change)
+
+
+def test_a_number_of_microbatches_is_not_changed_to_another(tmp_path):
+    with RunFolder(tmp_path, config(accumulation_steps=1)) as folder:
+        folder.write_config()
+        (tmp_path / "checkpoints").mkdir()
+    with RunFolder(tmp_path, config()):
+        pass
+    with pytest.raises(RunFolderError, match="accumulation_steps: 1 there, 2 now"):
+        RunFolder(tmp_path, config(accumulation_steps=2))
 
 
 @pytest.mark.parametrize("trace", ["result.json", "metrics.jsonl", "checkpoints"])

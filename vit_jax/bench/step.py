@@ -78,12 +78,16 @@ class JaxStep:
 
     Args:
         config: config of the run. Its data are not opened.
+
+    Attributes:
+        choice: how the step is executed.
     """
 
     def __init__(self, config: Config):
         mesh = make_mesh(config.mesh)
         batch_size = config.data.global_batch_size
         program = build_program(config, mesh, num_classes=NUM_CLASSES, num_examples=batch_size)
+        self.choice = program.choice
         begin = time.perf_counter()
         self._step = program.compile()
         seconds = time.perf_counter() - begin

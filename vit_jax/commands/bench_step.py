@@ -75,6 +75,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             )
             config = _with_batch(config, size)
         steps = [JaxStep(config)]
+        print(f"step: {steps[0].choice}")
         steps += _torch_steps(wanted, config, steps[0].measurement.flops_per_image)
         measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
         rows += [m.row() for m in measured]

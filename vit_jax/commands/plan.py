@@ -159,7 +159,6 @@ def _search(
         mesh_sizes=space.parse_meshes(args.meshes)
         if args.meshes
         else space.meshes(config, count, slices),
-        remats=space.remat_policies(config, devices[0].platform),
         plan=plan_for,
     )
     with _waiting("searching") as say:

@@ -123,8 +123,11 @@ class Config(_TaskSections):
     train_steps: int | None = option(None, at_least=1, below=2**31)
     train_epochs: float | None = option(None, above=0)
     train_examples: int | None = option(None, at_least=1)
-    accumulation_steps: int = option(1, at_least=1)
-    """Microbatches per step. Their mean gradient equals the gradient of the whole batch."""
+    accumulation_steps: int | Literal["auto"] = option(AUTO, auto_is_any=True)
+    """Microbatches per step. Their mean gradient equals the gradient of the whole batch. auto: on a
+    CPU, as many as make a layer fit its cache; elsewhere 1, or the fewest that fit the memory. 1
+    with dropout or stochastic depth, because microbatches draw other random numbers.
+    """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""
     ema_decay: float | None = option(None, above=0, below=1)
@@ -163,7 +166,8 @@ class Config(_TaskSections):
             "early_stopping.metric", self.early_stopping.metric, (*_ACCURACIES, "loss")
         )
         self._check_early_stopping()
-        if self.data.global_batch_size % self.accumulation_steps:
+        steps = self.accumulation_steps
+        if steps != AUTO and (steps < 1 or self.data.global_batch_size % steps):
             raise ConfigError(
                 f"is {self.accumulation_steps}",
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",

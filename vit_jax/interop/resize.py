@@ -8,7 +8,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.ndimage
 from jaxtyping import Float
 
 from vit_jax.errors import ARGUMENT, WeightsError
@@ -161,7 +160,7 @@ def resample_table(
     prefix, grid = table[:, :-patches], table[0, -patches:].reshape(*old, -1)
     if method == "zoom":
         factors = (new[0] / old[0], new[1] / old[1], 1)
-        resized = np.asarray(scipy.ndimage.zoom(grid, factors, order=1))
+        resized = _zoom(grid, factors)
     else:
         shape = (*new, grid.shape[2])
         kind = "linear" if method == "bilinear" else "cubic"
@@ -169,11 +168,17 @@ def resample_table(
     return np.concatenate([prefix, resized.reshape(1, new[0] * new[1], -1)], axis=1)
 
 
+def _zoom(values: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
+    from scipy import ndimage  # Takes a second; few runs need it.
+
+    return np.asarray(ndimage.zoom(values, factors, order=1))
+
+
 def resample_axis(vectors: Float[np.ndarray, "n D"], size: int) -> Float[np.ndarray, "m D"]:
     """Resamples the row or column vectors of a 2-D position embedding to `size` vectors."""
     if len(vectors) == size:
         return vectors
-    return np.asarray(scipy.ndimage.zoom(vectors, (size / len(vectors), 1), order=1))
+    return _zoom(vectors, (size / len(vectors), 1))
 
 
 def resample_kernel(

@@ -159,7 +159,7 @@ class Encoder(nnx.Module):
         depth: L, number of blocks.
         stochastic_depth: rate of the last block, growing linearly from 0 at the first.
         remat: what a block keeps for its backward pass, see `stacking.scan_stack`.
-        scan: False unrolls the loop over the blocks.
+        scan: False unrolls the loop over the blocks; "auto": see there.
         rngs: source of the initial values.
     """
 
@@ -169,15 +169,15 @@ class Encoder(nnx.Module):
         depth: int,
         *,
         stochastic_depth: float = 0.0,
-        remat: Remat = "none",
-        scan: bool = True,
+        remat: Remat | Literal["auto"] = "auto",
+        scan: bool | Literal["auto"] = "auto",
         rngs: nnx.Rngs,
     ):
         self.blocks = build_stack(lambda rngs: EncoderBlock(spec, rngs=rngs), depth, rngs)
         self.depth = depth
         self.stochastic_depth = stochastic_depth
-        self.remat: Remat = remat
-        self.scan = scan
+        self.remat: Remat | Literal["auto"] = remat
+        self.scan: bool | Literal["auto"] = scan
 
     def __call__(
         self,

@@ -14,6 +14,7 @@ from flax import nnx
 
 from vit_jax.errors import ModelError
 from vit_jax.models.options import ModelConfig
+from vit_jax.models.stacking import Stack
 
 # Default image size in pixels: of models for small images (Mini, Micro, Nano), and of all others.
 SMALL_IMAGE_SIZE = 32
@@ -87,6 +88,9 @@ class Family:
             that none of them matches (final norm, head) are the last layer.
         formats: modules of `vit_jax.interop` that read and write published weights.
         build_flags: flags that a task can pass to `build`, such as "mask_token".
+        stack: function from options and (height, width) of the images to the sizes of the stack of
+            layers, by which a run chooses how to execute it; None: the options `scan` and `remat`
+            mean True and "none" if they are "auto".
     """
 
     name: str
@@ -102,6 +106,7 @@ class Family:
     layer_order: tuple[str, ...]
     formats: tuple[str, ...] = ()
     build_flags: tuple[str, ...] = ()
+    stack: Callable[[Any, tuple[int, int]], Stack] | None = None
 
 
 def override_sizes(shape: Any, options: ModelConfig, names: tuple[str, ...]) -> Any:

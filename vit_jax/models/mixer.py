@@ -4,9 +4,10 @@ Source: arXiv:2105.01601.
 """
 
 import dataclasses
+import math
 import re
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +31,7 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.stacking import (
-    Remat,
-    build_stack,
-    keys_and_drop_rates,
-    remat_for_platform,
-    scan_stack,
-)
+from vit_jax.models.stacking import Remat, Stack, build_stack, keys_and_drop_rates, scan_stack
 from vit_jax.schema import option
 
 _BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
@@ -194,10 +189,8 @@ class Mixer(ImageModel):
         self.tokens = self.grid[0] * self.grid[1]
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
-        self.scan = options.scan
-        self.remat: Remat = remat_for_platform(
-            platform or jax.default_backend(), options.remat, scan=options.scan
-        )
+        self.scan: bool | Literal["auto"] = options.scan
+        self.remat: Remat | Literal["auto"] = options.remat
         self.patch_embedding = PatchEmbedding(
             shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
         )
@@ -290,6 +283,15 @@ def _describe(options: MixerConfig, model: Mixer) -> list[tuple[str, str, str]]:
     ]
 
 
+def _stack(options: MixerConfig, image_size: tuple[int, int]) -> Stack:
+    shape = mixer_shape(options)
+    tokens = math.prod(image_size) // shape.patch_size**2
+    # Three inputs and outputs of each MLP, and its hidden features before and after GELU.
+    values = tokens * (6 * shape.width + 2 * shape.channel_mlp_dim)
+    values += 2 * shape.width * shape.token_mlp_dim
+    return Stack(shape.depth, shape.width, tokens, values)
+
+
 MIXER = Family(
     name="Mixer",
     options=MixerConfig,
@@ -298,6 +300,7 @@ MIXER = Family(
     parse=_parse,
     pattern=f"Mixer-{{{','.join(MIXER_SIZES)}}}/PATCH",
     shape=mixer_shape,
+    stack=_stack,
     build=_build,
     describe=_describe,
     sharding_rules=(

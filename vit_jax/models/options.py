@@ -5,7 +5,9 @@ from typing import ClassVar, Literal, TypeVar
 from vit_jax.schema import Section, option
 
 AUTO = "auto"
-"""Value of `model.name` for a run that takes its architecture from the weights in `init_from`."""
+"""`model.name`: take the architecture from the weights in `init_from`. `model.scan` and
+`model.remat`: choose for the device.
+"""
 
 C = TypeVar("C", bound="ModelConfig")
 
@@ -23,10 +25,18 @@ class ModelConfig(Section):
     """Initial bias of the head. -10 suits sigmoid cross-entropy over many classes."""
     dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
-    remat: Literal["none", "dots", "full"] = option("none", changes_result=False)
-    """What a block keeps for its backward pass: everything, matmul results, or only its input."""
-    scan: bool = option(True, changes_result=False)
-    """True: compile one block and loop over the depth. False: compile every block."""
+    remat: Literal["auto", "none", "dots", "full"] = option(AUTO, changes_result=False)
+    """What a block keeps for its backward pass: everything, matmul results, or only its input.
+    auto: the fastest that fits, see `train/step_choice.py`.
+    """
+    scan: bool | Literal["auto"] = option(AUTO, changes_result=False)
+    """True: compile one block and loop over the depth. False: compile every block. auto: as remat.
+    """
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a training step of the model draws random numbers for each example."""
+        return any(getattr(self, name, 0.0) > 0 for name in ("dropout", "stochastic_depth"))
 
     def on_any_platform(self: C) -> C:
         """Returns the options without kernels that only run on some platforms."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -234,8 +234,8 @@ class Stage(nnx.Module):
         stride: int,
         *,
         style: ConvStyle,
-        remat: Remat,
-        scan: bool,
+        remat: Remat | Literal["auto"],
+        scan: bool | Literal["auto"],
         rngs: nnx.Rngs,
     ):
         def make(rngs: nnx.Rngs) -> nnx.Module:
@@ -244,8 +244,8 @@ class Stage(nnx.Module):
         self.first = unit(inputs, width, stride, style=style, rngs=rngs)
         self.blocks = build_stack(make, count - 1, rngs) if count > 1 else None
         self.rest = count - 1
-        self.remat: Remat = remat
-        self.scan = scan
+        self.remat: Remat = "none" if remat == "auto" else remat
+        self.scan: bool = True if scan == "auto" else scan
 
     def __call__(self, x: Map) -> NewMap:
         x = checkpointed(self.first, x, self.remat)
@@ -265,8 +265,8 @@ class Trunk(nnx.Module):
         shape: sizes.
         version: 1 inside hybrids, 2 for BiT.
         dtype: type that convolutions run in.
-        remat: what a unit keeps for its backward pass, see `stacking.scan_stack`.
-        scan: False unrolls the loop over the identical units of a stage.
+        remat: what a unit keeps for its backward pass, see `stacking.LayerLoop`; "auto": "none".
+        scan: False unrolls the loop over the identical units of a stage; "auto": True.
         rngs: source of the initial values.
 
     Source: arXiv:2010.11929, section 3.1 (hybrids); arXiv:1912.11370 (BiT).
@@ -278,8 +278,8 @@ class Trunk(nnx.Module):
         version: int,
         *,
         dtype: DTypeLike = jnp.float32,
-        remat: Remat = "none",
-        scan: bool = True,
+        remat: Remat | Literal["auto"] = "auto",
+        scan: bool | Literal["auto"] = "auto",
         rngs: nnx.Rngs,
     ):
         self.style = (style_v1 if version == 1 else style_v2)(shape.groups, dtype)

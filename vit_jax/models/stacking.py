@@ -5,9 +5,11 @@ time does not grow with depth. Unrolling the loop changes neither names nor shap
 Stacks are named `blocks`; optimizers recognise them by that name.
 """
 
+import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,72 @@ import numpy as np
 from flax import nnx
 
 Remat = Literal["none", "dots", "full"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerLoop:
+    """How a stack is executed. It changes speed and memory, but not the result.
+
+    Attributes:
+        scan: False unrolls the loop over the layers.
+        remat: what a layer keeps for its backward pass: "none": everything; "dots": the results of
+            matmuls and convolutions with parameters; "full": only its input.
+    """
+
+    scan: bool
+    remat: Remat
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """The sizes of a model's stack, from which `train/step_choice.py` chooses a `LayerLoop`.
+
+    Attributes:
+        depth: number of layers.
+        width: D, features of a token.
+        tokens: N.
+        layer_values: number of values of one image that a layer keeps for its backward pass.
+    """
+
+    depth: int
+    width: int
+    tokens: int
+    layer_values: int
+
+
+# None: outside a training step whose loop was chosen.
+_chosen: contextvars.ContextVar[LayerLoop | None] = contextvars.ContextVar("loop", default=None)
+
+
+def with_layer_loop(function: F, loop: LayerLoop) -> F:
+    """Returns a function in which stacks with the options "auto" are traced with this loop."""
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        token = _chosen.set(loop)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _chosen.reset(token)
+
+    return traced  # pyright: ignore[reportReturnType]
+
+
+def _resolve(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> LayerLoop:
+    """Returns the loop of a stack: its own options, else what `with_layer_loop` has set.
+
+    Without that, a stack is scanned, which compiles fastest. On a TPU it then keeps "dots": a
+    scanned ViT-L/16 with 32 images a chip takes 8.5 GiB instead of 15.6 and moves a fifth fewer
+    bytes, because XLA cannot fuse cheap operations of the forward loop into the backward loop.
+    """
+    chosen = _chosen.get()
+    if chosen is None:
+        on_tpu = jax.default_backend() == "tpu" and scan is not False
+        chosen = LayerLoop(True, "dots" if on_tpu else "none")
+    return LayerLoop(
+        scan if isinstance(scan, bool) else chosen.scan, chosen.remat if remat == "auto" else remat
+    )
 
 
 def _save_matmuls(primitive: Any, *args: Any, **params: Any) -> bool:
@@ -46,8 +114,8 @@ def scan_stack(
     depth: int,
     *,
     per_layer: Any = None,
-    remat: Remat = "none",
-    scan: bool = True,
+    remat: Remat | Literal["auto"] = "auto",
+    scan: bool | Literal["auto"] = "auto",
 ) -> tuple[jax.Array, Any]:
     """Applies the layers of a stack one after the other.
 
@@ -57,9 +125,8 @@ def scan_stack(
         x: input of the first layer; every layer keeps its shape.
         depth: number of layers.
         per_layer: tree of more arrays with a leading axis over the layers.
-        remat: what a layer keeps for its backward pass: "none": everything; "dots": the results of
-            matmuls and convolutions with parameters; "full": only its input.
-        scan: False unrolls the loop.
+        remat: see `LayerLoop`; "auto": what `with_layer_loop` has set.
+        scan: as remat.
 
     Returns:
         The last x, and the collected values with a leading axis over the layers.
@@ -70,10 +137,12 @@ def scan_stack(
         params, extra = layer
         return body(nnx.merge(graphdef, params), x, extra)
 
-    if remat != "none":
-        step = jax.checkpoint(step, policy=_REMAT_POLICIES[remat], prevent_cse=not scan)
+    loop = _resolve(scan, remat)
+    if loop.remat != "none":
+        policy = _REMAT_POLICIES[loop.remat]
+        step = jax.checkpoint(step, policy=policy, prevent_cse=not loop.scan)
     layers = (_cast_kernels(blocks, nnx.to_pure_dict(state)), per_layer)
-    return jax.lax.scan(step, x, layers, length=depth, unroll=1 if scan else depth)
+    return jax.lax.scan(step, x, layers, length=depth, unroll=1 if loop.scan else depth)
 
 
 def keys_and_drop_rates(
@@ -107,17 +176,6 @@ def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
             own: Any = functools.reduce(lambda part, key: part[key], path, tree)
             own.update({name: leaf.astype(module.dtype) for name, leaf in own.items()})
     return params
-
-
-def remat_for_platform(platform: str, remat: Remat, *, scan: bool) -> Remat:
-    """Returns the remat policy that a stack uses on a platform.
-
-    On a TPU, a scanned stack with "none" keeps much more than an unrolled one, because XLA cannot
-    fuse cheap operations (normalisation, GELU, softmax) of the forward loop into the backward loop:
-    ViT-L/16 with 32 images a chip takes 15.6 GiB instead of 9.2. With "dots" it takes 8.5 GiB,
-    moves a fifth fewer bytes and recomputes one percent of the FLOPs, so "none" becomes "dots".
-    """
-    return "dots" if platform == "tpu" and scan and remat == "none" else remat
 
 
 def checkpointed(layer: nnx.Module, x: jax.Array, remat: Remat) -> jax.Array:

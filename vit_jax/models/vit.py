@@ -1,5 +1,6 @@
 """The Vision Transformer, and its hybrids with a ResNet stem."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -24,7 +25,7 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.patches import PatchEmbedding
 from vit_jax.models.position import TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, Trunk
-from vit_jax.models.stacking import remat_for_platform
+from vit_jax.models.stacking import Stack
 from vit_jax.models.vit_options import (
     LISTED_VITS,
     SMALL_VITS,
@@ -119,9 +120,7 @@ class ViT(ImageModel):
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
-            remat=remat_for_platform(
-                platform or jax.default_backend(), options.remat, scan=options.scan
-            ),
+            remat=options.remat,
             scan=options.scan,
             rngs=rngs,
         )
@@ -355,6 +354,16 @@ def _describe(options: ViTConfig, model: ViT) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _stack(options: ViTConfig, image_size: tuple[int, int]) -> Stack:
+    shape = vit_shape(options)
+    patches = math.prod(image_size) // shape.stride**2
+    tokens = patches + has_class_token(options) + options.num_registers
+    # Both norms and residuals, q, k, v, the output of each branch; the hidden features before and
+    # after GELU; the attention weights.
+    values = tokens * (9 * shape.width + 2 * mlp_hidden(shape, options) + shape.num_heads * tokens)
+    return Stack(shape.depth, shape.width, tokens, values)
+
+
 VIT = Family(
     name="ViT",
     options=ViTConfig,
@@ -367,6 +376,7 @@ VIT = Family(
         f" R+ViT-Ti/16, {', '.join(SMALL_VITS)}"
     ),
     shape=vit_shape,
+    stack=_stack,
     build=_build,
     describe=_describe,
     # As in Megatron-LM (arXiv:1909.08053), attention is split over `tensor` by heads and MLPs by

@@ -16,12 +16,13 @@ from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.slices import slice_of_devices
 from vit_jax.plan.buffers import Buffer, find_buffers
-from vit_jax.plan.chips import Chip, Roofline, Work
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.movers import Mover, find_movers
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
+from vit_jax.train.chips import Chip, Roofline, Work
 from vit_jax.train.program import Program, build_program
+from vit_jax.train.step_choice import StepChoice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Plan:
         movers: what moves the bytes of device memory, the largest first; empty if it did not
             compile.
         slices: number of slices or nodes.
+        choice: how the step is executed.
     """
 
     config: Config
@@ -99,6 +101,7 @@ class Plan:
     unknown_loops: int
     compile_s: float
     compiled: bool
+    choice: StepChoice
     movers: tuple[Mover, ...] = ()
     slices: int = 1
 
@@ -216,6 +219,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         unknown_loops,
         seconds,
         compiled is not None,
+        program.choice,
         tuple(movers),
         len(set(slices)),
     )

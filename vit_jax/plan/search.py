@@ -9,8 +9,9 @@ from typing import Any
 from vit_jax.config.mesh import Preset
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_shape
-from vit_jax.models.stacking import Remat, remat_for_platform
+from vit_jax.models.stacking import Remat
 from vit_jax.parallel.mesh import AXES
 from vit_jax.parallel.sharding import PRESETS, Rules
 from vit_jax.plan.estimate import Plan
@@ -99,13 +100,6 @@ def _effective_rules(rules: Rules, mesh: MeshShape) -> Rules:
     return tuple(left)
 
 
-def remat_policies(config: Config, platform: str) -> tuple[Remat, ...]:
-    """Returns the remat policies that give different programs."""
-    scan = config.model.scan and _num_heads(config) is not None
-    same = remat_for_platform(platform, "none", scan=scan)
-    return tuple(r for r in REMATS if r == "none" or r != same)
-
-
 def with_setting(
     config: Config, batch_size: int, mesh: MeshShape, preset: Preset, remat: Remat
 ) -> Config:
@@ -169,7 +163,7 @@ def fastest(candidates: list[Candidate]) -> Candidate | None:
 def default_batch_sizes(config: Config, devices: int) -> list[int]:
     """Returns 2, 1 and 1/2 times the config's global batch size, if the devices divide it."""
     size = config.data.global_batch_size
-    unit = devices * config.accumulation_steps
+    unit = devices * (1 if config.accumulation_steps == AUTO else config.accumulation_steps)
     found = [n for n in (2 * size, size, size // 2) if n and n % unit == 0]
     if not found:
         raise ConfigError(

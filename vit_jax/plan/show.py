@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vit_jax.plan.chips import GIB
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.search import Candidate, fastest
 from vit_jax.plan.traffic import Collectives
 from vit_jax.tables import plain_table
+from vit_jax.train.chips import GIB
 
 # Width of the tables; narrower terminals wrap the lines.
 COLUMNS = 100
@@ -47,6 +47,7 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float, movers: int = 0)
     """
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
+    _print(console, f"step: {plan.choice}")
     console.print(_memory_table(plan))
     if plan.memory.buffers:
         console.print(_buffer_table(plan))
@@ -65,7 +66,7 @@ def _title(plan: Plan) -> str:
     config = plan.config
     return (
         f"{config.model.name}, {config.data.image_size} px, {config.model.dtype}, remat"
-        f" {config.model.remat}: {config.data.global_batch_size:,} images a step on"
+        f" {plan.choice.loop.remat}: {config.data.global_batch_size:,} images a step on"
         f" {plan.devices:,} x {plan.chip.name}"
     )
 
@@ -297,8 +298,8 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "image_size": config.data.image_size,
         "devices": plan.devices,
         "global_batch_size": config.data.global_batch_size,
-        "remat": config.model.remat,
-        "accumulation_steps": config.accumulation_steps,
+        "remat": plan.choice.loop.remat,
+        "accumulation_steps": plan.choice.microbatches,
         **{f"mesh_{axis}": size for axis, size in plan.mesh.items()},
         "mesh_preset": config.mesh.preset,
         "parameters": plan.parameters,

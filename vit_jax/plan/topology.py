@@ -12,8 +12,8 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, nearest
-from vit_jax.plan.chips import GPUS, TPUS, Chip, cpu_chip, gpu_chip
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
+from vit_jax.train.chips import GPUS, TPUS, Chip, cpu_chip, gpu_chip
 
 # Nothing can be timed without a GPU, so XLA must not choose kernels by trying them. Without that
 # choice its Triton matmuls may not compile ("Couldn't find output tile sizes"); cuBLAS always does.

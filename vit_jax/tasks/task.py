@@ -69,6 +69,8 @@ class Task:
         prepare: augmentation on the device.
         forward: applies the model to a prepared batch.
         batch_loss: the loss to minimise, with dropout.
+        splits_exactly: whether the mean gradient of equal microbatches is that of the whole batch,
+            to rounding: the loss draws no random numbers, and is the mean over equal examples.
         eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
         frozen: arrays that are not trained, if any.
@@ -83,6 +85,7 @@ class Task:
     prepare: Prepare
     forward: Forward
     batch_loss: BatchLoss
+    splits_exactly: bool
     eval_step: EvalStep
     make_totals: Callable[[Sequence[str]], Totals]
     frozen: Frozen | None = None

@@ -172,7 +172,7 @@ def _intermediates(
     program: Program, state: TrainState, batch: Batch
 ) -> list[tuple[str, jax.Array]]:
     """Returns the names and values of the model's intermediates, microbatch by microbatch."""
-    parts = program.config.accumulation_steps
+    parts = program.choice.microbatches
     key = dropout_key(program.config, state.step)
     cut = (batch, key)
     if parts > 1:

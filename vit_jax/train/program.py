@@ -21,6 +21,8 @@ from vit_jax.data.arrays import batch_shapes
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
+from vit_jax.models.options import AUTO
+from vit_jax.models.stacking import with_layer_loop
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
@@ -35,6 +37,7 @@ from vit_jax.train.state import (
     shard_arrays,
 )
 from vit_jax.train.step import StepFn, make_train_step
+from vit_jax.train.step_choice import StepChoice, choose_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Program:
         init_params: returns the parameters of a new model; may be traced.
         init_state: parameters -> state at step 0; may be traced.
         eval_step: evaluates one batch, jitted.
+        choice: how the step is executed.
     """
 
     config: Config
@@ -66,6 +70,7 @@ class Program:
     init_params: Callable[[], Any]
     init_state: InitState
     eval_step: EvalStep
+    choice: StepChoice
 
     @property
     def graphdef(self) -> nnx.GraphDef:
@@ -164,7 +169,8 @@ def build_program(
         WeightsError: frozen weights that cannot be read.
     """
     batch_size = config.data.global_batch_size
-    check_batch_size(mesh, batch_size, "data.global_batch_size", config.accumulation_steps)
+    parts = config.accumulation_steps
+    check_batch_size(mesh, batch_size, "data.global_batch_size", 1 if parts == AUTO else parts)
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
@@ -183,12 +189,14 @@ def build_program(
     if task.frozen is not None:
         frozen = (abstract_frozen(task.frozen.shapes, mesh, config.mesh),)
     shardings, *frozen_shardings = jax.tree.map(lambda s: s.sharding, (abstract.params, *frozen))
+    choice = choose_step(config, task, mesh, (abstract, *frozen), total_steps)
     step_fn = make_train_step(
         config,
         batch_loss=task.batch_loss,
         prepare=task.prepare,
         optimizer=optimizer,
         schedule=schedule,
+        parts=choice.microbatches,
         shardings=shardings,
     )
     return Program(
@@ -197,7 +205,7 @@ def build_program(
         task=task,
         total_steps=total_steps,
         schedule=schedule,
-        step_fn=with_mesh(step_fn, mesh),
+        step_fn=with_mesh(with_layer_loop(step_fn, choice.loop), mesh),
         abstract=abstract,
         abstract_frozen=frozen,
         init_params=init_params,
@@ -205,4 +213,5 @@ def build_program(
         eval_step=jit_eval_step(
             with_mesh(task.eval_step, mesh), mesh, shardings, *frozen_shardings
         ),
+        choice=choice,
     )

@@ -35,16 +35,18 @@ def make_train_step(
     prepare: Prepare,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
+    parts: int = 1,
     shardings: Any = None,
 ) -> StepFn:
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
     Args:
-        config: the run; its seed, accumulation steps and EMA decay are used.
+        config: the run; its seed and EMA decay are used.
         batch_loss: the loss to minimise.
         prepare: augments a batch on the device.
         optimizer: update rule.
         schedule: learning rate, for the metric only.
+        parts: number of microbatches.
         shardings: shardings of the parameters and their gradients; None: the compiler chooses.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
@@ -74,7 +76,7 @@ def make_train_step(
             batch,
             dropout_key(config, state.step),
             frozen,
-            config.accumulation_steps,
+            parts,
         )
         observe("loss", loss)
         observe("gradient", grads)

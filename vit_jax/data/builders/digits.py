@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
-from sklearn.datasets import load_digits
 
 _TEST_EVERY = 5
 
@@ -44,6 +43,8 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         return {"train": self._generate_examples(False), "test": self._generate_examples(True)}
 
     def _generate_examples(self, test: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+        from sklearn.datasets import load_digits  # Takes seconds; only preparing the data needs it.
+
         digits: Any = load_digits()
         for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
             if (index % _TEST_EVERY == 0) == test:

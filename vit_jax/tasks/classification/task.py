@@ -58,6 +58,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         prepare=make_prepare(config, num_classes),
         forward=forward,
         batch_loss=make_batch_loss(graphdef, config, weights),
+        splits_exactly=not config.model.draws_random_numbers,
         eval_step=make_eval_step(graphdef, eval_loss(config), by_class=config.evaluation.by_class),
         make_totals=make_totals,
     )

@@ -62,6 +62,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         prepare=make_prepare(config, stride),
         forward=forward,
         batch_loss=make_batch_loss(forward),
+        splits_exactly=not config.model.draws_random_numbers,
         eval_step=make_eval_step(forward, section, stride),
         make_totals=lambda class_names: PredictionTotals(),
     )

@@ -47,6 +47,7 @@ class LogHook:
             f"{jax.device_count()} {jax.devices()[0].device_kind}, "
             f"compiled in {self._compile_time_s:.1f} s"
         )
+        self._context.progress.print_line(f"step: {program.choice}")
         return step_fn
 
     def restart_clock(self) -> None:

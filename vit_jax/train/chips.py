@@ -128,6 +128,15 @@ GPUS = {
 }
 
 
+def find_chip(device_kind: str) -> Chip | None:
+    """Finds an accelerator by its device kind; None: not in the table.
+
+    >>> find_chip("TPU v5 lite").name, find_chip("NVIDIA H200").name, find_chip("cpu")
+    ('TPU v5e', 'H200 SXM', None)
+    """
+    return next((c for c in (*TPUS.values(), *GPUS.values()) if c.kind in device_kind), None)
+
+
 def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
     """Finds a GPU by its device kind.
 
