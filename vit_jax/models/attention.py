@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
-Implementation = Literal["xla", "cudnn", "einsum"]
+Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 
@@ -64,7 +64,7 @@ def choose_attention(
     """
     platform = platform or jax.default_backend()
     padded = tokens + tokens % 2
-    if requested in ("xla", "einsum"):
+    if requested in ("xla", "einsum", "pallas"):
         return AttentionChoice(requested, tokens, "requested")
     problem = None
     if platform not in ("gpu", "cuda"):
@@ -258,6 +258,12 @@ class SelfAttention(nnx.Module):
             capture: "attention_weights", "max_attention_logit".
         """
         qkv = constrain(self.qkv(x), "batch", None, None, "tensor")
+        if self.implementation == "pallas":
+            from vit_jax.models.pallas_attention import attend_packed
+            import os
+            attended = attend_packed(qkv, images=int(os.environ.get("KI","1")))
+            attended = constrain(attended, "batch", None, "tensor")
+            return self.dropout(self.out(attended), deterministic=key is None, rngs=key), {}
         q, k, v = jnp.moveaxis(qkv, -3, 0)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
