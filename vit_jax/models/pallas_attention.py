@@ -10,7 +10,7 @@ leave as one array, so nothing is copied apart or together.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ _ROWS = 256
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """Sizes of a call, and how its work is split over the grid.
+    """Sizes of a call, and how its work is split.
 
     Attributes:
         tokens: N.
@@ -34,8 +34,8 @@ class _Shape:
         heads: H.
         head_dim: K.
         images: images of a grid step.
-        groups: grid steps for the heads of an image. If there are several, the heads of each fill
-            whole tiles of 128 lanes.
+        unrolled_heads: heads of one iteration of the loop over heads. Their features fill whole
+            tiles of 128 lanes, unless they are all heads.
     """
 
     tokens: int
@@ -43,20 +43,13 @@ class _Shape:
     heads: int
     head_dim: int
     images: int
-    groups: int
+    unrolled_heads: int
 
     @property
-    def width(self) -> int:
-        """Features of the heads of a grid step."""
-        return self.heads * self.head_dim // self.groups
-
-    def heads_of_group(self) -> Iterator[tuple[int, slice]]:
-        for head in range(self.heads // self.groups):
-            yield head, slice(head * self.head_dim, (head + 1) * self.head_dim)
-
-    def row_tiles(self) -> Iterator[slice]:
-        for start in range(0, self.tokens, _ROWS):
-            yield slice(start, min(start + _ROWS, self.tokens))
+    def row_tiles(self) -> list[slice]:
+        """Rows of logits that are computed at once."""
+        starts = range(0, self.tokens, _ROWS)
+        return [slice(start, min(start + _ROWS, self.tokens)) for start in starts]
 
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -80,68 +73,79 @@ def _exponentials(
 
 
 def _forward_kernel(shape: _Shape, has_bias: bool, *refs: Any) -> None:
-    *inputs, out = refs
-    bias = inputs.pop() if has_bias else None
-    part = _parts(shape, inputs)
+    """Writes the attended values: (qkv[, bias]) -> out."""
+    qkv, *biases, out = refs
 
-    def one_image(image: jax.Array, _: None) -> None:
-        for head, columns in shape.heads_of_group():
-            k, v = (part(i, image, slice(None), columns) for i in (1, 2))
-            for rows in shape.row_tiles():
-                q = part(0, image, rows, columns)
-                own = None if bias is None else bias[image, head, rows]
-                powers, scale = _exponentials(shape, q, k, own)
-                found = _dot(powers.astype(v.dtype), v, (1, 0)) * scale
-                out[image, rows, columns] = found.astype(out.dtype)
+    def attend(image: Any, head: Any, q: Any, k: Any, v: Any, columns: Any) -> None:
+        for rows in shape.row_tiles:
+            found = []
+            for i, part in enumerate(_heads(shape)):
+                bias = biases[0][image, head + i, rows] if has_bias else None
+                powers, scale = _exponentials(shape, q[rows, part], k[:, part], bias)
+                found.append(_dot(powers.astype(v.dtype), v[:, part], (1, 0)) * scale)
+            out[image, rows, columns] = jnp.concatenate(found, axis=1).astype(out.dtype)
 
-    jax.lax.fori_loop(0, shape.images, one_image, None)
+    _for_all_heads(shape, qkv, attend)
 
 
 def _backward_kernel(shape: _Shape, has_bias: bool, *refs: Any) -> None:
-    inputs, outputs = list(refs), []
-    d_bias = inputs.pop() if has_bias else None
-    d_qkv = inputs.pop()
-    d_out = inputs.pop()
-    bias = inputs.pop() if has_bias else None
-    part = _parts(shape, inputs)
-    del outputs
-    whole = shape.heads * shape.head_dim
+    """Writes the gradients: (qkv[, bias], d_out) -> d_qkv[, d_bias]."""
+    count = 2 if has_bias else 1
+    (qkv, *biases), d_out, (d_qkv, *d_biases) = refs[:count], refs[count], refs[count + 1 :]
+    width = shape.heads * shape.head_dim
 
-    def one_image(image: jax.Array, _: None) -> None:
-        for head, columns in shape.heads_of_group():
-            k, v = (part(i, image, slice(None), columns) for i in (1, 2))
-            dk = dv = jnp.zeros(k.shape, jnp.float32)
-            for rows in shape.row_tiles():
-                q = part(0, image, rows, columns)
-                own = None if bias is None else bias[image, head, rows]
-                powers, scale = _exponentials(shape, q, k, own)
-                d = (d_out[image, rows, columns] * scale).astype(q.dtype)
-                dv += _dot(powers.astype(q.dtype), d, (0, 0))
-                dp = _dot(d, v, (1, 1))
-                mean = (dp * powers).sum(-1, keepdims=True) * scale
-                ds = (dp - mean) * powers
-                if d_bias is not None:
-                    d_bias[image, head, rows] = ds
+    def differentiate(image: Any, head: Any, q: Any, k: Any, v: Any, columns: Any) -> None:
+        dk = dv = [jnp.zeros((shape.tokens, shape.head_dim), jnp.float32)] * shape.unrolled_heads
+        for rows in shape.row_tiles:
+            d, dq = d_out[image, rows, columns], []
+            for i, part in enumerate(_heads(shape)):
+                bias = biases[0][image, head + i, rows] if has_bias else None
+                powers, scale = _exponentials(shape, q[rows, part], k[:, part], bias)
+                scaled = (d[:, part] * scale).astype(q.dtype)
+                dv = _add(dv, i, _dot(powers.astype(q.dtype), scaled, (0, 0)))
+                dp = _dot(scaled, v[:, part], (1, 1))
+                ds = (dp - (dp * powers).sum(-1, keepdims=True) * scale) * powers
+                if has_bias:
+                    d_biases[0][image, head + i, rows] = ds
                 ds = ds.astype(q.dtype)
-                dq = _dot(ds, k, (1, 0)) * shape.head_dim**-0.5
-                d_qkv[image, rows, columns] = dq.astype(q.dtype)
-                dk += _dot(ds, q, (0, 0))
-            dk *= shape.head_dim**-0.5
-            for i, found in ((1, dk), (2, dv)):
-                at = slice(i * whole + columns.start, i * whole + columns.stop)
-                d_qkv[image, :, at] = found.astype(d_qkv.dtype)
+                dq.append(_dot(ds, k[:, part], (1, 0)) * shape.head_dim**-0.5)
+                dk = _add(dk, i, _dot(ds, q[rows, part], (0, 0)) * shape.head_dim**-0.5)
+            d_qkv[image, rows, columns] = jnp.concatenate(dq, axis=1).astype(d_qkv.dtype)
+        for i, found in ((1, dk), (2, dv)):
+            at = _shift(columns, i * width)
+            d_qkv[image, :, at] = jnp.concatenate(found, axis=1).astype(d_qkv.dtype)
 
-    jax.lax.fori_loop(0, shape.images, one_image, None)
+    _for_all_heads(shape, qkv, differentiate)
 
 
-def _parts(shape: _Shape, refs: list[Any]) -> Any:
-    whole = shape.heads * shape.head_dim
+def _add(totals: list[jax.Array], index: int, value: jax.Array) -> list[jax.Array]:
+    return [t + value if i == index else t for i, t in enumerate(totals)]
 
-    def part(index: int, image: Any, rows: slice, columns: slice) -> jax.Array:
-        start = index * whole
-        return refs[0][image, rows, start + columns.start : start + columns.stop]
 
-    return part
+def _heads(shape: _Shape) -> list[slice]:
+    """Columns of the heads of one iteration."""
+    size = shape.head_dim
+    return [slice(i * size, (i + 1) * size) for i in range(shape.unrolled_heads)]
+
+
+def _for_all_heads(shape: _Shape, qkv: Any, body: Any) -> None:
+    width = shape.heads * shape.head_dim
+    own = shape.unrolled_heads * shape.head_dim
+    groups = shape.heads // shape.unrolled_heads
+
+    def iteration(index: jax.Array, _: None) -> None:
+        image, group = jax.lax.div(index, groups), jax.lax.rem(index, groups)
+        columns = slice(0, own) if groups == 1 else pl.ds(pl.multiple_of(group * own, _LANES), own)
+        q, k, v = (qkv[image, :, _shift(columns, i * width)] for i in range(3))
+        body(image, group * shape.unrolled_heads, q, k, v, columns)
+
+    jax.lax.fori_loop(0, shape.images * groups, iteration, None)
+
+
+def _shift(columns: Any, by: int) -> Any:
+    if isinstance(columns, slice):
+        return slice(columns.start + by, columns.stop + by)
+    return pl.ds(pl.multiple_of(columns.start + by, _LANES), columns.size)
 
 
 def _call(shape: _Shape, qkv: jax.Array, bias: Any, d_out: Any) -> Any:
@@ -190,5 +194,6 @@ _attend.defvjp(_fwd, _bwd)
 
 def attend_packed(qkv: Float[Array, "B N 3 H K"], *, bias=None, valid_tokens=None, images=1):
     B, N, _, H, K = qkv.shape
-    shape = _Shape(N, valid_tokens or N, H, K, images, 1)
+    fill = math.lcm(K, _LANES) // K
+    shape = _Shape(N, valid_tokens or N, H, K, images, fill if H % fill == 0 else H)
     return _attend(shape, qkv.reshape(B, N, 3 * H * K), bias).reshape(B, N, H, K)
