@@ -257,12 +257,24 @@ class SelfAttention(nnx.Module):
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
-        qkv = constrain(self.qkv(x), "batch", None, None, "tensor")
+        import os
+        if self.implementation == "pallas" and os.environ.get("K2D"):
+            D = x.shape[-1]
+            w = self.qkv.kernel[...].astype(self.qkv.dtype).reshape(D, -1)
+            b = self.qkv.bias[...].astype(self.qkv.dtype).reshape(-1)
+            qkv = (x @ w + b)
+            qkv = qkv.reshape(*x.shape[:2], 3, self.out.kernel.shape[0], -1)
+        else:
+            qkv = constrain(self.qkv(x), "batch", None, None, "tensor")
         if self.implementation == "pallas":
             from vit_jax.models.pallas_attention import attend_packed
             import os
             attended = attend_packed(qkv, images=int(os.environ.get("KI","1")))
             attended = constrain(attended, "batch", None, "tensor")
+            if os.environ.get("K2D"):
+                w = self.out.kernel[...].astype(self.qkv.dtype).reshape(-1, D)
+                y = attended.reshape(*x.shape[:2], -1) @ w + self.out.bias[...].astype(self.qkv.dtype)
+                return self.dropout(y, deterministic=key is None, rngs=key), {}
             return self.dropout(self.out(attended), deterministic=key is None, rngs=key), {}
         q, k, v = jnp.moveaxis(qkv, -3, 0)
         if self.query_norm is not None and self.key_norm is not None:
