@@ -33,6 +33,7 @@ from vit_jax.models.patches import PatchEmbedding
 from vit_jax.models.stacking import (
     Remat,
     build_stack,
+    keep,
     keys_and_drop_rates,
     remat_for_platform,
     scan_stack,
@@ -152,7 +153,7 @@ class MixerBlock(nnx.Module):
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         across_tokens = self.token_norm(x).swapaxes(1, 2)
         mixed = constrain(self.token_mixing(across_tokens).swapaxes(1, 2), "batch")
-        x = x + residual_branch(mixed, None, keys[0], drop_rate)
+        x = keep(x + residual_branch(mixed, None, keys[0], drop_rate))
         processed = constrain(self.channel_mixing(self.channel_norm(x)), "batch")
         x = x + residual_branch(processed, None, keys[1], drop_rate)
         return x, dict(zip(_BLOCK_INTERMEDIATES, (mixed, processed, x), strict=True))
