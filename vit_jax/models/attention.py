@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import math
 from functools import partial
 from typing import Literal
 

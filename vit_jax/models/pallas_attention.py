@@ -192,11 +192,10 @@ def _backward_kernel(split: _Split, has_bias: bool, *refs: Any) -> None:
             for head, columns in enumerate(split.columns):
                 own_q, own_k = q[rows, columns], k[:, columns]
                 powers, scale = _exponentials(split, own_q, own_k, bias, (image, head, rows))
-                # Weights are powers * scale. Multiplying `d` by the scale instead is cheaper.
-                scaled = (d[:, columns].astype(jnp.float32) * scale).astype(d.dtype)
-                dv[head] += _dot(powers.astype(d.dtype), scaled, (0, 0))
-                dp = _dot(scaled, v[:, columns], (1, 1))
-                ds = (dp - (dp * powers).sum(-1, keepdims=True) * scale) * powers
+                weights = powers * scale
+                dv[head] += _dot(weights.astype(d.dtype), d[:, columns], (0, 0))
+                dp = _dot(d[:, columns], v[:, columns], (1, 1))
+                ds = (dp - (dp * weights).sum(-1, keepdims=True)) * weights
                 if d_bias is not None:
                     d_bias[image, head, rows] = ds
                 ds = ds.astype(d.dtype)
