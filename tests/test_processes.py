@@ -49,6 +49,8 @@ def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        # A shell starts background jobs, such as these tests, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert forked.returncode == real.returncode == 3
     assert forked.stderr == real.stderr == "to stderr\n"

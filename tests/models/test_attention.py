@@ -28,7 +28,6 @@ def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
     ("changes", "implementation", "reason"),
     [
         ({"platform": "cpu"}, "einsum", "CPU"),
-        ({"platform": "tpu"}, "xla", "this is a tpu"),
         ({"dtype": jnp.dtype("float32")}, "xla", "this is float32"),
         ({"has_bias": True}, "xla", "bias"),
         ({"head_dim": 160}, "xla", "head dimension 160"),

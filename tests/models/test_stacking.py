@@ -41,7 +41,7 @@ def gradients(dtype):
 
 def test_kernels_cast_before_the_loop_give_the_same_gradients_at_half_the_size(monkeypatch):
     before, halved = gradients(jnp.bfloat16)
-    monkeypatch.setattr(stacking, "_cast_kernels", lambda blocks, params: params)
+    monkeypatch.setattr(stacking, "_prepare_kernels", lambda blocks, params: params)
     inside, whole = gradients(jnp.bfloat16)
     assert (halved, whole) == ({jnp.dtype("bfloat16")}, {jnp.dtype("float32")})
     for name in ("kernel", "bias"):

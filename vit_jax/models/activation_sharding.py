@@ -7,7 +7,7 @@ while a function is traced.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -36,11 +36,48 @@ def constrain(x: jax.Array, *dimensions: Dimension) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
+    return jax.lax.with_sharding_constraint(x, _spec(x.shape, dimensions, mesh))
+
+
+def on_each_device(
+    function: Callable[..., Any], dimensions: Sequence[Sequence[Dimension]], results: Any
+) -> Callable[..., Any]:
+    """Returns a function whose body runs on each device with its own part of the arguments.
+
+    XLA cannot split a kernel. Without a mesh, this returns `function`.
+
+    Args:
+        function: function of arrays; it accepts the whole arrays as well as parts of them.
+        dimensions: for each argument how its dimensions are sharded, as in `constrain`.
+        results: the same for its results: a tree like the result, with tuples of dimensions.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function
+
+    def sharded(*args: Any) -> Any:
+        shapes = jax.eval_shape(function, *args)
+        specs = jax.tree.map(lambda s, d: _spec(s.shape, d, mesh), shapes, results)
+        in_specs = tuple(_spec(a.shape, d, mesh) for a, d in zip(args, dimensions, strict=True))
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=specs, check_vma=False
+        )(*args)
+
+    return sharded
+
+
+def devices_along_tensor() -> int:
+    """Returns the number of devices of the mesh along `tensor`; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["tensor"]
+
+
+def _spec(shape: tuple[int, ...], dimensions: Sequence[Dimension], mesh: Any) -> PartitionSpec:
     axes = [
         _AXES[d] if size % math.prod(mesh.shape[a] for a in _AXES[d]) == 0 else ()
-        for d, size in zip(dimensions, x.shape, strict=False)
+        for d, size in zip(dimensions, shape, strict=False)
     ]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*[a or None for a in axes]))
+    return PartitionSpec(*[a or None for a in axes])
 
 
 def with_mesh(function: F, mesh: Mesh) -> F:

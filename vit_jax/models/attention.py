@@ -13,15 +13,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
-from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.activation_sharding import constrain, devices_along_tensor
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
+from vit_jax.models.stacking import keep
 
 log = logging.getLogger(__name__)
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
-Implementation = Literal["xla", "cudnn", "einsum"]
+Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
 
@@ -57,8 +58,12 @@ def choose_attention(
     jax/_src/cudnn/fused_attention_stablehlo.py, which also allow head dimensions up to 256 from
     compute capability 9.0 on.
 
+    The Pallas kernel is for TPUs. On a CPU it can be requested, but is interpreted, which is slow.
+    On a machine with a TPU, `auto` compiles it once to see whether the compiler accepts it; plans
+    for TPUs that are elsewhere only check that its blocks fit into the chip's memory.
+
     Args:
-        requested: "auto", "xla", "cudnn" or "einsum".
+        requested: "auto", "xla", "cudnn", "einsum" or "pallas".
         tokens: N, class token and registers included.
         head_dim: features of a head.
         num_heads: number of heads.
@@ -67,12 +72,24 @@ def choose_attention(
         platform: "cpu", "gpu" or "tpu"; None: the default backend.
 
     Raises:
-        ModelError: cuDNN is requested and does not support this case.
+        ModelError: cuDNN or the Pallas kernel is requested and does not support this case.
     """
     platform = platform or jax.default_backend()
-    padded = tokens + tokens % 2
     if requested in ("xla", "einsum"):
         return AttentionChoice(requested, tokens, "requested")
+    if requested == "pallas" or (requested == "auto" and platform == "tpu"):
+        problem = _pallas_problem(tokens, num_heads, head_dim, dtype, has_bias, platform)
+        if problem is None:
+            reason = "requested" if requested == "pallas" else "TPU, moves the fewest bytes"
+            return AttentionChoice("pallas", tokens, reason)
+        if requested == "pallas":
+            raise ModelError(
+                f"attention_implementation pallas, but {problem}",
+                "a case that the kernel supports",
+                "use auto",
+            )
+        return AttentionChoice("xla", tokens, problem)
+    padded = tokens + tokens % 2
     problem = None
     if platform not in ("gpu", "cuda"):
         problem = f"cuDNN needs a GPU, this is a {platform}"
@@ -100,19 +117,56 @@ def choose_attention(
     return AttentionChoice("xla", tokens, problem)
 
 
-@functools.lru_cache
 def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
     """Compiles cuDNN attention and its gradient; returns the first line of the error, if any."""
-    shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
+    return _compiler_problem("cudnn", tokens, num_heads, head_dim, dtype, has_bias=False)
 
-    def total(q, k, v):
-        return attend(q, k, v, implementation="cudnn", valid_tokens=tokens - 1).sum()
+
+@functools.lru_cache
+def _compiler_problem(
+    implementation: Implementation,
+    tokens: int,
+    num_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    has_bias: bool,
+) -> str | None:
+    """Compiles attention and its gradient; returns the first line of the error, if any."""
+    shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
+    bias = jax.ShapeDtypeStruct((2, num_heads, tokens, tokens), jnp.float32) if has_bias else None
+
+    def total(q, k, v, bias):
+        return attend(
+            q, k, v, bias=bias, implementation=implementation, valid_tokens=tokens - 1
+        ).sum()
 
     try:
-        jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
+        jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape, bias).compile()
     except Exception as error:  # Whatever the error is, XLA's kernel works.
         return str(error).strip().splitlines()[0][:200]
     return None
+
+
+def _pallas_problem(
+    tokens: int, num_heads: int, head_dim: int, dtype: DTypeLike, has_bias: bool, platform: str
+) -> str | None:
+    """Returns why the Pallas kernel cannot be used; None: it can."""
+    from vit_jax.models import pallas_attention
+
+    if platform not in ("tpu", "cpu"):
+        return f"the Pallas kernel needs a TPU, this is a {platform}"
+    if tokens > pallas_attention.MAX_TOKENS:
+        return f"the Pallas kernel takes {pallas_attention.MAX_TOKENS} tokens, these are {tokens}"
+    itemsize = jnp.dtype(dtype).itemsize
+    if not pallas_attention.fits(tokens, num_heads, head_dim, itemsize, has_bias=has_bias):
+        return f"{num_heads} heads of {tokens} tokens and {head_dim} features do not fit on a chip"
+    if platform != "tpu" or jax.default_backend() != "tpu":
+        return None
+    failure = _compiler_problem(
+        "pallas", tokens, num_heads, head_dim, jnp.dtype(dtype).name, has_bias=has_bias
+    )
+    return failure and f"the Pallas kernel failed: {failure}"
 
 
 @functools.lru_cache
@@ -140,7 +194,8 @@ def attend(
 
     "xla" and "cudnn" are kernels of `jax.nn.dot_product_attention`. "einsum" is the formula written
     out, with a softmax that keeps only its result for the backward pass. On CPUs, where no kernel
-    fuses these operations, it makes a training step about 10 % faster.
+    fuses these operations, it makes a training step about 10 % faster. "pallas" is
+    `pallas_attention.attend_packed`, for self-attention.
 
     Args:
         query: [B, N, H, K].
@@ -153,6 +208,10 @@ def attend(
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
+    if implementation == "pallas":
+        from vit_jax.models.pallas_attention import attend_packed
+
+        return attend_packed(jnp.stack([query, key, value], 2), bias, valid_tokens=valid_tokens)
     lengths = None
     if valid_tokens is not None and valid_tokens < key.shape[1]:
         lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
@@ -266,18 +325,25 @@ class SelfAttention(nnx.Module):
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
-        qkv = constrain(self.qkv(x), "batch", None, None, "tensor")
+        qkv = constrain(_project(self.qkv, x), "batch", None, None, "tensor")
         q, k, v = jnp.moveaxis(qkv, -3, 0)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         bias = self.relative(q) if self.relative is not None else None
-        attended = attend(
-            q, k, v, bias=bias, implementation=self.implementation, valid_tokens=valid_tokens
-        )
+        if self.implementation == "pallas":
+            from vit_jax.models.pallas_attention import attend_packed
+
+            changed = rope is not None or self.query_norm is not None
+            packed = jnp.stack([q, k, v], 2) if changed else qkv
+            attended = attend_packed(packed, bias, valid_tokens=valid_tokens)
+        else:
+            attended = attend(
+                q, k, v, bias=bias, implementation=self.implementation, valid_tokens=valid_tokens
+            )
         attended = constrain(attended, "batch", None, "tensor")
-        out = self.dropout(self.out(attended), deterministic=key is None, rngs=key)
+        out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)
         found = {}
         if "attention_weights" in capture:
             found["attention_weights"] = attention_weights(q, k, bias, valid_tokens)
@@ -285,6 +351,24 @@ class SelfAttention(nnx.Module):
             logits = attention_logits(q, k, bias)[:, :, :valid_tokens, :valid_tokens]
             found["max_attention_logit"] = logits.max((2, 3))
         return out, found
+
+
+def _project(layer: nnx.LinearGeneral, x: jax.Array) -> jax.Array:
+    """Returns layer(x), as one product of two matrices where heads are not sharded.
+
+    XLA then writes rows of features, as the kernels read them. For several output axes (q, k, v,
+    heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
+    """
+    if devices_along_tensor() > 1:
+        return keep(layer(keep(x)))
+    axes = len(layer.in_features)
+    x = x.reshape(*x.shape[:-axes], -1).astype(layer.dtype)
+    x = keep(x) if axes > 1 else x
+    y = x @ layer.kernel[...].reshape(x.shape[-1], -1).astype(layer.dtype)
+    if layer.bias is not None:
+        y = y + layer.bias[...].reshape(-1).astype(layer.dtype)
+    y = keep(y) if axes == 1 else y
+    return y.reshape(*y.shape[:-1], *layer.out_features)
 
 
 def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:

@@ -16,7 +16,7 @@ from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
-from vit_jax.models.stacking import Remat, build_stack, keys_and_drop_rates, scan_stack
+from vit_jax.models.stacking import Remat, build_stack, keep, keys_and_drop_rates, scan_stack
 
 BLOCK_INTERMEDIATES = (
     "attention_weights", "max_attention_logit", "attention_output", "mlp_output", "block_output",
@@ -117,8 +117,11 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = x + residual_branch(
-            constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
+        x = keep(
+            x
+            + residual_branch(
+                constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
+            )
         )
         x = x if pre else self.attention_norm(x)
 
@@ -144,11 +147,11 @@ def residual_branch(
 ) -> Float[Array, "B N D"]:
     """Scales a residual branch, and drops it for whole examples without changing its mean."""
     if scale is not None:
-        branch = branch * scale[...].astype(branch.dtype)[None, None]
+        branch = keep(branch) * scale[...].astype(branch.dtype)[None, None]
     if key is None or drop_rate is None:
         return branch
-    keep = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
-    return jnp.where(keep, branch / (1 - drop_rate).astype(branch.dtype), 0)
+    stays = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
+    return jnp.where(stays, branch / (1 - drop_rate).astype(branch.dtype), 0)
 
 
 class Encoder(nnx.Module):

@@ -22,7 +22,8 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
     """Returns the multiply-accumulates of a program's matmuls and convolutions.
 
     Other operations, such as additions and normalisations, are not counted. The body of a scan is
-    counted once per iteration, and a conditional as its most expensive branch.
+    counted once per iteration, that of a Pallas kernel once per step of its grid, and a conditional
+    as its most expensive branch.
 
     Raises:
         ValueError: a while loop contains matmuls. Its number of iterations is unknown.
@@ -45,6 +46,8 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
             )
         elif kind == "cond":
             total += max(inner)
+        elif kind == "pallas_call":
+            total += sum(inner) * math.prod(eqn.params["grid_mapping"].grid)
         else:
             total += sum(inner) * eqn.params.get("length", 1)
     return total

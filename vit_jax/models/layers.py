@@ -15,6 +15,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from vit_jax.models.stacking import keep
+
 
 class LayerNorm(nnx.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, computed in float32.
@@ -70,6 +72,7 @@ def _normalize_fwd(x: jax.Array, epsilon: float) -> tuple[jax.Array, tuple[jax.A
     single = x.astype(jnp.float32)
     mean = single.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(single - mean).mean(-1, keepdims=True) + epsilon)
+    mean, inverse = keep(mean), keep(inverse)
     return (single - mean) * inverse, (x, mean, inverse)
 
 

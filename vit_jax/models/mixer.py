@@ -31,7 +31,7 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.stacking import Remat, Stack, build_stack, keys_and_drop_rates, scan_stack
+from vit_jax.models.stacking import Remat, Stack, build_stack, keep, keys_and_drop_rates, scan_stack
 from vit_jax.schema import option
 
 _BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
@@ -147,7 +147,7 @@ class MixerBlock(nnx.Module):
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         across_tokens = self.token_norm(x).swapaxes(1, 2)
         mixed = constrain(self.token_mixing(across_tokens).swapaxes(1, 2), "batch")
-        x = x + residual_branch(mixed, None, keys[0], drop_rate)
+        x = keep(x + residual_branch(mixed, None, keys[0], drop_rate))
         processed = constrain(self.channel_mixing(self.channel_norm(x)), "batch")
         x = x + residual_branch(processed, None, keys[1], drop_rate)
         return x, dict(zip(_BLOCK_INTERMEDIATES, (mixed, processed, x), strict=True))

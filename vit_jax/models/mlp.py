@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.layers import gelu
+from vit_jax.models.stacking import keep
 
 _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)
@@ -54,7 +55,7 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = gelu(_shard(self.expand(x)), self.gelu_approximate)
+        hidden = gelu(keep(_shard(self.expand(x))), self.gelu_approximate)
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
@@ -88,7 +89,7 @@ class SwiGlu(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the gated MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = jax.nn.silu(_shard(self.gate(x))) * _shard(self.value(x))
+        hidden = jax.nn.silu(keep(_shard(self.gate(x)))) * keep(_shard(self.value(x)))
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 

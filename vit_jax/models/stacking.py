@@ -8,6 +8,7 @@ Stacks are named `blocks`; optimizers recognise them by that name.
 import contextvars
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax.models.activation_sharding import devices_along_tensor
 
 Remat = Literal["none", "dots", "full"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,13 +89,25 @@ def _resolve(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> La
     )
 
 
-def _save_matmuls(primitive: Any, *args: Any, **params: Any) -> bool:
-    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return primitive is jax.lax.conv_general_dilated_p or dots(primitive, *args, **params)
+_KEPT = "kept"
+
+
+def keep(x: jax.Array) -> jax.Array:
+    """Marks what a layer keeps for its backward pass with remat "dots".
+
+    These are the results of matmuls after their bias, and the sums of residuals. With them, the
+    backward pass repeats only cheap operations, and reads each of them once.
+    """
+    return checkpoint_name(x, _KEPT)
+
+
+def _is_kept(primitive: Any, *args: Any, **params: Any) -> bool:
+    named = jax.checkpoint_policies.save_only_these_names(_KEPT)
+    return primitive is jax.lax.conv_general_dilated_p or named(primitive, *args, **params)
 
 
 _REMAT_POLICIES = {
-    "dots": _save_matmuls,
+    "dots": _is_kept,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -141,7 +157,7 @@ def scan_stack(
     if loop.remat != "none":
         policy = _REMAT_POLICIES[loop.remat]
         step = jax.checkpoint(step, policy=policy, prevent_cse=not loop.scan)
-    layers = (_cast_kernels(blocks, nnx.to_pure_dict(state)), per_layer)
+    layers = (_prepare_kernels(blocks, nnx.to_pure_dict(state)), per_layer)
     return jax.lax.scan(step, x, layers, length=depth, unroll=1 if loop.scan else depth)
 
 
@@ -162,12 +178,12 @@ def keys_and_drop_rates(
     return jax.random.split(key, depth), jnp.asarray(rates) if stochastic_depth else None
 
 
-def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
-    """Casts the parameters of dense layers to the dtype in which they compute.
+def _prepare_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
+    """Casts the parameters of dense layers to the dtype in which they compute, and flattens them.
 
     A dense layer casts its float32 kernel anyway. If it is cast before the loop, the loop also
     collects the gradients of all layers in that dtype: with bfloat16 they have the same values and
-    take half the memory.
+    take half the memory. For the same reason kernels with several output axes become matrices here.
     """
     params = jax.tree.map(lambda leaf: leaf, params)  # A copy, because the dicts are changed.
     tree: Any = params
@@ -175,6 +191,11 @@ def _cast_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, Any]:
         if isinstance(module, nnx.Linear | nnx.LinearGeneral) and module.dtype is not None:
             own: Any = functools.reduce(lambda part, key: part[key], path, tree)
             own.update({name: leaf.astype(module.dtype) for name, leaf in own.items()})
+            if isinstance(module, nnx.LinearGeneral) and devices_along_tensor() == 1:
+                depth, inputs = len(own["kernel"]), math.prod(module.in_features)
+                own["kernel"] = own["kernel"].reshape(depth, inputs, -1)
+                if "bias" in own:
+                    own["bias"] = own["bias"].reshape(depth, -1)
     return params
 
 

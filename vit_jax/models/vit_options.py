@@ -63,7 +63,7 @@ class ViTConfig(ModelConfig):
     """Rate after every dense layer except qkv, and after the position embedding (Table 3)."""
     stochastic_depth: float = option(0.0, at_least=0, below=1)
     """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
-    attention_implementation: Literal["auto", "xla", "cudnn", "einsum"] = option(
+    attention_implementation: Literal["auto", "xla", "cudnn", "einsum", "pallas"] = option(
         "auto", changes_result=False
     )
 
