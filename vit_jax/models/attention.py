@@ -366,7 +366,7 @@ def _project(layer: nnx.LinearGeneral, x: jax.Array) -> jax.Array:
     x = keep(x) if axes > 1 else x
     y = x @ layer.kernel[...].reshape(x.shape[-1], -1).astype(layer.dtype)
     if layer.bias is not None:
-        y = y + layer.bias[...].reshape(-1).astype(layer.dtype)
+        y = y + layer.bias[...].reshape(*(1,) * (y.ndim - 1), -1).astype(layer.dtype)
     y = keep(y) if axes == 1 else y
     return y.reshape(*y.shape[:-1], *layer.out_features)
 

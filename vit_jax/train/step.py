@@ -93,7 +93,7 @@ def make_train_step(
             "train/learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             "train/gradient_norm": optax.tree.norm(grads),
             "train/parameter_norm": optax.tree.norm(state.params),
-            "train/update_norm": optax.tree.norm(updates),
+            "train/update_norm": optax.tree.norm(jax.tree.map(jnp.subtract, params, state.params)),
             **{f"train/{name}": value for name, value in task_metrics.items()},
         }
         observe("metric", metrics)
