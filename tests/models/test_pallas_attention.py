@@ -1,7 +1,5 @@
 """The Pallas attention kernel, interpreted, against the formula; and how it splits its work."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,90 +27,96 @@ CASES = {
 }
 
 
-def random_inputs(batch, tokens, heads, head_dim, has_bias, dtype=jnp.float32):
+def random_inputs(batch, tokens, heads, head_dim, *, with_bias=(), dtype=jnp.float32):
+    """Arguments of `attend_packed`, and a random gradient of its result."""
     rng = np.random.default_rng(tokens)
-    shape = (batch, tokens, heads, head_dim)
-    qkv = jnp.asarray(rng.standard_normal((batch, tokens, 3, heads, head_dim)), dtype)
-    bias = rng.standard_normal((batch, heads, tokens, tokens))
-    return qkv, jnp.asarray(bias, jnp.float32) if has_bias else None, rng.standard_normal(shape)
+    shapes = {
+        "qkv": (batch, tokens, 3, heads, head_dim),
+        "qkv_bias": (3, heads, head_dim),
+        "bias": (batch, heads, tokens, tokens),
+    }
+    inputs = {
+        name: jnp.asarray(rng.standard_normal(shape), jnp.float32 if name == "bias" else dtype)
+        for name, shape in shapes.items()
+        if name == "qkv" or name in with_bias
+    }
+    return inputs, rng.standard_normal((batch, tokens, heads, head_dim))
 
 
-def by_formula(qkv, bias, *, valid_tokens, implementation="einsum"):
-    q, k, v = jnp.moveaxis(qkv, 2, 0)
+def by_formula(qkv, *, qkv_bias=None, bias=None, valid_tokens=None, implementation="einsum"):
+    whole = qkv if qkv_bias is None else qkv + qkv_bias[None, None]
+    q, k, v = jnp.moveaxis(whole, 2, 0)
     return attend(q, k, v, bias=bias, implementation=implementation, valid_tokens=valid_tokens)
 
 
-def value_and_gradients(function, qkv, bias, toward):
-    """The output, and the gradients of its inner product with `toward`."""
+def value_and_gradients(function, inputs, toward, **options):
+    """The output as "out", and by name the gradients of its inner product with `toward`."""
 
-    def total(qkv, bias):
-        out = function(qkv, bias)
-        return (out.astype(jnp.float32) * toward).sum(), out.astype(jnp.float32)
+    def total(inputs):
+        out = function(**inputs, **options).astype(jnp.float32)
+        return (out * toward).sum(), out
 
-    gradient = jax.grad(total, argnums=(0, 1) if bias is not None else 0, has_aux=True)
+    gradient = jax.grad(total, has_aux=True)
     # On CPUs, XLA leaves out the rounding to bfloat16 between two operations.
-    compiled = jax.jit(gradient).lower(qkv, bias).compile({"xla_allow_excess_precision": False})
-    return jax.tree.leaves(compiled(qkv, bias))
+    compiled = jax.jit(gradient).lower(inputs).compile({"xla_allow_excess_precision": False})
+    gradients, out = compiled(inputs)
+    return {"out": out, **gradients}
 
 
+@pytest.mark.parametrize("with_qkv_bias", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_equal_those_of_the_formula(case):
-    batch, tokens, heads, head_dim, valid, has_bias = CASES[case]
-    qkv, bias, toward = random_inputs(batch, tokens, heads, head_dim, has_bias)
+def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
+    *sizes, valid, has_bias = CASES[case]
+    names = ["bias"] * has_bias + ["qkv_bias"] * with_qkv_bias
+    inputs, toward = random_inputs(*sizes, with_bias=names)
     found, expected = (
-        value_and_gradients(functools.partial(function, valid_tokens=valid), qkv, bias, toward)
+        value_and_gradients(function, inputs, toward, valid_tokens=valid)
         for function in (attend_packed, by_formula)
     )
-    assert len(found) == 2 + has_bias
-    for ours, theirs in zip(found, expected, strict=True):
-        assert np.abs(theirs).max() > 0.1
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert set(found) == {"out", *inputs}
+    for name, ours in found.items():
+        assert np.abs(expected[name]).max() > 0.1
+        np.testing.assert_allclose(ours, expected[name], rtol=1e-5, atol=2e-5, err_msg=name)
 
 
 def test_a_step_of_one_group_of_heads_gives_the_same_as_one_of_whole_images(monkeypatch):
     """Long sequences do not fit otherwise."""
-    qkv, _, toward = random_inputs(2, 12, 4, 64, False)
-    whole = value_and_gradients(attend_packed, qkv, None, toward)
+    inputs, toward = random_inputs(2, 12, 4, 64, with_bias=["qkv_bias"])
+    whole = value_and_gradients(attend_packed, inputs, toward)
     monkeypatch.setattr(pallas_attention, "_BLOCK_BYTES", 120_000)
+    assert not pallas_attention._split(2, 12, 12, 4, 64, 4, has_bias=False).packed
     jax.clear_caches()
-    assert fits(12, 4, 64, 4, has_bias=False)
-    split = value_and_gradients(lambda *args: attend_packed(*args), qkv, None, toward)
-    for ours, theirs in zip(split, whole, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    split = value_and_gradients(attend_packed, inputs, toward)
+    for name, ours in split.items():
+        np.testing.assert_allclose(ours, whole[name], rtol=1e-6, atol=1e-5, err_msg=name)
 
 
 def test_in_bfloat16_it_is_no_less_exact_than_xlas_attention():
-    qkv, _, toward = random_inputs(2, 197, 4, 64, False, jnp.bfloat16)
-    reference = value_and_gradients(
-        functools.partial(by_formula, valid_tokens=None), qkv.astype(jnp.float32), None, toward
-    )
-    errors = []
-    for function in (
-        functools.partial(attend_packed, valid_tokens=None),
-        functools.partial(by_formula, valid_tokens=None, implementation="xla"),
-    ):
+    inputs, toward = random_inputs(2, 197, 4, 64, dtype=jnp.bfloat16)
+    single = {name: x.astype(jnp.float32) for name, x in inputs.items()}
+    reference = value_and_gradients(by_formula, single, toward)
+
+    def errors(function, **options):
         with jax.numpy_dtype_promotion("standard"):  # JAX's own attention mixes types.
-            found = value_and_gradients(function, qkv, None, toward)
-        pairs = zip(found, reference, strict=True)
-        errors.append(
-            [float(jnp.sqrt(jnp.mean((a.astype(jnp.float32) - b) ** 2))) for a, b in pairs]
-        )
-    ours, theirs = errors
-    assert min(ours) > 1e-5, "bfloat16 rounds"
-    assert ours[0] < 1.02 * theirs[0], "gradient"
-    assert ours[1] < 1.02 * theirs[1], "output"
+            found = value_and_gradients(function, inputs, toward, **options)
+        differences = {n: found[n].astype(jnp.float32) - reference[n] for n in found}
+        return {n: float(jnp.sqrt(jnp.mean(d**2))) for n, d in differences.items()}
+
+    ours, theirs = errors(attend_packed), errors(by_formula, implementation="xla")
+    for name in ("out", "qkv"):
+        assert 1e-5 < ours[name] < 1.02 * theirs[name], name
 
 
 def test_padding_gets_no_gradient_and_changes_nothing():
-    qkv, _, toward = random_inputs(1, 10, 2, 64, False)
+    inputs, toward = random_inputs(1, 10, 2, 64)
     toward[:, 7:] = 0
-    other = qkv.at[:, 7:].set(100.0)
-    attend_seven = functools.partial(attend_packed, valid_tokens=7)
-    first, second = (value_and_gradients(attend_seven, x, None, toward) for x in (qkv, other))
-    np.testing.assert_array_equal(first[1][:, :7], second[1][:, :7])
-    for d_qkv in (first[0], second[0]):
-        assert np.abs(d_qkv[:, :7]).max() > 0.1
-        assert np.abs(d_qkv[:, 7:]).max() == 0
+    first = value_and_gradients(attend_packed, inputs, toward, valid_tokens=7)
+    other = {"qkv": inputs["qkv"].at[:, 7:].set(100.0)}
+    second = value_and_gradients(attend_packed, other, toward, valid_tokens=7)
+    np.testing.assert_array_equal(first["out"][:, :7], second["out"][:, :7])
+    for found in (first, second):
+        assert np.abs(found["qkv"][:, :7]).max() > 0.1
+        assert np.abs(found["qkv"][:, 7:]).max() == 0
 
 
 @pytest.mark.parametrize(

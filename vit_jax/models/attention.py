@@ -211,7 +211,8 @@ def attend(
     if implementation == "pallas":
         from vit_jax.models.pallas_attention import attend_packed
 
-        return attend_packed(jnp.stack([query, key, value], 2), bias, valid_tokens=valid_tokens)
+        packed = jnp.stack([query, key, value], 2)
+        return attend_packed(packed, bias=bias, valid_tokens=valid_tokens)
     lengths = None
     if valid_tokens is not None and valid_tokens < key.shape[1]:
         lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
@@ -325,19 +326,22 @@ class SelfAttention(nnx.Module):
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
-        qkv = constrain(_project(self.qkv, x), "batch", None, None, "tensor")
+        # The Pallas kernel adds the bias itself, unless something comes between.
+        plain = self.query_norm is None and rope is None and self.relative is None and not capture
+        packed = self.implementation == "pallas" and plain and self.qkv.bias is not None
+        qkv = _project(self.qkv, x, add_bias=not packed)
+        qkv = constrain(qkv, "batch", None, None, "tensor")
         q, k, v = jnp.moveaxis(qkv, -3, 0)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         bias = self.relative(q) if self.relative is not None else None
-        if self.implementation == "pallas":
+        if packed:
             from vit_jax.models.pallas_attention import attend_packed
 
-            changed = rope is not None or self.query_norm is not None
-            packed = jnp.stack([q, k, v], 2) if changed else qkv
-            attended = attend_packed(packed, bias, valid_tokens=valid_tokens)
+            qkv_bias = self.qkv.bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
+            attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             attended = attend(
                 q, k, v, bias=bias, implementation=self.implementation, valid_tokens=valid_tokens
@@ -353,20 +357,27 @@ class SelfAttention(nnx.Module):
         return out, found
 
 
-def _project(layer: nnx.LinearGeneral, x: jax.Array) -> jax.Array:
+def _project(layer: nnx.LinearGeneral, x: jax.Array, *, add_bias: bool = True) -> jax.Array:
     """Returns layer(x), as one product of two matrices where heads are not sharded.
 
     XLA then writes rows of features, as the kernels read them. For several output axes (q, k, v,
     heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
+
+    Args:
+        layer: the projection to or from the heads.
+        x: features of tokens, or of heads.
+        add_bias: False leaves the bias out.
     """
-    if devices_along_tensor() > 1:
-        return keep(layer(keep(x)))
     axes = len(layer.in_features)
-    x = x.reshape(*x.shape[:-axes], -1).astype(layer.dtype)
+    bias = layer.bias[...].astype(layer.dtype) if add_bias and layer.bias is not None else None
+    x, kernel = x.astype(layer.dtype), layer.kernel[...].astype(layer.dtype)
+    if devices_along_tensor() > 1:
+        y = jnp.tensordot(keep(x) if axes > 1 else x, kernel, axes)
+        return keep(y if bias is None else y + bias.reshape(*(1,) * (x.ndim - axes), *bias.shape))
+    x = x.reshape(*x.shape[:-axes], -1)
     x = keep(x) if axes > 1 else x
-    y = x @ layer.kernel[...].reshape(x.shape[-1], -1).astype(layer.dtype)
-    if layer.bias is not None:
-        y = y + layer.bias[...].reshape(*(1,) * (y.ndim - 1), -1).astype(layer.dtype)
+    y = x @ kernel.reshape(x.shape[-1], -1)
+    y = y if bias is None else y + bias.reshape(*(1,) * (y.ndim - 1), -1)
     y = keep(y) if axes == 1 else y
     return y.reshape(*y.shape[:-1], *layer.out_features)
 

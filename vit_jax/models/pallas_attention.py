@@ -28,27 +28,32 @@ _BLOCK_BYTES = 10 * 2**20
 _MAX_ROWS = 320
 
 _QKV: tuple[Dimension, ...] = ("batch", None, None, "tensor", None)
+_QKV_BIAS: tuple[Dimension, ...] = (None, "tensor", None)
+_QKV_BIASES: tuple[Dimension, ...] = ("batch", None, "tensor", None)
 _BIAS: tuple[Dimension, ...] = ("batch", "tensor", None, None)
 _OUT: tuple[Dimension, ...] = ("batch", None, "tensor", None)
 
 
 def attend_packed(
     qkv: Float[Array, "B N 3 H K"],
-    bias: Float[Array, "B H N N"] | None = None,
     *,
+    qkv_bias: Float[Array, "3 H K"] | None = None,
+    bias: Float[Array, "B H N N"] | None = None,
     valid_tokens: int | None = None,
 ) -> Float[Array, "B N H K"]:
-    """softmax(query key^T / sqrt(K) + bias) value, with gradients for `qkv` and `bias`.
+    """softmax(query key^T / sqrt(K) + bias) value, with gradients for all arrays.
 
     Under a mesh, each device computes its own images and heads. On other platforms than TPUs the
     kernel is interpreted, which is slow.
 
     Args:
         qkv: queries, keys and values.
+        qkv_bias: added to `qkv`, of the same type. The kernel sums its gradient on the chip, which
+            saves a pass over the gradient of `qkv`.
         bias: f32, logits added before the softmax.
         valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight.
     """
-    return _attend(valid_tokens or qkv.shape[1], qkv, bias)
+    return _attend(valid_tokens or qkv.shape[1], qkv, qkv_bias, bias)
 
 
 def fits(tokens: int, num_heads: int, head_dim: int, itemsize: int, *, has_bias: bool) -> bool:
@@ -79,6 +84,8 @@ class _Split:
             128 lanes, unless they are all heads.
         packed: a step has all heads of its images, and the gradients leave in one array.
             Otherwise, a step has `heads_at_once` of one image.
+        has_qkv_bias: whether queries, keys and values have a bias.
+        has_bias: whether a position bias is added to the logits.
     """
 
     tokens: int
@@ -88,6 +95,8 @@ class _Split:
     images: int
     heads_at_once: int
     packed: bool
+    has_qkv_bias: bool
+    has_bias: bool
 
     @property
     def width(self) -> int:
@@ -131,6 +140,7 @@ def _split(
     head_dim: int,
     itemsize: int,
     *,
+    has_qkv_bias: bool = False,
     has_bias: bool,
 ) -> _Split | None:
     """Returns the split with the most images in a step; None: nothing fits into VMEM."""
@@ -149,13 +159,15 @@ def _split(
         return None
     most = _BLOCK_BYTES // size(heads) if packed else 1
     images = next(n for n in range(max(most, 1), 0, -1) if batch % n == 0)
-    return _Split(tokens, valid_tokens, heads, head_dim, images, at_once, packed)
+    return _Split(
+        tokens, valid_tokens, heads, head_dim, images, at_once, packed, has_qkv_bias, has_bias
+    )
 
 
-def _forward_kernel(split: _Split, has_bias: bool, *refs: Any) -> None:
-    """Writes the attended values: qkv (or q, k, v) [, bias] -> out."""
+def _forward_kernel(split: _Split, *refs: Any) -> None:
+    """Writes the attended values: qkv [, its bias], or q, k, v [, bias] -> out."""
     *inputs, out = refs
-    bias = inputs.pop() if has_bias else None
+    bias = inputs.pop() if split.has_bias else None
 
     def attend(image: Any, q: Any, k: Any, v: Any, at: Callable[[int], Any]) -> None:
         for rows in split.rows:
@@ -170,18 +182,25 @@ def _forward_kernel(split: _Split, has_bias: bool, *refs: Any) -> None:
     _for_each_group(split, inputs, attend)
 
 
-def _backward_kernel(split: _Split, has_bias: bool, *refs: Any) -> None:
-    """Writes the gradients: qkv (or q, k, v) [, bias], d_out -> those of qkv (or q, k, v), bias."""
-    arrays = 1 if split.packed else 3
+def _backward_kernel(split: _Split, *refs: Any) -> None:
+    """Writes the gradients of its inputs: those of `_forward_kernel`, d_out -> gradients."""
+    arrays = 3 if not split.packed else 2 if split.has_qkv_bias else 1
     inputs, rest = refs[:arrays], list(refs[arrays:])
-    bias = rest.pop(0) if has_bias else None
-    d_bias = rest.pop() if has_bias else None
+    bias = rest.pop(0) if split.has_bias else None
+    d_bias = rest.pop() if split.has_bias else None
     d_out, *d_inputs = rest
 
     def write(part: int, image: Any, rows: slice, at: Callable[[int], Any], heads: Any) -> None:
         ref = d_inputs[0] if split.packed else d_inputs[part]
-        found = jnp.concatenate(heads, axis=1).astype(ref.dtype)
-        ref[image, rows, at(part if split.packed else 0)] = found
+        found = jnp.concatenate(heads, axis=1)
+        columns = at(part if split.packed else 0)
+        ref[image, rows, columns] = found.astype(ref.dtype)
+        if split.packed and split.has_qkv_bias:
+            total = found.sum(0, keepdims=True)
+            first = rows.start in (None, 0)
+            d_inputs[1][image, :, columns] = (
+                total if first else d_inputs[1][image, :, columns] + total
+            )
 
     def differentiate(image: Any, q: Any, k: Any, v: Any, at: Callable[[int], Any]) -> None:
         zero = jnp.zeros((split.tokens, split.head_dim), jnp.float32)
@@ -229,7 +248,11 @@ def _for_each_group(split: _Split, inputs: Any, body: Callable[..., None]) -> No
                 pl.multiple_of(start + group * split.width_at_once, _LANES), split.width_at_once
             )
 
-        body(image, *(inputs[0][image, :, at(part)] for part in range(3)), at)
+        def load(part: int) -> jax.Array:
+            rows = inputs[0][image, :, at(part)]
+            return rows + inputs[1][0, :, at(part)] if split.has_qkv_bias else rows
+
+        body(image, *map(load, range(3)), at)
 
     jax.lax.fori_loop(0, split.images * split.groups, iteration, None)
 
@@ -256,94 +279,154 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
 
 
 def _call(
-    valid_tokens: int, qkv: jax.Array, bias: jax.Array | None, d_out: jax.Array | None
+    valid_tokens: int,
+    qkv: jax.Array,
+    qkv_bias: jax.Array | None,
+    bias: jax.Array | None,
+    d_out: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
-    """Returns (out,), or if `d_out` is given, the gradients of qkv and bias, on one device."""
+    """Returns (out,), or if `d_out` is given, the gradients of the arrays, on one device.
+
+    The gradient of `qkv_bias` is not yet summed over the images: f32[B, 3, H, K].
+    """
     B, N, _, H, K = qkv.shape
-    has_bias = bias is not None
-    split = _split(B, N, valid_tokens, H, K, qkv.dtype.itemsize, has_bias=has_bias)
+    split = _split(
+        B,
+        N,
+        valid_tokens,
+        H,
+        K,
+        qkv.dtype.itemsize,
+        has_qkv_bias=qkv_bias is not None,
+        has_bias=bias is not None,
+    )
     assert split is not None, "choose_attention checks that the kernel fits"
-    grid = (B // split.images,) if split.packed else (B, split.groups)
+    if not split.packed and qkv_bias is not None:
+        qkv = qkv + qkv_bias[None, None]
+    flat = qkv.reshape(B, N, 3 * split.width)
+    own = split.width if split.packed else split.width_at_once
 
     def block(width: int, part: int = 0) -> pl.BlockSpec:
         if split.packed:
             return pl.BlockSpec((split.images, N, width), lambda i: (i, 0, 0))
         return pl.BlockSpec((1, N, width), lambda i, j: (i, 0, part * split.groups + j))
 
-    bias_block = pl.BlockSpec((1, split.heads_at_once, N, N), lambda i, j: (i, j, 0, 0))
-    flat = qkv.reshape(B, N, 3 * split.width)
-    own = split.width if split.packed else split.width_at_once
-    parts = [block(3 * own)] if split.packed else [block(own, part) for part in range(3)]
-    inputs, in_specs = [flat] * len(parts), list(parts)
-    if bias is not None:
-        inputs, in_specs = [*inputs, bias], [*in_specs, bias_block]
-    if d_out is None:
-        kernel, out_specs, shapes = _forward_kernel, [block(own)], [(B, N, split.width)]
+    # (array, block) of each input, (shape and type, block) of each gradient.
+    inputs: list[tuple[jax.Array, pl.BlockSpec]]
+    if split.packed:
+        inputs = [(flat, block(3 * own))]
+        gradients = [(jax.ShapeDtypeStruct(flat.shape, qkv.dtype), block(3 * own))]
+        if qkv_bias is not None:
+            one_row = (1, 1, 3 * own)
+            inputs.append((qkv_bias.reshape(one_row), pl.BlockSpec(one_row, lambda i: (0, 0, 0))))
+            gradients.append(
+                (
+                    jax.ShapeDtypeStruct((B, 1, 3 * own), jnp.float32),
+                    pl.BlockSpec((split.images, 1, 3 * own), lambda i: (i, 0, 0)),
+                )
+            )
     else:
-        inputs, in_specs = [*inputs, d_out.reshape(B, N, split.width)], [*in_specs, block(own)]
-        kernel = _backward_kernel
-        out_specs = list(parts) if split.packed else [block(own)] * 3
-        shapes = [flat.shape] if split.packed else [(B, N, split.width)] * 3
-    out_shape = [jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes]
-    if bias is not None and d_out is not None:
-        out_specs, out_shape = [*out_specs, bias_block], [*out_shape, bias]
-    products = 2 if d_out is None else 5
+        inputs = [(flat, block(own, part)) for part in range(3)]
+        part_shape = jax.ShapeDtypeStruct((B, N, split.width), qkv.dtype)
+        gradients = [(part_shape, block(own))] * 3
+    if bias is not None:
+        heads = (1, split.heads_at_once, N, N)
+        inputs.append((bias, pl.BlockSpec(heads, lambda i, j: (i, j, 0, 0))))
+        gradients.append((jax.ShapeDtypeStruct(bias.shape, bias.dtype), inputs[-1][1]))
+    grid = (B // split.images,) if split.packed else (B, split.groups)
+    if d_out is None:
+        out = jax.ShapeDtypeStruct((B, N, split.width), qkv.dtype)
+        (found,) = _run(_forward_kernel, split, grid, inputs, [(out, block(own))], products=2)
+        return (found.reshape(B, N, H, K),)
+    inputs.append((d_out.reshape(B, N, split.width), block(own)))
+    found = _run(_backward_kernel, split, grid, inputs, gradients, products=5)
+    d_bias = (found.pop(),) if bias is not None else ()
+    d_flat = found[0] if split.packed else jnp.concatenate(found, axis=-1)
+    if qkv_bias is None:
+        return d_flat.reshape(qkv.shape), *d_bias
+    d_rows = found[1] if split.packed else d_flat.astype(jnp.float32).sum(1)
+    return d_flat.reshape(qkv.shape), d_rows.reshape(B, 3, H, K), *d_bias
+
+
+def _run(
+    kernel: Callable[..., None],
+    split: _Split,
+    grid: tuple[int, ...],
+    inputs: list[tuple[jax.Array, pl.BlockSpec]],
+    outputs: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    *,
+    products: int,
+) -> list[jax.Array]:
+    """Runs a kernel that computes a number of [N, N] x K products for each head."""
+    arrays, in_specs = zip(*inputs, strict=True)
+    shapes, out_specs = zip(*outputs, strict=True)
+    logits = arrays[0].shape[0] * split.heads * split.tokens**2
+    # An array that is read in three parts is listed three times.
+    moved = {id(array): array for array in (*arrays, *shapes)}.values()
     call = functools.partial(
         pl.pallas_call,
-        functools.partial(kernel, split, has_bias),
+        functools.partial(kernel, split),
         grid=grid,
         in_specs=in_specs,
         out_specs=out_specs,
-        out_shape=out_shape,
+        out_shape=shapes,
         cost_estimate=pl.CostEstimate(
-            flops=2 * products * B * H * N * N * K,
-            transcendentals=B * H * N * N,
-            bytes_accessed=sum(
-                x.size * x.dtype.itemsize
-                for x in {id(x): x for x in (*inputs, *out_shape)}.values()
-            ),
+            flops=2 * products * logits * split.head_dim,
+            transcendentals=logits,
+            bytes_accessed=sum(array.size * array.dtype.itemsize for array in moved),
         ),
     )
-    found = jax.lax.platform_dependent(
-        *inputs,
-        tpu=call(
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * len(grid))
-        ),
-        default=call(interpret=True),
+    any_order = pltpu.CompilerParams(dimension_semantics=("parallel",) * len(grid))
+    return list(
+        jax.lax.platform_dependent(
+            *arrays, tpu=call(compiler_params=any_order), default=call(interpret=True)
+        )
     )
-    if d_out is None:
-        return (found[0].reshape(B, N, H, K),)
-    d_parts = found[: len(out_shape) - has_bias]
-    d_flat = d_parts[0] if split.packed else jnp.concatenate(d_parts, axis=-1)
-    return d_flat.reshape(qkv.shape), *found[len(d_parts) :]
+
+
+def _given(*pairs: tuple[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the arrays that are not None, and what belongs to them."""
+    given = [pair for pair in pairs if pair[0] is not None]
+    return [array for array, _ in given], [other for _, other in given]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(valid_tokens: int, qkv: jax.Array, bias: jax.Array | None) -> jax.Array:
-    def forward(qkv: jax.Array, *bias: jax.Array) -> jax.Array:
-        return _call(valid_tokens, qkv, bias[0] if bias else None, None)[0]
+def _attend(
+    valid_tokens: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
+) -> jax.Array:
+    def forward(qkv: jax.Array, *rest: jax.Array) -> jax.Array:
+        left = list(rest)
+        own_qkv_bias = None if qkv_bias is None else left.pop(0)
+        own_bias = None if bias is None else left.pop(0)
+        return _call(valid_tokens, qkv, own_qkv_bias, own_bias, None)[0]
 
-    if bias is None:
-        return on_each_device(forward, [_QKV], _OUT)(qkv)
-    return on_each_device(forward, [_QKV, _BIAS], _OUT)(qkv, bias)
+    arrays, dimensions = _given((qkv, _QKV), (qkv_bias, _QKV_BIAS), (bias, _BIAS))
+    return on_each_device(forward, dimensions, _OUT)(*arrays)
+
+
+_Arrays = tuple[jax.Array, jax.Array | None, jax.Array | None]
 
 
 def _attend_fwd(
-    valid_tokens: int, qkv: jax.Array, bias: jax.Array | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
-    return _attend(valid_tokens, qkv, bias), (qkv, bias)
+    valid_tokens: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
+) -> tuple[jax.Array, _Arrays]:
+    return _attend(valid_tokens, qkv, qkv_bias, bias), (qkv, qkv_bias, bias)
 
 
-def _attend_bwd(
-    valid_tokens: int, kept: tuple[jax.Array, jax.Array | None], d_out: jax.Array
-) -> tuple[jax.Array, jax.Array | None]:
-    def backward(qkv: jax.Array, d_out: jax.Array, *bias: jax.Array) -> tuple[jax.Array, ...]:
-        return _call(valid_tokens, qkv, bias[0] if bias else None, d_out)
+def _attend_bwd(valid_tokens: int, kept: _Arrays, d_out: jax.Array) -> _Arrays:
+    qkv, qkv_bias, bias = kept
 
-    qkv, bias = kept
-    if bias is None:
-        return *on_each_device(backward, [_QKV, _OUT], (_QKV,))(qkv, d_out), None
-    return on_each_device(backward, [_QKV, _OUT, _BIAS], (_QKV, _BIAS))(qkv, d_out, bias)
+    def backward(qkv: jax.Array, d_out: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
+        left = list(rest)
+        own_qkv_bias = None if qkv_bias is None else left.pop(0)
+        own_bias = None if bias is None else left.pop(0)
+        return _call(valid_tokens, qkv, own_qkv_bias, own_bias, d_out)
+
+    arrays, dimensions = _given((qkv, _QKV), (d_out, _OUT), (qkv_bias, _QKV_BIAS), (bias, _BIAS))
+    _, results = _given((qkv, _QKV), (qkv_bias, _QKV_BIASES), (bias, _BIAS))
+    d_qkv, *left = on_each_device(backward, dimensions, tuple(results))(*arrays)
+    d_qkv_bias = None if qkv_bias is None else left.pop(0).sum(0).astype(qkv_bias.dtype)
+    return d_qkv, d_qkv_bias, left.pop(0) if left else None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
