@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Num, UInt8
 
 Batch = dict[str, Array]
 
@@ -29,7 +29,7 @@ def to_unit_range(images: UInt8[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
     return images.astype(jnp.float32) / 127.5 - 1
 
 
-def flip(images: Float[Array, "B H W 3"], key: jax.Array) -> Float[Array, "B H W 3"]:
+def flip(images: Num[Array, "B H W 3"], key: jax.Array) -> Num[Array, "B H W 3"]:
     """Flips each image left to right with probability 1/2."""
     chosen = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
     return jnp.where(chosen, images[:, :, ::-1], images)

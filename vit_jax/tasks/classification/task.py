@@ -87,9 +87,10 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
     augment, mixing = config.data.augment, config.mixing
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = to_unit_range(batch["image"])
-        if augment.flip:
+        images = batch["image"]
+        if augment.flip:  # Before scaling, because uint8 has a quarter of the bytes.
             images = flip(images, stream(config.seed, "flip", step))
+        images = to_unit_range(images)
         if augment.erasing_probability:
             images = erase(
                 images,

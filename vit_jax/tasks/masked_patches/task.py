@@ -106,9 +106,10 @@ def make_prepare(config: Config, stride: int) -> Prepare:
     """
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = to_unit_range(batch["image"])
+        images = batch["image"]
         if config.data.augment.flip:
             images = flip(images, stream(config.seed, "flip", step))
+        images = to_unit_range(images)
         keys = jax.random.split(stream(config.seed, "corruption", step), len(images))
         return corrupted_batch(images, keys, config.masked_patches, stride)
 
