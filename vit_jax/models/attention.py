@@ -328,8 +328,8 @@ class SelfAttention(nnx.Module):
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
         plain = self.query_norm is None and rope is None and self.relative is None and not capture
-        packed = self.implementation == "pallas" and plain and self.qkv.bias is not None
-        qkv = _project(self.qkv, x, add_bias=not packed)
+        packed_bias = self.qkv.bias if self.implementation == "pallas" and plain else None
+        qkv = _project(self.qkv, x, add_bias=packed_bias is None)
         qkv = constrain(qkv, "batch", None, None, "tensor")
         q, k, v = jnp.moveaxis(qkv, -3, 0)
         if self.query_norm is not None and self.key_norm is not None:
@@ -337,10 +337,10 @@ class SelfAttention(nnx.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         bias = self.relative(q) if self.relative is not None else None
-        if packed:
+        if packed_bias is not None:
             from vit_jax.models.pallas_attention import attend_packed
 
-            qkv_bias = self.qkv.bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
+            qkv_bias = packed_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             attended = attend(

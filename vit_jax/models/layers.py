@@ -57,34 +57,58 @@ def layer_norm(
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "*B D"]:
     """LayerNorm as a function; see `LayerNorm`."""
-    y: Any = _normalize(x, epsilon)
-    rows = (1,) * (x.ndim - 1)
-    y = y * scale.reshape(*rows, -1)
-    return (y if bias is None else y + bias.reshape(*rows, -1)).astype(dtype)
+    return _layer_norm(epsilon, jnp.dtype(dtype), x, scale, bias)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normalize(x: jax.Array, epsilon: float) -> jax.Array:
-    return _normalize_fwd(x, epsilon)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _layer_norm(
+    epsilon: float, dtype: Any, x: jax.Array, scale: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    return _layer_norm_fwd(epsilon, dtype, x, scale, bias)[0]
 
 
-def _normalize_fwd(x: jax.Array, epsilon: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
+
+
+def _layer_norm_fwd(
+    epsilon: float, dtype: Any, x: jax.Array, scale: jax.Array, bias: jax.Array | None
+) -> tuple[jax.Array, _Kept]:
     single = x.astype(jnp.float32)
     mean = single.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(single - mean).mean(-1, keepdims=True) + epsilon)
     mean, inverse = keep(mean), keep(inverse)
-    return (single - mean) * inverse, (x, mean, inverse)
+    rows = (1,) * (x.ndim - 1)
+    y = (single - mean) * inverse * scale.reshape(*rows, -1)
+    y = y if bias is None else y + bias.reshape(*rows, -1)
+    return y.astype(dtype), (x, mean, inverse, scale, bias)
 
 
-def _normalize_bwd(epsilon: float, kept: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array]:
-    del epsilon
-    x, mean, inverse = kept
+def _layer_norm_bwd(
+    epsilon: float, dtype: Any, kept: _Kept, dy: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    del epsilon, dtype
+    x, mean, inverse, scale, bias = kept
+    dy = dy.astype(jnp.float32)
     y = (x.astype(jnp.float32) - mean) * inverse
+    d_scale = _sum_of_rows(dy * y).astype(scale.dtype)
+    d_bias = None if bias is None else _sum_of_rows(dy).astype(bias.dtype)
+    dy = dy * scale.reshape(*(1,) * (x.ndim - 1), -1)
     dx = dy - dy.mean(-1, keepdims=True) - y * (dy * y).mean(-1, keepdims=True)
-    return ((dx * inverse).astype(x.dtype),)
+    return (dx * inverse).astype(x.dtype), d_scale, d_bias
 
 
-_normalize.defvjp(_normalize_fwd, _normalize_bwd)
+def _sum_of_rows(x: jax.Array) -> jax.Array:
+    """Sums over all axes but the last: first within examples, then over examples.
+
+    XLA's GPU compiler fuses the first sum with what computes `x`. It would store `x` for one long
+    sum, and without the barrier it makes one of the two.
+    """
+    if x.ndim < 3:
+        return x.sum(range(x.ndim - 1))
+    return jax.lax.optimization_barrier(x.sum(range(1, x.ndim - 1))).sum(0)
+
+
+_layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -122,6 +122,7 @@ class ViT(ImageModel):
             stochastic_depth=options.stochastic_depth,
             remat=options.remat,
             scan=options.scan,
+            token_rows=(platform or jax.default_backend()) in ("gpu", "cuda"),
             rngs=rngs,
         )
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
