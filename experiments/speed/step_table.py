@@ -27,7 +27,7 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.models.flops import count_macs
-from vit_jax.models.registry import model_shape
+from vit_jax.models.registry import model_options, model_shape
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.buffers import find_buffers
 from vit_jax.plan.hlo import parse
@@ -125,7 +125,7 @@ def compile_times(topology: str) -> dict[bool, tuple[float, float]]:
 def rows_of(topology: str, model: str, times: dict[bool, tuple[float, float]]) -> list[Row]:
     """Returns the rows of a model, one for each setting."""
     rows, flops = [], 0.0
-    width = model_shape(Config.from_mapping({"model": {"name": f"ViT-{model}"}}).model).width
+    width = model_shape(model_options(f"ViT-{model}")).width
     for scan, remat in itertools.product((True, False), ("none", "dots", "full")):
         small, large = (figures(topology, model, depth, scan, remat) for depth in DEPTHS)
         layer = {name: (large[name] - small[name]) / (DEPTHS[1] - DEPTHS[0]) for name in large}
@@ -162,12 +162,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology")
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
+    parser.add_argument(
+        "--times", help="seconds to compile a scanned step, and an unrolled layer; default: measure"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         compile_in_child(*json.loads(args.child))
         return
-    times = compile_times(args.topology)
+    if args.times:
+        scanned, layer = map(float, args.times.split(","))
+        times = {True: (scanned, 0.0), False: (scanned / 2, layer)}
+    else:
+        times = compile_times(args.topology)
     print(f"compile seconds without layers and of a layer: {times}", flush=True)
     made = [row for model in args.models.split(",") for row in rows_of(args.topology, model, times)]
     renewed = {(row.platform, row.model) for row in made}

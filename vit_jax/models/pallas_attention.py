@@ -24,7 +24,7 @@ MAX_TOKENS = 1152
 _LANES, _SUBLANES = 128, 8
 # Blocks of one step of the grid, twice, because the next ones are loaded meanwhile. TPU v4 has
 # 16 MiB of VMEM, and the logits of a head need some of it.
-_BLOCK_BYTES = 10 * 2**20
+_BLOCK_BYTES = 12 * 2**20
 _MAX_ROWS = 320
 
 _QKV: tuple[Dimension, ...] = ("batch", None, None, "tensor", None)
@@ -169,17 +169,18 @@ def _forward_kernel(split: _Split, *refs: Any) -> None:
     *inputs, out = refs
     bias = inputs.pop() if split.has_bias else None
 
-    def attend(image: Any, q: Any, k: Any, v: Any, at: Callable[[int], Any]) -> None:
+    def attend(image: Any, head: int, q: jax.Array, k: jax.Array, v: jax.Array) -> list[jax.Array]:
+        found = []
         for rows in split.rows:
-            found = []
-            for head, columns in enumerate(split.columns):
-                powers, scale = _exponentials(
-                    split, q[rows, columns], k[:, columns], bias, (image, head, rows)
-                )
-                found.append(_dot(powers.astype(v.dtype), v[:, columns], (1, 0)) * scale)
-            out[image, rows, at(0)] = jnp.concatenate(found, axis=1).astype(out.dtype)
+            powers, scale = _exponentials(split, q[rows], k, bias, (image, head, rows))
+            found.append(_dot(powers.astype(v.dtype), v, (1, 0)) * scale)
+        return [jnp.concatenate(found)]
 
-    _for_each_group(split, inputs, attend)
+    def write(part: int, image: Any, columns: Any, found: jax.Array) -> None:
+        del part
+        out[image, :, columns] = found.astype(out.dtype)
+
+    _for_each_head(split, inputs, attend, write)
 
 
 def _backward_kernel(split: _Split, *refs: Any) -> None:
@@ -190,71 +191,90 @@ def _backward_kernel(split: _Split, *refs: Any) -> None:
     d_bias = rest.pop() if split.has_bias else None
     d_out, *d_inputs = rest
 
-    def write(part: int, image: Any, rows: slice, at: Callable[[int], Any], heads: Any) -> None:
-        ref = d_inputs[0] if split.packed else d_inputs[part]
-        found = jnp.concatenate(heads, axis=1)
-        columns = at(part if split.packed else 0)
-        ref[image, rows, columns] = found.astype(ref.dtype)
-        if split.packed and split.has_qkv_bias:
-            total = found.sum(0, keepdims=True)
-            first = rows.start in (None, 0)
-            d_inputs[1][image, :, columns] = (
-                total if first else d_inputs[1][image, :, columns] + total
-            )
-
-    def differentiate(image: Any, q: Any, k: Any, v: Any, at: Callable[[int], Any]) -> None:
-        zero = jnp.zeros((split.tokens, split.head_dim), jnp.float32)
-        dk, dv = [zero] * split.heads_at_once, [zero] * split.heads_at_once
-        root = split.head_dim**-0.5
+    def differentiate(
+        image: Any, head: int, q: jax.Array, k: jax.Array, v: jax.Array, d: jax.Array
+    ) -> list[jax.Array]:
+        dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         for rows in split.rows:
-            d, dq = d_out[image, rows, at(0)], []
-            for head, columns in enumerate(split.columns):
-                own_q, own_k = q[rows, columns], k[:, columns]
-                powers, scale = _exponentials(split, own_q, own_k, bias, (image, head, rows))
-                weights = powers * scale
-                dv[head] += _dot(weights.astype(d.dtype), d[:, columns], (0, 0))
-                dp = _dot(d[:, columns], v[:, columns], (1, 1))
-                ds = (dp - (dp * weights).sum(-1, keepdims=True)) * weights
-                if d_bias is not None:
-                    d_bias[image, head, rows] = ds
-                ds = ds.astype(d.dtype)
-                dq.append(_dot(ds, own_k, (1, 0)) * root)
-                dk[head] += _dot(ds, own_q, (0, 0)) * root
-            write(0, image, rows, at, dq)
-        write(1, image, slice(None), at, dk)
-        write(2, image, slice(None), at, dv)
+            powers, scale = _exponentials(split, q[rows], k, bias, (image, head, rows))
+            weights = powers * scale
+            dv += _dot(weights.astype(d.dtype), d[rows], (0, 0))
+            dp = _dot(d[rows], v, (1, 1))
+            ds = (dp - (dp * weights).sum(-1, keepdims=True)) * weights
+            if d_bias is not None:
+                d_bias[image, head, rows] = ds
+            ds = ds.astype(d.dtype)
+            dq.append(_dot(ds, k, (1, 0)))
+            dk += _dot(ds, q[rows], (0, 0))
+        root = split.head_dim**-0.5
+        return [jnp.concatenate(dq) * root, dk * root, dv]
 
-    _for_each_group(split, inputs, differentiate)
+    def write(part: int, image: Any, columns: Any, found: jax.Array) -> None:
+        ref = d_inputs[0] if split.packed else d_inputs[part]
+        ref[image, :, columns] = found.astype(ref.dtype)
+        if split.packed and split.has_qkv_bias:
+            d_inputs[1][image, :, columns] = found.sum(0, keepdims=True)
+
+    _for_each_head(split, inputs, differentiate, write, d_out)
 
 
-def _for_each_group(split: _Split, inputs: Any, body: Callable[..., None]) -> None:
-    """Calls body(image, q, k, v, at) for all groups of heads of all images of a step.
+def _for_each_head(
+    split: _Split,
+    inputs: Any,
+    compute: Callable[..., list[jax.Array]],
+    write: Callable[[int, Any, Any, jax.Array], None],
+    d_out: Any = None,
+) -> None:
+    """Computes all heads of all images of a step, and writes the results.
 
-    `at(part)` returns the group's columns in the part-th third of a packed array.
+    Args:
+        split: how the work is split.
+        inputs: references to qkv [and its bias], or to q, k and v.
+        compute: (image, head of its group, q, k, v[, d]) -> results, each f32[N, K].
+        write: (index of the result, image, columns, result) -> None.
+        d_out: reference to the gradient of the output, if `compute` takes it.
     """
-    if not split.packed:
-        body(0, *(ref[0] for ref in inputs), lambda part: slice(None))
-        return
+
+    def columns_of(group: Any, part: int, head: int | None = None) -> Any:
+        """Columns of a group, or of one of its heads, in the part-th third of a packed array."""
+        start = part * split.width if split.packed else 0
+        if not split.packed or split.groups == 1:
+            own = slice(0, split.width_at_once) if head is None else split.columns[head]
+            return slice(start + own.start, start + own.stop)
+        start = pl.multiple_of(start + group * split.width_at_once, _LANES)
+        return pl.ds(start, split.width_at_once)
+
+    def one_group(image: Any, group: Any) -> None:
+        def load(part: int) -> jax.Array:
+            if not split.packed:
+                return inputs[part][image]
+            rows = inputs[0][image, :, columns_of(group, part)]
+            if split.has_qkv_bias:
+                rows += inputs[1][0, :, columns_of(group, part)]
+            return rows
+
+        arrays = [load(part) for part in range(3)]
+        if d_out is not None:
+            arrays.append(d_out[image, :, columns_of(group, 0)])
+        found = []
+        for head, columns in enumerate(split.columns):
+            results = compute(image, head, *(array[:, columns] for array in arrays))
+            if split.packed and split.groups == 1:
+                for part, result in enumerate(results):
+                    write(part, image, columns_of(0, part, head), result)
+            else:  # Columns that are not static must be whole tiles.
+                found.append(results)
+        for part, results in enumerate(zip(*found, strict=True)):
+            write(part, image, columns_of(group, part), jnp.concatenate(results, axis=1))
 
     def iteration(index: jax.Array, _: None) -> None:
         # Not // and %: their rules for negative numbers ask for the default device.
-        image, group = jax.lax.div(index, split.groups), jax.lax.rem(index, split.groups)
+        one_group(jax.lax.div(index, split.groups), jax.lax.rem(index, split.groups))
 
-        def at(part: int) -> Any:
-            start = part * split.width
-            if split.groups == 1:
-                return slice(start, start + split.width)
-            return pl.ds(
-                pl.multiple_of(start + group * split.width_at_once, _LANES), split.width_at_once
-            )
-
-        def load(part: int) -> jax.Array:
-            rows = inputs[0][image, :, at(part)]
-            return rows + inputs[1][0, :, at(part)] if split.has_qkv_bias else rows
-
-        body(image, *map(load, range(3)), at)
-
-    jax.lax.fori_loop(0, split.images * split.groups, iteration, None)
+    if split.packed:
+        jax.lax.fori_loop(0, split.images * split.groups, iteration, None)
+    else:
+        one_group(0, 0)
 
 
 def _exponentials(
