@@ -13,25 +13,28 @@ cd "$(dirname "$0")/../.."
 device=${1:-gpu}
 case $device in
   gpu)
-    # Fixed batch sizes: the search of --batch_size=auto compiles eight programs a model.
+    # Not --batch_size=auto: its search compiles eight programs a model.
     models='ViT-B/16=512 ViT-L/16=256 ViT-S/16=1024 ViT-H/14=128'
     compared='ViT-B/16=512 ViT-L/16=256'
-    batches='ViT-B/16=256 ViT-B/16=1024 ViT-L/16=128'
-    limit=525 dtype=bfloat16 image_size=224 rounds=3 steps=10 cache=''
-    export JAX_PLATFORMS=cuda
+    in_pytorch='ViT-B/16=256 ViT-L/16=128' # both fit beside each other
+    batches='ViT-B/16=256 ViT-L/16=128 ViT-B/16=1024'
+    limit=525 dtype=bfloat16 image_size=224 rounds=3 steps=10
+    export JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
     ;;
   tpu)
     models='ViT-B/16=128 ViT-L/16=64 ViT-S/16=128 ViT-H/14=16'
     compared='ViT-S/16=128 ViT-B/16=128 ViT-L/16=32'
+    in_pytorch=''
     batches='ViT-B/16=256 ViT-L/16=32'
-    limit=1780 dtype=bfloat16 image_size=224 rounds=3 steps=10 cache=''
+    limit=1780 dtype=bfloat16 image_size=224 rounds=3 steps=10
     export JAX_PLATFORMS=tpu
     ;;
   cpu)
     models='ViT-Nano/4=4 ViT-Mini/4=4'
     compared='ViT-Nano/4=4'
+    in_pytorch='ViT-Nano/4=4'
     batches='ViT-Nano/4=8'
-    limit=525 dtype=float32 image_size=8 rounds=1 steps=1 cache=''
+    limit=525 dtype=float32 image_size=8 rounds=1 steps=1
     export JAX_PLATFORMS=cpu
     ;;
   *)
@@ -39,8 +42,9 @@ case $device in
     exit 2
     ;;
 esac
-MODELS=${MODELS:-$models} # NAME=BATCH_SIZE, the batch size of all devices together
+MODELS=${MODELS:-$models} # NAME=IMAGES, images of a step on each device
 COMPARED=${COMPARED:-$compared}
+IN_PYTORCH=${IN_PYTORCH:-$in_pytorch}
 BATCHES=${BATCHES:-$batches}
 LIMIT=${LIMIT:-$limit} # seconds for everything
 OUT=${OUT:-experiments/speed/$device}
@@ -76,8 +80,8 @@ part() { # name, limit in seconds, command
   grep -v '^$' "$OUT/$name.log" | tail -n "$((code ? 5 : 12))"
 }
 
-bench() { # name of the part, limit, NAME=BATCH_SIZE, more arguments
-  local name=$1 seconds=$2 model=${3%=*} batch_size=${3#*=}
+bench() { # name of the part, limit, NAME=IMAGES, more arguments
+  local name=$1 seconds=$2 model=${3%=*} batch_size=$((${3#*=} * devices))
   name+="-${model//\//-}-$batch_size"
   shift 3
   part "$name" "$seconds" "$PYTHON" -m vit_jax bench step "--model=$model" \
@@ -101,11 +105,13 @@ each=150
 part devices 60 "$PYTHON" -c "
 import jax
 print(jax.__version__, jax.devices())
-assert jax.default_backend() == '$device', jax.default_backend()"
+assert jax.default_backend() == '$device', jax.default_backend()
+print(jax.device_count())"
 if ! grep -q '^devices: done' "$OUT/parts.txt"; then
   echo "JAX finds no $device. Install jax[cuda13] or jax[tpu]." >&2
   exit 1
 fi
+devices=$(tail -n 1 "$OUT/devices.log")
 
 # 1. Speed and MFU as a user gets them; the first model also writes a profile.
 profile="--profile=$OUT/profile"
@@ -134,8 +140,8 @@ for model in $COMPARED; do
 done
 
 # 5. The same step in PyTorch, in turn.
-if [[ $device != tpu ]] && has timm torch timm; then
-  for model in $COMPARED; do bench timm 120 "$model" --compare=timm-compiled; done
+if [[ $IN_PYTORCH ]] && has timm torch timm; then
+  for model in $IN_PYTORCH; do bench timm 120 "$model" --compare=timm-compiled; done
 fi
 
 # 6. Other batch sizes.

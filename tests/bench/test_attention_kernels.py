@@ -125,15 +125,6 @@ def test_each_kernel_is_a_row_and_those_that_do_not_run_here_have_a_reason(tmp_p
     assert "attention of vit_jax: einsum (fastest on a CPU)" in capsys.readouterr().out
 
 
-def test_a_requested_kernel_is_the_first_row(tmp_path):
-    output = tmp_path / "bench.json"
-    requested = "--config.model.attention_implementation=pallas"
-    assert run(f"--output={output}", requested) == 0
-    first, *others = json.loads(output.read_text())["rows"]
-    assert first["attention"] == "pallas"
-    assert {row["attention"] for row in others if "problem" not in row} == {"einsum", "xla"}
-
-
 def test_a_model_without_attention_is_an_error(capsys):
     assert run("--model=Mixer-S/16", "--image_size=32") == 2
     assert "--compare=attention with Mixer-S/16; expected a ViT" in capsys.readouterr().err
@@ -145,44 +136,45 @@ def config():
     return _config(arguments, "ViT-Nano/4", ["accumulation_steps=1"])
 
 
-def test_a_candidate_computes_the_self_attention_of_a_step(config, monkeypatch):
+@pytest.fixture(scope="module")
+def first(config):
+    with jax.numpy_dtype_promotion("standard"):
+        return JaxStep(config)
+
+
+def test_a_candidate_computes_the_self_attention_of_a_step(config, first, monkeypatch):
     def copy_values(query, key, value, *, bias, valid_tokens):
         seen.append((value.shape, bias, valid_tokens))
         return value
 
     seen = []
     monkeypatch.setitem(CANDIDATES, "copy", copy_values)
-    first = JaxStep(config)
-    assert not seen
     step = JaxStep(config, kernel="copy", shares=first)
-    # Two images of 2 x 2 patches and a class token.
-    assert set(seen) == {((2, 5, 3, 64), None, 5)}
+    # Two images of 2 x 2 patches and a class token; two heads of 16 features.
+    assert set(seen) == {((2, 5, 2, 16), None, None)}
     assert (step.measurement.name, step.measurement.attention) == ("vit_jax, copy", "copy")
 
 
-def test_a_kernel_that_does_not_compile_is_a_failed_step(config, monkeypatch):
+def test_a_failed_step_leaves_the_others_a_state(config, first, monkeypatch):
+    def out_of_memory(state, *rest):
+        jax.tree.map(lambda array: array.delete(), state)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "_step", out_of_memory)
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            first.time(1)
+    assert first.time(1) > 0
+
+
+def test_all_other_kernels_are_tried_and_those_that_fail_give_the_reason(config, monkeypatch):
     monkeypatch.setattr("vit_jax.bench.step.kernel_problem", lambda name, platform: None)
-    working, failed = attention_steps(config, JaxStep(config))
-    assert [step.attention.implementation for step in working] == ["pallas", "xla"]
+    requested = config.replace(model=config.model.replace(attention_implementation="pallas"))
+    working, failed = attention_steps(requested, JaxStep(requested))
+    assert [step.measurement.attention for step in working] == ["xla", "einsum"]
     problems = {step.attention: step.problem for step in failed}
     assert set(problems) == {"cudnn", "flash", "splash"}
     assert problems["flash"] == "Only interpret mode is supported on CPU backend."
-
-
-def test_steps_that_share_arrays_survive_a_failed_step(config, monkeypatch):
-    first = JaxStep(config)
-    second = JaxStep(config, shares=first)
-    with monkeypatch.context() as patch:
-        patch.setattr(second, "_step", out_of_memory)
-        with pytest.raises(jax.errors.JaxRuntimeError):
-            second.time(1)
-    assert first.time(1) > 0
-    assert second.time(1) > 0
-
-
-def out_of_memory(state, *rest):
-    jax.tree.map(lambda array: array.delete(), state)
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
 
 @pytest.mark.parametrize("shape", [(197, 12, 64, None), (578, 16, 80, 577)])
