@@ -21,7 +21,9 @@ from vit_jax.bench.attention_kernels import CANDIDATES, IMPLEMENTATIONS, flash, 
 from vit_jax.bench.step import JaxStep, attention_steps
 from vit_jax.commands.bench_step import _config
 from vit_jax.errors import ModelError
-from vit_jax.models.attention import attend
+from vit_jax.models.attention import AttentionChoice, attend
+from vit_jax.models.stacking import LayerLoop
+from vit_jax.train.step_choice import StepChoice
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tokens, features of a head, real keys.
@@ -126,7 +128,7 @@ def test_each_kernel_is_a_row_and_those_that_do_not_run_here_have_a_reason(tmp_p
 
 
 def test_a_model_without_attention_is_an_error(capsys):
-    assert run("--model=Mixer-S/16", "--image_size=32") == 2
+    assert run("--model=Mixer-S/16") == 2
     assert "--compare=attention with Mixer-S/16; expected a ViT" in capsys.readouterr().err
 
 
@@ -167,14 +169,37 @@ def test_a_failed_step_leaves_the_others_a_state(config, first, monkeypatch):
     assert first.time(1) > 0
 
 
+class FakeStep:
+    """A step that is not compiled; einsum and flash attention do not work."""
+
+    choice = StepChoice(LayerLoop(True, "dots"), 2, "made up")
+
+    def __init__(self, config, *, kernel=None, shares=None):
+        self.config, self.kernel, self.shares = config, kernel, shares
+        name = config.model.attention_implementation
+        self.attention = AttentionChoice(name, 5, "requested")
+        if kernel == "flash" or name == "einsum":
+            raise NotImplementedError("no such instruction\nand more")
+
+
 def test_all_other_kernels_are_tried_and_those_that_fail_give_the_reason(config, monkeypatch):
     monkeypatch.setattr("vit_jax.bench.step.kernel_problem", lambda name, platform: None)
-    requested = config.replace(model=config.model.replace(attention_implementation="pallas"))
-    working, failed = attention_steps(requested, JaxStep(requested))
-    assert [step.measurement.attention for step in working] == ["xla", "einsum"]
-    problems = {step.attention: step.problem for step in failed}
-    assert set(problems) == {"cudnn", "flash", "splash"}
-    assert problems["flash"] == "Only interpret mode is supported on CPU backend."
+    monkeypatch.setattr("vit_jax.bench.step.JaxStep", FakeStep)
+    config = config.replace(model=config.model.replace(attention_implementation="pallas"))
+    first = FakeStep(config)
+    # Without the check of types, which expects a real step.
+    working, failed = attention_steps.__wrapped__(config, first)
+    assert {step.attention: step.problem for step in failed} == {
+        "einsum": "no such instruction",
+        "flash": "no such instruction",
+    }
+    found = [(step.config.model.attention_implementation, step.kernel) for step in working]
+    assert found == [("cudnn", None), ("xla", None), ("xla", "splash")]
+    # They differ from the first step only in the kernel.
+    for step in working:
+        model = step.config.model
+        assert (model.scan, model.remat, step.config.accumulation_steps) == (True, "dots", 2)
+        assert step.shares is first
 
 
 @pytest.mark.parametrize("shape", [(197, 12, 64, None), (578, 16, 80, 577)])

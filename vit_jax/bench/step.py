@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.bench.attention_kernels import CANDIDATES, IMPLEMENTATIONS, kernel_problem
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, UserError
+from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.train.program import Program, build_program
@@ -186,19 +186,13 @@ def attention_steps(config: Config, first: JaxStep) -> tuple[list[JaxStep], list
     All of them use the arrays of `first`, and its loop, remat policy and microbatches.
 
     Args:
-        config: config of the run.
+        config: config of the run, with a ViT.
         first: its step.
 
     Returns:
         The steps that run on this device, and those that do not.
-
-    Raises:
-        ConfigError: the model has no self-attention.
     """
-    if first.attention is None:
-        raise ConfigError(
-            f"--compare=attention with {config.model.name}", "a ViT", "choose another comparison"
-        )
+    assert first.attention is not None, "the command checks that the model is a ViT"
     working, failed = [], []
     for name in (*IMPLEMENTATIONS, *CANDIDATES):
         if name == first.attention.implementation:

@@ -85,6 +85,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     rows: list[dict[str, Any]] = []
     for model in args.model.split(","):
         config = _config(args, model, overrides)
+        if "attention" in wanted and not hasattr(config.model, "attention_implementation"):
+            raise ConfigError(
+                f"--compare=attention with {model}", "a ViT", "choose another comparison"
+            )
         if args.batch_size == "auto":
             size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
