@@ -80,10 +80,12 @@ SMALL = ["--model=ViT-Ti/16", "--batch_size=2", "--image_size=32", "--rounds=1",
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     output = tmp_path / "bench.json"
-    options = ["--compare=none", f"--output={output}", "--config.model.depth=1"]
+    profile = f"--profile={tmp_path / 'profile'}"
+    options = ["--compare=none", f"--output={output}", profile, "--config.model.depth=1"]
     assert main(["bench", "step", *SMALL, *options]) == 0
     assert "images/s" in capsys.readouterr().out
     content = json.loads(output.read_text())
+    assert list(tmp_path.glob("profile/**/*.xplane.pb"))
     assert content["environment"]["device_count"] == 1
     (row,) = content["rows"]
     assert (row["name"], row["model"], row["batch_size"]) == ("vit_jax", "ViT-Ti/16", 2)

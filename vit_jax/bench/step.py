@@ -10,11 +10,15 @@ import time
 from typing import Any
 
 import jax
+from flax import nnx
 
+from vit_jax.bench.attention_kernels import CANDIDATES, IMPLEMENTATIONS, kernel_problem
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError
+from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.train.program import build_program
+from vit_jax.train.program import Program, build_program
+from vit_jax.train.state import TrainState
 from vit_jax.train.telemetry import peak_flops
 
 NUM_CLASSES = 1000
@@ -33,6 +37,7 @@ class Measurement:
         peak_memory_mb: size of arguments and temporaries according to XLA, or measured peak in
             PyTorch.
         step_s: seconds per step, one value per round.
+        attention: attention kernel; None: PyTorch, or a model without self-attention.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Measurement:
     compile_s: float
     peak_memory_mb: float | None
     step_s: list[float] = dataclasses.field(default_factory=list)
+    attention: str | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -70,7 +76,27 @@ class Measurement:
             "tflops_per_second": self.images_per_second * self.flops_per_image / 1e12,
             "compile_s": self.compile_s,
             "peak_memory_mb": self.peak_memory_mb,
+            "attention": self.attention,
         }
+
+
+class _Arrays:
+    """State and batch on the devices. Several steps can share them, to need memory only once."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        self.batch = to_devices(program.example_batch(), program.mesh)
+        self.frozen = program.load_frozen()
+        self.state: TrainState | None = program.init()
+
+    def take_state(self) -> TrainState:
+        """Returns the state, which the step donates. After a failed step, it is made anew."""
+        state, self.state = self.state, None
+        return self._program.init() if state is None else state
+
+    def clear(self) -> None:
+        """Frees the memory."""
+        self.state, self.batch, self.frozen = None, {}, ()
 
 
 class JaxStep:
@@ -78,41 +104,116 @@ class JaxStep:
 
     Args:
         config: config of the run. Its data are not opened.
+        kernel: one of `CANDIDATES`, which computes self-attention; None: as configured.
+        shares: a step of the same model and batch size, whose arrays this one uses too.
 
     Attributes:
         choice: how the step is executed.
+        attention: kernel of self-attention; None: the model has none.
     """
 
-    def __init__(self, config: Config):
+    def __init__(
+        self, config: Config, *, kernel: str | None = None, shares: "JaxStep | None" = None
+    ):
         mesh = make_mesh(config.mesh)
         batch_size = config.data.global_batch_size
         program = build_program(config, mesh, num_classes=NUM_CLASSES, num_examples=batch_size)
         self.choice = program.choice
+        self.attention = _attention_choice(program)
+        name = None if self.attention is None else self.attention.implementation
+        if kernel is not None:
+            name = kernel
+            step_fn = with_attention(program.step_fn, CANDIDATES[kernel])
+            program = dataclasses.replace(program, step_fn=step_fn)
         begin = time.perf_counter()
         self._step = program.compile()
         seconds = time.perf_counter() - begin
-        self._batch = to_devices(program.example_batch(), mesh)
-        self._frozen = program.load_frozen()
-        self._state = program.init()
+        self._arrays = _Arrays(program) if shares is None else shares._arrays
         memory: Any = self._step.memory_analysis()
-        peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
+        peak_mb = None  # A step from the compilation cache may not know its memory.
+        if memory is not None:
+            peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
         self.measurement = Measurement(
-            "vit_jax", config.model.name, batch_size, program.flops_per_image, seconds, peak_mb
+            "vit_jax" if shares is None else f"vit_jax, {name}",
+            config.model.name,
+            batch_size,
+            program.flops_per_image,
+            seconds,
+            peak_mb,
+            attention=name,
         )
         self.time(1)
 
     def time(self, steps: int) -> float:
         """Runs steps, waits for the device, and returns the seconds per step."""
+        state = self._arrays.take_state()
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            self._state, metrics = self._step(self._state, self._batch, *self._frozen)
-        jax.block_until_ready((self._state, metrics))
-        return (time.perf_counter() - begin) / steps
+            state, metrics = self._step(state, self._arrays.batch, *self._arrays.frozen)
+        jax.block_until_ready((state, metrics))
+        seconds = (time.perf_counter() - begin) / steps
+        self._arrays.state = state
+        return seconds
 
     def close(self) -> None:
         """Frees the memory of the state."""
-        self._state, self._batch, self._frozen = None, None, ()
+        self._arrays.clear()
+
+
+def _attention_choice(program: Program) -> AttentionChoice | None:
+    model = nnx.merge(program.graphdef, program.abstract.params)
+    return getattr(model, "attention", None)
+
+
+class FailedStep:
+    """A step that cannot run on this device, with the reason, for a row of the table."""
+
+    def __init__(self, name: str, attention: str, problem: str):
+        self.name, self.attention, self.problem = name, attention, problem
+
+    def row(self, model: str, batch_size: int) -> dict[str, Any]:
+        """Returns the keys of `Measurement.row`, without figures, and the key "problem"."""
+        empty = Measurement(self.name, model, batch_size, 0, 0.0, None, [1.0], self.attention)
+        kept = ("name", "model", "batch_size", "attention")
+        row = {key: value if key in kept else None for key, value in empty.row().items()}
+        return {**row, "problem": self.problem}
+
+
+def attention_steps(config: Config, first: JaxStep) -> tuple[list[JaxStep], list[FailedStep]]:
+    """Builds the step of a run with each attention kernel but that of `first`.
+
+    All of them use the arrays of `first`, and its loop, remat policy and microbatches.
+
+    Args:
+        config: config of the run, with a ViT.
+        first: its step.
+
+    Returns:
+        The steps that run on this device, and those that do not.
+    """
+    assert first.attention is not None, "the command checks that the model is a ViT"
+    working, failed = [], []
+    for name in (*IMPLEMENTATIONS, *CANDIDATES):
+        if name == first.attention.implementation:
+            continue
+        problem = kernel_problem(name, jax.default_backend())
+        if problem is None:
+            implementation = "xla" if name in CANDIDATES else name
+            model = config.model.replace(
+                attention_implementation=implementation,
+                scan=first.choice.loop.scan,
+                remat=first.choice.loop.remat,
+            )
+            own = config.replace(model=model, accumulation_steps=first.choice.microbatches)
+            kernel = name if name in CANDIDATES else None
+            try:
+                working.append(JaxStep(own, kernel=kernel, shares=first))
+                continue
+            except Exception as error:  # Compilers raise various types; the others can be timed.
+                problem = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        failed.append(FailedStep(f"vit_jax, {name}", name, problem))
+    return working, failed
 
 
 class TorchStep:

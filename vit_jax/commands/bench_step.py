@@ -3,13 +3,17 @@
     python -m vit_jax bench step --model=ViT-Ti/16 --batch_size=32
     python -m vit_jax bench step --model=ViT-B/16,ViT-L/16 --batch_size=auto --dtype=bfloat16
     python -m vit_jax bench step --model=ViT-B/16 --compare=timm-compiled --output=bench.json
+    python -m vit_jax bench step --model=ViT-B/16 --batch_size=128 --compare=attention
 
 If PyTorch is installed (`pip install vit_jax[interop]`), it alternates with the same step there.
+`--compare=attention` alternates between the attention kernels of the device: the implementations of
+`model.attention_implementation`, and on a TPU the kernels "flash" and "splash" that ship with JAX.
 """
 
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive_int
@@ -20,7 +24,8 @@ from vit_jax.schema import parse_override
 
 # Overrides that do not change the model's computation.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
-COMPARISONS = ("transformers", "timm", "timm-compiled")
+_IN_PYTORCH = ("transformers", "timm", "timm-compiled")
+COMPARISONS = (*_IN_PYTORCH, "attention")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", default="transformers,timm", help=f"none, or some of {', '.join(COMPARISONS)}"
     )
     parser.add_argument("--output", type=output_file, help="JSON file for the results")
+    parser.add_argument(
+        "--profile", type=Path, help="folder for a profiler trace of 2 steps of each model"
+    )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     # Leaves GPU memory for PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from vit_jax.bench.step import JaxStep, fastest_batch_size, measure_interleaved
+    import jax
+
+    from vit_jax.bench.step import (
+        JaxStep,
+        attention_steps,
+        fastest_batch_size,
+        measure_interleaved,
+    )
     from vit_jax.run.folder import environment
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
@@ -60,7 +75,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     changed = [
         o for o in overrides if o.startswith("model.") and o.split("=")[0] not in _SAME_MATHS
     ]
-    if wanted and changed:
+    in_pytorch = [name for name in wanted if name in _IN_PYTORCH]
+    if in_pytorch and changed:
         raise ConfigError(
             f"--config.{changed[0]} with --compare",
             "the same model in both libraries",
@@ -69,17 +85,32 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     rows: list[dict[str, Any]] = []
     for model in args.model.split(","):
         config = _config(args, model, overrides)
+        if "attention" in wanted and not hasattr(config.model, "attention_implementation"):
+            raise ConfigError(
+                f"--compare=attention with {model}", "a ViT", "choose another comparison"
+            )
         if args.batch_size == "auto":
             size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
             )
             config = _with_batch(config, size)
-        steps = [JaxStep(config)]
+        steps: list[Any] = [JaxStep(config)]
         print(f"step: {steps[0].choice}")
-        steps += _torch_steps(wanted, config, steps[0].measurement.flops_per_image)
+        failed = []
+        if "attention" in wanted:
+            others, failed = attention_steps(config, steps[0])
+            choice = steps[0].attention
+            print(f"attention of vit_jax: {choice.implementation} ({choice.reason})")
+            steps += others
+        if args.profile is not None:
+            with jax.profiler.trace(str(args.profile)):
+                steps[0].time(2)
+        steps += _torch_steps(in_pytorch, config, steps[0].measurement.flops_per_image)
         measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
-        rows += [m.row() for m in measured]
-        _show(rows[-len(measured) :], config)
+        new = [m.row() for m in measured]
+        new += [step.row(model, config.data.global_batch_size) for step in failed]
+        _show(new, config)
+        rows += new
         del steps
         if args.output is not None:
             content = {"environment": environment(), "rows": rows}
@@ -138,6 +169,9 @@ def _show(rows: list[dict[str, Any]], config: Config) -> None:
     for column in ("step of", "images/s", "ms per step", "(min-max)", "MFU", "vit_jax is"):
         table.add_column(column, justify="left" if column == "step of" else "right")
     for row in rows:
+        if "problem" in row:
+            table.add_row(row["name"], "-", "-", "", "-", row["problem"])
+            continue
         ratio = rows[0]["images_per_second"] / row["images_per_second"]
         table.add_row(
             row["name"],

@@ -1,10 +1,12 @@
 """Multi-head self-attention, and the choice of the kernel that computes it."""
 
+import contextvars
 import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,33 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+# None: `attend` computes self-attention.
+_kernel: contextvars.ContextVar[Callable[..., jax.Array] | None] = contextvars.ContextVar(
+    "kernel", default=None
+)
+
+
+def with_attention(function: F, kernel: Callable[..., jax.Array]) -> F:
+    """Returns a function that is traced with another kernel for self-attention.
+
+    Benchmarks time kernels with it that no config key chooses.
+
+    Args:
+        function: any function that calls a model.
+        kernel: takes query, key, value, `bias` and `valid_tokens`, and returns what `attend` does.
+    """
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        token = _kernel.set(kernel)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _kernel.reset(token)
+
+    return traced  # pyright: ignore[reportReturnType]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +357,8 @@ class SelfAttention(nnx.Module):
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
         plain = self.query_norm is None and rope is None and self.relative is None and not capture
-        packed_bias = self.qkv.bias if self.implementation == "pallas" and plain else None
+        packed = self.implementation == "pallas" and plain and _kernel.get() is None
+        packed_bias = self.qkv.bias if packed else None
         qkv = _project(self.qkv, x, add_bias=packed_bias is None)
         qkv = constrain(qkv, "batch", None, None, "tensor")
         q, k, v = jnp.moveaxis(qkv, -3, 0)
@@ -343,9 +373,8 @@ class SelfAttention(nnx.Module):
             qkv_bias = packed_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
-            attended = attend(
-                q, k, v, bias=bias, implementation=self.implementation, valid_tokens=valid_tokens
-            )
+            kernel = _kernel.get() or partial(attend, implementation=self.implementation)
+            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens)
         attended = constrain(attended, "batch", None, "tensor")
         out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)
         found = {}
