@@ -22,6 +22,7 @@ MESHES = {
     "mixed": {"data": 2, "fsdp": 2, "tensor": 2, "slices": 2},
 }
 STEPS, SIDE = 5, 8
+PALLAS = {"attention_implementation": "pallas"}
 VIT = "ViT-Mini/4"
 FAMILIES = [
     VIT,
@@ -59,6 +60,15 @@ def test_loss_and_parameters_after_five_steps_do_not_depend_on_the_mesh(found_of
         losses = found[mesh]["losses"]
         assert max(abs(a - b) for a, b in zip(one, losses, strict=True)) < 1e-5, mesh
         assert found[mesh]["difference"] < 1e-5, mesh
+
+
+@pytest.mark.parametrize("mesh", ["fsdp", "mixed"])
+def test_the_pallas_kernel_computes_the_same_on_a_mesh(found_of, mesh):
+    """Each device runs it for its own images and heads."""
+    found = found_of(VIT)
+    losses = found[f"pallas, {mesh}"]["losses"]
+    assert max(abs(a - b) for a, b in zip(found["one"]["losses"], losses, strict=True)) < 1e-5
+    assert 0 < found[f"pallas, {mesh}"]["difference"] < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -174,6 +184,11 @@ def main() -> None:
     meshes = {"one": make_mesh(MeshConfig(), jax.devices()[:1])}
     meshes |= {key: make_mesh(MeshConfig(**sizes)) for key, sizes in MESHES.items()}
     runs = {key: train_on(name, MESHES.get(key, {}), mesh, batches) for key, mesh in meshes.items()}
+    if name == VIT:
+        runs |= {
+            f"pallas, {key}": train_on(name, MESHES[key], meshes[key], batches, PALLAS)
+            for key in ("fsdp", "mixed")
+        }
     found: dict[str, Any] = {key: figures for key, (figures, _, _) in runs.items()}
     _, first, last = runs["one"]
     found["moved"] = apart(first, last)
@@ -184,7 +199,7 @@ def main() -> None:
 
 
 def train_on(
-    name: str, mesh_section: dict[str, Any], mesh: Any, batches: list[Any]
+    name: str, mesh_section: dict[str, Any], mesh: Any, batches: list[Any], options: Any = None
 ) -> tuple[dict[str, Any], Any, Any]:
     """Returns figures of a run, its first and its last parameters."""
     import jax
@@ -199,7 +214,7 @@ def train_on(
     vit = {"dropout": 0.1, "stochastic_depth": 0.1} if "ViT" in name else {}
     config = Config.from_mapping(
         {
-            "model": {"name": name, **vit},
+            "model": {"name": name, **vit, **(options or {})},
             "data": {"name": "none", "image_size": SIDE, "global_batch_size": 16},
             "optimizer": {"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
             "mixing": {"mixup_alpha": 0.2},
@@ -245,7 +260,7 @@ def apart(one: Any, other: Any) -> float:
 
 
 def layer_shapes(params: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the shapes of kernels, as a layer uses them, and of all other parameters."""
+    """Returns the shapes of kernels, as a layer multiplies by them, and of all other parameters."""
     import jax
 
     from vit_jax.named_tree import leaf_names
@@ -255,6 +270,12 @@ def layer_shapes(params: Any) -> tuple[list[list[int]], list[list[int]]]:
         shape = leaf.shape[1:] if "/blocks/" in name else leaf.shape
         if name == "patch_embedding/kernel":
             shape = (shape[0] * shape[1] * shape[2], shape[3])
+        if name.endswith("attention/qkv/kernel"):
+            shape = (shape[0], math.prod(shape[1:]))
+        if name.endswith("attention/qkv/bias"):
+            shape = (math.prod(shape),)
+        if name.endswith("attention/out/kernel"):
+            shape = (math.prod(shape[:-1]), shape[-1])
         (kernels if name.endswith("kernel") else others).append(list(shape))
     return kernels, others
 

@@ -88,6 +88,9 @@ def _layer_norm_bwd(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     del epsilon, dtype
     x, mean, inverse, scale, bias = kept
+    # Without the barrier, XLA's GPU compiler computes the mean again in every operation here, which
+    # keeps it from fusing the product below with its sum.
+    mean, inverse = jax.lax.optimization_barrier((mean, inverse))
     dy = dy.astype(jnp.float32)
     y = (x.astype(jnp.float32) - mean) * inverse
     d_scale = _sum_of_rows(dy * y).astype(scale.dtype)
@@ -98,14 +101,8 @@ def _layer_norm_bwd(
 
 
 def _sum_of_rows(x: jax.Array) -> jax.Array:
-    """Sums over all axes but the last: first within examples, then over examples.
-
-    XLA's GPU compiler fuses the first sum with what computes `x`. It would store `x` for one long
-    sum, and without the barrier it makes one of the two.
-    """
-    if x.ndim < 3:
-        return x.sum(range(x.ndim - 1))
-    return jax.lax.optimization_barrier(x.sum(range(1, x.ndim - 1))).sum(0)
+    """Sums over all axes but the last."""
+    return x.sum(range(x.ndim - 1))
 
 
 _layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
