@@ -5,13 +5,13 @@
     python experiments/speed/compiled.py --table
 
 No accelerator is needed: libtpu compiles for TPUs, JAX's CUDA plugin for GPUs. No step runs. A row
-is CHIP:MODEL:IMAGE_SIZE:IMAGES:VARIANT; --rows takes patterns and goes through them in the order in
-which they are given. Every row is appended when it is made, and rows of the file are not made again,
-so that a stopped run continues where it was.
+is CHIP:MODEL:IMAGE_SIZE:IMAGES:VARIANT. --rows takes patterns and makes their rows in the order of
+the patterns. Each row is appended as soon as it is made, and rows that the file has are not made
+again, so that a stopped run continues where it was. --again replaces rows that the file has.
 
-A compile for a TPU takes minutes, most of them after the program is decided. By default it is
-stopped there, so that memory and compile time stay empty; --full compiles to the end. For GPUs it
-always does.
+A compilation for a TPU takes minutes, most of them after the program is decided. By default it is
+stopped there, so that memory and compile time stay empty; --full compiles to the end. Compilations
+for GPUs are always full.
 """
 
 import argparse
@@ -181,6 +181,15 @@ def sort_rows(path: Path = TABLE) -> None:
             append_row(rows[key], path)
 
 
+def remove_rows(keys: Iterable[Key], path: Path = TABLE) -> None:
+    """Removes rows from a file."""
+    rows = read_rows(path)
+    path.unlink(missing_ok=True)
+    for row in rows.values():
+        if row.key not in keys:
+            append_row(row, path)
+
+
 def same_step(key: Key, chose: str, rows: Iterable[Row], *, full: bool) -> Row | None:
     """Returns a row whose step is the same because what is executed is the same; None: none.
 
@@ -252,9 +261,7 @@ def compile_row(
                 for _ in _poll(process):
                     if (output / "facts.json").exists():
                         facts = _read(output / "facts.json")
-                        known = facts and same_step(
-                            key, facts["chose"], rows.values(), full=full
-                        )
+                        known = facts and same_step(key, facts["chose"], rows.values(), full=full)
                         if known:
                             return dataclasses.replace(known, variant=key.variant)
                     if not full and _decided(output):
@@ -408,7 +415,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rows", default="*", help="comma-separated patterns; default: all")
     parser.add_argument("--full", action="store_true", help="compile for TPUs to the end")
-    parser.add_argument("--movers", type=int, default=0, help="print the largest movers of each row")
+    parser.add_argument("--again", action="store_true", help="replace rows that the file has")
+    parser.add_argument(
+        "--movers", type=int, default=0, help="print the largest movers of each row"
+    )
     for peer in PEERS:
         parser.add_argument(f"--{peer}", type=Path, help="checkout with the model to compile")
     parser.add_argument("--output", type=Path, default=TABLE, help="the file (%(default)s)")
@@ -423,6 +433,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     folders = {peer: getattr(args, peer) for peer in PEERS}
+    if args.again:
+        remove_rows([key for key in keys if folders.get(key.variant, HERE)], args.output)
     make_rows(keys, folders, args.output, full=args.full, movers=args.movers)
     sort_rows(args.output)
     missing = [key for key in grid() if key not in read_rows(args.output)]

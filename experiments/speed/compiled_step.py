@@ -141,9 +141,7 @@ def peer(args: argparse.Namespace, devices: list[Any]) -> Step:
     images = shaped((args.images, side, side, 3), jnp.bfloat16)
     labels = shaped((args.images, _NUM_CLASSES), jnp.float32)
     example = jnp.zeros((1, side, side, 3))
-    variables = jax.eval_shape(
-        lambda key: model.init(key, example, train=False), jax.random.key(0)
-    )
+    variables = jax.eval_shape(lambda key: model.init(key, example, train=False), jax.random.key(0))
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.scale_by_adam(mu_dtype=jnp.bfloat16),

@@ -81,6 +81,8 @@ def test_rows_are_read_as_they_were_written(compiled, row, tmp_path):
     compiled.sort_rows(path)  # In the order of the grid, without the row that was replaced.
     assert list(compiled.read_rows(path).values()) == [other, newer]
     assert len(path.read_text().splitlines()) == 3
+    compiled.remove_rows([row.key], path)
+    assert list(compiled.read_rows(path)) == [other.key]
 
 
 def test_a_stopped_run_continues_where_it_was(compiled, row, tmp_path, monkeypatch, capsys):
@@ -98,7 +100,9 @@ def test_a_stopped_run_continues_where_it_was(compiled, row, tmp_path, monkeypat
     folders = {"big_vision": tmp_path, "vision_transformer": None}
     options = {"full": False, "movers": 0}
     compiled.make_rows(keys, folders, path, **options)
-    assert made == [(v, False) for v in ("auto", "scanned", "xla", "einsum", "pallas", "big_vision")]
+    assert made == [
+        (v, False) for v in ("auto", "scanned", "xla", "einsum", "pallas", "big_vision")
+    ]
     shown = capsys.readouterr().out
     assert "rows of vision_transformer are skipped: --vision_transformer=FOLDER is not" in shown
     assert "v5e:S/16:224:128:einsum: a program too large" in shown
