@@ -4,7 +4,7 @@ from plan.programs import ARGUMENT, LAYER, LOOP
 
 from vit_jax.plan.buffers import find_buffers
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.traffic import count_bytes
+from vit_jax.plan.traffic import count_bytes, count_kernels
 
 
 def test_slices_and_updates_move_one_layer_and_not_the_stack():
@@ -16,6 +16,12 @@ def test_slices_and_updates_move_one_layer_and_not_the_stack():
     # writes a new argument, and copies it to memory on the chip. The total writes 4 bytes.
     rest = (ARGUMENT + 24 * LAYER) + (24 * LAYER + 2 * ARGUMENT) + ARGUMENT + 4
     assert count_bytes(parse(LOOP)) == 24 * iteration + rest
+
+
+def test_an_instruction_in_a_loop_is_a_kernel_per_iteration():
+    """In the loop: a slice, a collective, an update, a sum and a comparison. Outside there are
+    three calls and a copy; parameters, tuples and AllocateBuffer do not run."""
+    assert count_kernels(parse(LOOP)) == 24 * 5 + 4
 
 
 def test_the_memory_peak_is_inside_the_loop():

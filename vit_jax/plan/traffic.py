@@ -42,13 +42,9 @@ def bytes_moved(
         computation: the computation that contains it.
         computations: all computations of the program.
     """
+    if _forwards_only(instruction):
+        return 0
     kind = instruction.opcode
-    if kind in _NO_TRAFFIC or kind.endswith("-done"):
-        return 0
-    if kind == "custom-call" and any(
-        f'"{n}' in instruction.text or n + '"' in instruction.text for n in _NO_TRAFFIC_CALLS
-    ):
-        return 0
     operands = [computation[name] for name in instruction.operands if name in computation]
     if kind in ("copy-start", "slice-start"):
         # The result also contains the operand: after the copy, but before the slice.
@@ -68,6 +64,24 @@ def bytes_moved(
         made = made[len(operands) : 2 * len(operands)] or made
     return sum(map(_size_in_memory, made)) + sum(
         _size_in_memory(array) for operand in operands for array in operand.arrays
+    )
+
+
+def count_kernels(program: Program) -> int:
+    """Returns the number of instructions that run in a step.
+
+    A fusion is one, an instruction in a loop is one per iteration, and an asynchronous one counts
+    once. Instructions that only name or forward an existing array do not count.
+    """
+    return sum(runs for one, _, runs in program.executed() if not _forwards_only(one))
+
+
+def _forwards_only(instruction: Instruction) -> bool:
+    kind = instruction.opcode
+    if kind in _NO_TRAFFIC or kind.endswith("-done"):
+        return True
+    return kind == "custom-call" and any(
+        f'"{n}' in instruction.text or n + '"' in instruction.text for n in _NO_TRAFFIC_CALLS
     )
 
 
