@@ -36,21 +36,22 @@ def program(tmp_path):
     return path
 
 
-def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path):
+def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path, request):
     env = {
         "FORK_TEST": "a b",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3",
     }
     forked = run_command(program, "x", "--y=z", env=env, cwd=tmp_path)
+    # A shell that starts these tests in the background lets them ignore SIGINT, and their children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     real = subprocess.run(
         [sys.executable, str(program), "x", "--y=z"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        # A shell starts background jobs, such as these tests, with SIGINT ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert forked.returncode == real.returncode == 3
     assert forked.stderr == real.stderr == "to stderr\n"

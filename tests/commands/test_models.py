@@ -67,7 +67,7 @@ def test_the_table_of_models_has_their_figures(show, monkeypatch):
         "86.6 M",
         "17.56",
         "35.13",
-        "154.9 MB",
+        "139.8 MB",
     ]
     assert row(lines, "ViT-Mini/4")[:4] == ["ViT-Mini/4", "32", "65", "1.5 M"]
     assert row(lines, "BiT-R26x1")[1:3] == ["224", "-"]
@@ -85,7 +85,7 @@ def test_a_narrow_terminal_truncates_nothing(show, monkeypatch):
         "1,844.7 M",
         "1,543.29",
         "3,086.57",
-        "6,882.1 MB",
+        "6,375.3 MB",
     ]
 
 
@@ -120,8 +120,8 @@ def test_one_vit_is_shown_in_detail(show):
     assert row(lines, "parameters") == ["parameters", "86,567,656"]
     assert row(lines, "GMACs") == ["GMACs", "17.56"]
     assert row(lines, "GFLOPs") == ["GFLOPs", "35.13", "2 x GMACs"]
-    assert row(lines, "activations") == ["activations", "154.9 MB", "per image"]
-    assert row(lines, "attention weights") == ["attention weights", "22.4 MB", "14.4% of them"]
+    assert row(lines, "activations") == ["activations", "139.8 MB", "per image"]
+    assert row(lines, "attention weights") == ["attention weights", "22.4 MB", "16.0% of them"]
 
 
 def test_a_hybrid_and_a_resnet_are_shown_in_detail(show):

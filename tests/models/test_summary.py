@@ -79,8 +79,8 @@ def test_activations_by_hand():
         "ViT-Ti/2", 6, 5, width=width, mlp_dim=hidden, num_heads=heads, depth=3
     ).activations
     weights = heads * tokens * tokens
-    # Input, mean, inverse deviation; the normalised input, of which scale's gradient is made.
-    norm = 2 * tokens * width + 2 * tokens
+    # Input, mean, inverse deviation.
+    norm = tokens * width + 2 * tokens
     # Normalised tokens; queries (scaled), keys, values; weights; their sum.
     attention = tokens * width + 3 * tokens * width + weights + tokens * width
     # Normalised tokens; before and after GELU.

@@ -44,7 +44,8 @@ _CPU_COMPILE_S_PER_LAYER = 0.5
 _FILL = 0.9
 # Longest compilation of an unrolled step, in seconds on two cores.
 _COMPILE_S = {"tpu": 120.0, "gpu": 60.0}
-# Settings whose bounds differ by less are equally fast; the one that compiles faster is chosen.
+# Settings whose bounds differ by less are equally fast. The one that compiles faster is chosen, then
+# the one that moves fewer bytes.
 _SAME_SPEED = 1.02
 
 
@@ -340,7 +341,7 @@ def _fastest(rows: Sequence[Row], device: Device, work: StepWork, parts: int) ->
     equal = [
         row for row, bound in zip(rows, bounds, strict=True) if bound <= min(bounds) * _SAME_SPEED
     ]
-    row = min(equal, key=lambda row: (_compile_s(row, work.stack), row.recomputed))
+    row = min(equal, key=lambda row: (_compile_s(row, work.stack), row.recomputed, row.moved_bytes))
     seconds, limit = _bound_s(row, device, work, parts)
     reason = "least memory traffic that fits"
     if device.peak_flops is not None:
