@@ -44,8 +44,8 @@ _CPU_COMPILE_S_PER_LAYER = 0.5
 _FILL = 0.9
 # Longest compilation of an unrolled step, in seconds on two cores.
 _COMPILE_S = {"tpu": 120.0, "gpu": 60.0}
-# Settings whose bounds differ by less are equally fast. The one that compiles faster is chosen, then
-# the one that moves fewer bytes.
+# Settings whose bounds differ by less are equally fast: what compiles faster is chosen, then what
+# moves fewer bytes.
 _SAME_SPEED = 1.02
 
 
