@@ -1,8 +1,8 @@
 """Makes compiled.csv: bytes, kernels and bounds of training steps, as the compilers make them.
 
-    python experiments/speed/compiled.py --rows='v5e:S/16:*' --big_vision=FOLDER
-    python experiments/speed/compiled.py --rows='h200:*'
-    python experiments/speed/compiled.py --table
+    python -m experiments.speed.compiled --rows='v5e:S/16:*' --big_vision=FOLDER
+    python -m experiments.speed.compiled --rows='h200:*'
+    python -m experiments.speed.compiled --table
 
 No accelerator is needed: libtpu compiles for TPUs, JAX's CUDA plugin for GPUs. No step runs. A row
 is CHIP:MODEL:IMAGE_SIZE:IMAGES:VARIANT. --rows takes patterns and makes their rows in the order of
@@ -28,8 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiled_step import PEERS
-
+from experiments.speed.compiled_step import PEERS
+from experiments.speed.decided_program import decided_program, settings
 from vit_jax.errors import UserError
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.hlo import Program, parse
@@ -264,7 +264,7 @@ def compile_row(
                         known = facts and same_step(key, facts["chose"], rows.values(), full=full)
                         if known:
                             return dataclasses.replace(known, variant=key.variant)
-                    if not full and _decided(output):
+                    if not full and decided_program(output / "dump"):
                         break
                 log.seek(0)
                 said = log.read().decode(errors="replace")
@@ -272,8 +272,8 @@ def compile_row(
             process.kill()
             process.wait()
         facts = _read(output / "facts.json")
-        texts = [output / "program.txt", *(output / "dump").glob("*TLP-hlo.txt")]
-        text = next((path for path in texts if path.exists()), None)
+        whole = output / "program.txt"
+        text = whole.read_text() if whole.exists() else decided_program(output / "dump")
         if facts and text is None and "RESOURCE_EXHAUSTED" in said:
             empty = dict.fromkeys(COLUMNS[5:])
             return Row(
@@ -287,7 +287,7 @@ def compile_row(
                 "a program",
                 "run compiled_step.py with the same options to see the whole message",
             )
-        program = parse(text.read_text())
+        program = parse(text)
         row = make_row(
             key, facts["chose"], facts["flops"], program, _read(output / "full.json") or {}
         )
@@ -306,10 +306,8 @@ def _start(key: Key, folder: Path | None, output: Path, *, quick: bool) -> subpr
     paths = [str(HERE.parents[1]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if quick:
-        # libtpu writes the optimized program into a file before it generates code.
         (output / "dump").mkdir()
-        flags = f"--xla_jf_dump_to={output / 'dump'} --xla_jf_dump_hlo_text=true"
-        environment["LIBTPU_INIT_ARGS"] = f"{flags} --xla_jf_dump_llo_text=false"
+        environment |= settings(output / "dump")
     with (output / "log.txt").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
@@ -327,15 +325,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
         return None
-
-
-def _decided(output: Path) -> bool:
-    """Whether the optimized program has been written to the end."""
-    found = list((output / "dump").glob("*TLP-hlo.txt"))
-    if not found:
-        return False
-    text = found[0].read_text()
-    return "\nENTRY " in text and text.rstrip().endswith("}")  # The entry comes last.
 
 
 def make_rows(

@@ -1,7 +1,7 @@
 """Writes a dataset as a folder of photos, one subfolder per class, optionally of ImageNet's size.
 
-    python experiments/speed/photos.py clothing_small DATA PHOTOS
-    python experiments/speed/photos.py clothing_small DATA PHOTOS --size=470x390 --kilobytes=110
+    python -m experiments.speed.photos clothing_small DATA PHOTOS
+    python -m experiments.speed.photos clothing_small DATA PHOTOS --size=470x390 --kilobytes=110
 
 With --kilobytes, each photo is encoded at the lowest JPEG quality that gives at least that size, or
 at quality 99.

@@ -1,15 +1,14 @@
 """Makes vit_jax/train/step_table.csv: what a layer costs in each setting, as the compilers plan it.
 
-    python experiments/speed/step_table.py --topology=v5e:2x2
-    python experiments/speed/step_table.py --topology=h200:1
+    python -m experiments.speed.step_table --topology=v5e:2x2
+    python -m experiments.speed.step_table --topology=h200:1
 
 Compiles the training step of a few models for one device, with 6 and with 12 layers. The difference
 is the cost of six layers. Nothing runs, and no accelerator is needed. Rows of other platforms stay
 as they are.
 
-A compilation for a TPU is stopped as soon as the program is decided: what takes minutes is the code
-for it, and its traffic and memory are known before. Compile times are those of whole compilations
-of ViT-S/16 with 2 and 4 layers, and hold for all models. It takes about 15 minutes on two cores.
+A compilation for a TPU is stopped as soon as the program is decided (`decided_program.py`). Compile
+times are those of whole compilations of ViT-S/16 with 2 and 4 layers, and are used for all models.
 """
 
 import argparse
@@ -25,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.speed.decided_program import decided_program, settings
 from vit_jax.config.run import Config
 from vit_jax.models.flops import count_macs
 from vit_jax.models.registry import model_options, model_shape
@@ -86,19 +86,19 @@ def figures(topology: str, *arguments: Any, whole: bool = False) -> dict[str, fl
     """
     with tempfile.TemporaryDirectory() as folder:
         request = json.dumps([[topology, *arguments], folder])
-        dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_hlo_text=true"
-        env = {**os.environ, "LIBTPU_INIT_ARGS": f"{dump} --xla_jf_dump_llo_text=false"}
-        child = subprocess.Popen([sys.executable, __file__, "--child", request], env=env)
+        dump = Path(folder, "dump")
+        dump.mkdir()
+        command = [sys.executable, "-m", "experiments.speed.step_table", "--child", request]
+        child = subprocess.Popen(command, env={**os.environ, **settings(dump)})
         while child.poll() is None:
-            decided = [] if whole else list(Path(folder).glob("*TLP-hlo.txt"))
-            if decided and decided[0].read_text().rstrip().endswith("}"):
+            if not whole and decided_program(dump):
                 child.kill()
                 child.wait()
             time.sleep(0.5)
-        ready = [*Path(folder).glob("program.txt"), *Path(folder).glob("*TLP-hlo.txt")]
-        if not ready:
+        compiled = Path(folder, "program.txt")
+        text = compiled.read_text() if compiled.exists() else decided_program(dump)
+        if text is None:
             raise SystemExit(f"{arguments} for {topology} did not compile")
-        text = ready[0].read_text()
         program = parse(text)
         found = {
             "kept_bytes": float(sum(buffer.bytes for buffer in find_buffers(program, text))),

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "speed"
 
 @pytest.fixture(scope="module")
 def compiled():
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("compiled")
-    finally:
-        sys.path.remove(str(FOLDER))
+    return importlib.import_module("experiments.speed.compiled")
 
 
 @pytest.fixture
