@@ -1,12 +1,9 @@
 """Plans by XLA's real GPU compiler. They need JAX's CUDA plugin but no GPU or driver."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plan import real_compilers
 
 from vit_jax.plan.topology import has_cuda_plugin
 
@@ -20,29 +17,9 @@ pytestmark = [
 
 
 def plan(tmp_path, topology, *overrides):
-    path = tmp_path / "plan.json"
-    # The flags of the tests are for CPUs.
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "vit_jax",
-            "plan",
-            f"--config={ROOT / 'configs/augreg.py'}:Ti/16",
-            f"--topology={topology}",
-            f"--output={path}",
-            "--movers=200",
-            "--config.model.depth=2",
-            *overrides,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        env={**environment, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    return real_compilers.plan(
+        tmp_path, topology, "--movers=200", "--config.model.depth=2", *overrides
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(path.read_text()), done.stdout
 
 
 def test_a_small_step_compiles_for_a_node_of_gpus(tmp_path):

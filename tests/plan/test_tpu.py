@@ -1,13 +1,10 @@
 """Plans by the real TPU compiler. They need its wheel but no TPU."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plan import real_compilers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -19,26 +16,7 @@ pytestmark = [
 
 
 def plan(tmp_path, topology, *overrides):
-    path = tmp_path / "plan.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "vit_jax",
-            "plan",
-            f"--config={ROOT / 'configs/augreg.py'}:Ti/16",
-            f"--topology={topology}",
-            f"--output={path}",
-            "--config.model.depth=3",
-            *overrides,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(path.read_text()), done.stdout
+    return real_compilers.plan(tmp_path, topology, "--config.model.depth=3", *overrides)
 
 
 def test_a_small_step_compiles_for_a_tpu_slice(tmp_path):

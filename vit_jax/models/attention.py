@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from vit_jax.models.activation_sharding import constrain, devices_along_tensor
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
 from vit_jax.models.stacking import keep
+from vit_jax.models.tracing import F, traced_with
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
-F = TypeVar("F", bound=Callable[..., Any])
 
 # None: `attend` computes self-attention.
 _kernel: contextvars.ContextVar[Callable[..., jax.Array] | None] = contextvars.ContextVar(
@@ -44,16 +44,7 @@ def with_attention(function: F, kernel: Callable[..., jax.Array]) -> F:
         function: any function that calls a model.
         kernel: takes query, key, value, `bias` and `valid_tokens`, and returns what `attend` does.
     """
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        token = _kernel.set(kernel)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _kernel.reset(token)
-
-    return traced  # pyright: ignore[reportReturnType]
+    return traced_with(function, _kernel, kernel)
 
 
 @dataclasses.dataclass(frozen=True)

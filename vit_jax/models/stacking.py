@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models.activation_sharding import devices_along_tensor
+from vit_jax.models.tracing import F, traced_with
 
 Remat = Literal["none", "dots", "full"]
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +61,7 @@ _chosen: contextvars.ContextVar[LayerLoop | None] = contextvars.ContextVar("loop
 
 def with_layer_loop(function: F, loop: LayerLoop) -> F:
     """Returns a function in which stacks with the options "auto" are traced with this loop."""
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        token = _chosen.set(loop)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _chosen.reset(token)
-
-    return traced  # pyright: ignore[reportReturnType]
+    return traced_with(function, _chosen, loop)
 
 
 def _resolve(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> LayerLoop:
