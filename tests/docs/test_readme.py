@@ -125,7 +125,12 @@ def test_the_commands_work_in_a_fresh_clone(fresh_clone):
     environment["XLA_FLAGS"] = os.environ["XLA_FLAGS"]
     for command in rest:
         done = run(command, fresh_clone, env=environment)
-        assert done.returncode == 0, (command, done.stderr)
+        if re.search(r"--topology='?(\d\*)?[abhl]\d+:", command):
+            # JAX's CUDA plugin, some gigabytes, is not among the requirements.
+            assert done.returncode == 2, (command, done.stdout)
+            assert "run pip install 'vit_jax[cuda]'" in done.stderr
+        else:
+            assert done.returncode == 0, (command, done.stderr)
     done = run(
         second.replace("-m pytest", "-m pytest --collect-only -q"), fresh_clone, env=environment
     )

@@ -61,7 +61,7 @@ def test_a_run_that_does_not_fit_is_reported_without_an_error(tmp_path):
     figures, shown = plan(
         tmp_path,
         "v5e:1x1",
-        "--config.data.global_batch_size=8192",
+        "--config.data.global_batch_size=16384",
         "--config.model.scan=false",
         "--config.model.dtype=float32",
     )
