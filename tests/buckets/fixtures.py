@@ -5,11 +5,15 @@ test has its own empty bucket, no faults and counters at zero, and the environme
 make all libraries, here and in children, talk to the server.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from buckets import mounted
 from buckets.servers import GCSFS_WITHOUT_GRPC, Server
 
 os.environ.update(GCSFS_WITHOUT_GRPC)  # gcsfs reads it when it is imported
@@ -66,3 +70,20 @@ def _bucket(server, monkeypatch):
     server.clear()
     yield Bucket(server.make_bucket(), server)
     server.faults()
+
+
+@pytest.fixture
+def mount_bucket(tmp_path):
+    """A function that mounts a bucket and returns the folder; each call stands for another host."""
+    reason = mounted.why_not()
+    if reason:
+        pytest.skip(f"no bucket can be mounted: {reason}")
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    with contextlib.ExitStack() as mounts:
+
+        def mount():
+            point = Path(tempfile.mkdtemp(prefix="host-", dir=tmp_path))
+            return mounts.enter_context(mounted.mounted(objects, point))
+
+        yield mount
