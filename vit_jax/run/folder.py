@@ -76,7 +76,7 @@ class RunFolder:
         self._held.close()
 
     def _open(self) -> str:
-        """Locks the folder, writes a random token to a file and returns it."""
+        """Locks the folder and returns a random token, which other hosts look for in a file."""
         token = uuid.uuid4().hex
         with contextlib.ExitStack() as held:
             try:
@@ -92,7 +92,8 @@ class RunFolder:
                 raise self._unwritable(error) from None
             self._check_config()
             try:
-                self._token_file.write_text(token)
+                if jax.process_count() > 1:
+                    self._token_file.write_text(token)
             except OSError as error:
                 raise self._unwritable(error) from None
             self._held = held.pop_all()
