@@ -41,7 +41,7 @@ import pytest  # noqa: E402
 import submitit  # noqa: E402, F401
 from buckets.fixtures import bucket, gcs, gcs_server, mount_bucket, s3, s3_server  # noqa: E402, F401
 
-from vit_jax.files import locked  # noqa: E402
+from vit_jax.storage.lock import locked  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
