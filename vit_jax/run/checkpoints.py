@@ -42,8 +42,8 @@ WRITE_TIMEOUT_S = 1800
 
 _COMMIT_FILE = ocp.path.atomicity.CommitFileTemporaryPath
 
-# Orbax item name -> attribute of the training state.
-_ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+"""Item of a checkpoint -> attribute of the training state."""
 
 # Texts in the errors of Orbax and TensorStore when a disk cannot be written.
 _DISK_PROBLEMS = (
@@ -122,7 +122,7 @@ class CheckpointFolder:
             self._manager = ocp.CheckpointManager(
                 os.fspath(here),
                 options=options,
-                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in _ARRAYS}
+                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
                 | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
             )
         self._environment = {} if read_only else environment()
@@ -160,7 +160,7 @@ class CheckpointFolder:
         Raises:
             RunFolderError: this or the previous save could not be written.
         """
-        trees = {item: getattr(state, attribute) for item, attribute in _ARRAYS.items()}
+        trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
         items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
