@@ -92,6 +92,8 @@ def _is_refusal(error: Exception) -> bool:
         or text.startswith(("Forbidden", "Access Denied"))
         or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
         or "ExpiredToken" in text
+        # S3 answers an expired token with 400, and HEAD requests without the reason.
+        or text.endswith("Bad Request")
     )
 
 
@@ -100,7 +102,8 @@ def _reason(error: Exception) -> str:
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = getattr(error, "strerror", None) or str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     text = ": ".join(lines[:2]) or type(error).__name__
     return (f"credentials were refused: {text}" if _is_refusal(error) else text)[:200]
 
