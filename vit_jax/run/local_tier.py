@@ -111,6 +111,7 @@ class LocalTier:
         Args:
             step: a step that all processes have.
         """
+        self.wait()
         try:
             found = self._read(step)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
