@@ -71,10 +71,18 @@ def kill(process):
     assert finish(process)[0] == -signal.SIGKILL
 
 
-def test_a_killed_run_in_a_bucket_resumes(workdir, bucket, digits_dir, reference, tmp_path):
+def wait_for_save(bucket, process):
+    """Waits until something of the first checkpoint was written."""
+    wait_for(
+        lambda: any("/checkpoints/10" in count["object"] for count in bucket.server.counts()),
+        process,
+    )
+
+
+def test_a_killed_run_in_a_bucket_resumes(gcs, digits_dir, reference, tmp_path):
+    workdir = user_path(f"{gcs.url}/runs/tiny")
     process = begin(workdir, digits_dir)
-    first = f"{workdir.name}/checkpoints/10/"
-    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    wait_for_save(gcs, process)
     kill(process)
     complete(workdir, digits_dir)
     check_same(workdir, reference, tmp_path)
@@ -115,13 +123,13 @@ def only_error(err):
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["read_only", "expired"])
 def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
     harm, workdir, bucket, digits_dir, reference, tmp_path
 ):
     process = begin(workdir, digits_dir)
-    first = f"{workdir.name}/checkpoints/10/"
-    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    wait_for_save(bucket, process)
     bucket.server.faults(**{harm: True})
     code, _, err = finish(process)
     assert code == 2, err
@@ -131,6 +139,7 @@ def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
     check_same(workdir, reference, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_object_that_was_deleted_below_a_run_is_named(workdir, bucket, digits_dir):
     complete(workdir, digits_dir)
     (workdir / "result.json").unlink()
@@ -140,10 +149,10 @@ def test_an_object_that_was_deleted_below_a_run_is_named(workdir, bucket, digits
     assert f"{workdir}/config.json" in only_error(err)
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_dir):
     process = begin(workdir, digits_dir, "--config.train_steps=100000")
-    first = f"{workdir.name}/checkpoints/10/"
-    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    wait_for_save(bucket, process)
     code, _, err = finish(begin(workdir, digits_dir))
     kill(process)
     assert code == 2, err
@@ -156,8 +165,7 @@ def test_a_run_that_was_paused_loses_its_lease_and_ends(
 ):
     """The paused process is not dead; the next one waits until the lease is stale."""
     paused = begin(workdir, digits_dir)
-    first = f"{workdir.name}/checkpoints/10/"
-    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), paused)
+    wait_for_save(bucket, paused)
     paused.send_signal(signal.SIGSTOP)
     begun = time.monotonic()
     complete(workdir, digits_dir)

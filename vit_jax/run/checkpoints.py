@@ -32,7 +32,7 @@ from vit_jax.run.about import (
 )
 from vit_jax.run.folder import environment
 from vit_jax.run.staging import StagedFolder
-from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.bucket_path import BucketPath, reason_of
 from vit_jax.storage.files import remove_tree
 from vit_jax.storage.paths import is_bucket
 
@@ -364,19 +364,23 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _as_user_error(folder: Path) -> Iterator[None]:
-    """Converts errors of a full or unwritable disk, and of late processes, to UserErrors."""
+    """Converts errors of an unwritable disk or bucket, and of late processes, to UserErrors."""
     try:
         with name_late_processes():
             yield
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Each client of a bucket has its own classes.
         found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]
         reason = getattr(error, "strerror", None) or (found[0] if found else None)
+        place, fix = "folder with free space", "free some space or choose another --workdir"
+        if isinstance(folder, BucketPath):
+            reason = reason or reason_of(error)
+            place, fix = "bucket", "log in again, check the account's rights, or run it again"
         if reason is None:
             raise
         raise RunFolderError(
             f"cannot write checkpoints to {folder}: {reason}",
-            "a writable folder with free space",
-            "free some space or choose another --workdir; the last complete checkpoint is kept",
+            f"a writable {place}",
+            f"{fix}; the last complete checkpoint is kept",
         ) from error

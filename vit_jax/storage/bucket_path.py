@@ -75,11 +75,11 @@ def as_os_error(path: object) -> Iterator[None]:
         raise
     except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         number = errno.EEXIST if isinstance(error, FileExistsError) else errno.ENOENT
-        raise type(error)(error.errno or number, _reason(error), str(path)) from None
+        raise type(error)(error.errno or number, reason_of(error), str(path)) from None
     except Exception as error:  # Each client has its own error classes.
         kind = PermissionError if _is_refusal(error) else OSError
         number = errno.EACCES if kind is PermissionError else getattr(error, "errno", None)
-        raise kind(number or errno.EIO, _reason(error), str(path)) from error
+        raise kind(number or errno.EIO, reason_of(error), str(path)) from error
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -97,8 +97,8 @@ def _is_refusal(error: Exception) -> bool:
     )
 
 
-def _reason(error: Exception) -> str:
-    """Returns one line on what went wrong."""
+def reason_of(error: Exception) -> str:
+    """Returns one line on what went wrong in a store."""
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
