@@ -22,8 +22,7 @@ class Run:
     """Several processes of one run.
 
     Args:
-        folder: its subfolder `run` is the run folder; it also gets what the processes print and
-            record.
+        folder: it gets what the processes print and record.
         config: a recipe.
         digits_dir: folder of the digits dataset.
         overrides: arguments for all processes.
@@ -32,6 +31,7 @@ class Run:
         own: process -> arguments for this process only.
         expected: number of processes to announce; None: `count`.
         extra: environment variables, see `recorded.py`.
+        workdir: the run folder; None: the subfolder `run`.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class Run:
         own=None,
         expected=None,
         extra=None,
+        workdir=None,
     ):
-        self.folder, self.workdir = folder, folder / "run"
+        self.folder, self.workdir = folder, workdir or folder / "run"
         self.processes = []
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()

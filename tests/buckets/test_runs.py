@@ -11,7 +11,8 @@ import time
 
 import pytest
 from e2e.test_resume import LENGTH, assert_same_run, wait_for
-from processes import finish, start
+from many_processes import Run
+from processes import TINY, finish, start
 
 from vit_jax.storage.log_file import segments
 from vit_jax.storage.paths import is_bucket, user_path
@@ -50,9 +51,11 @@ def copied(workdir, folder):
         target = folder / path.relative_to(workdir)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.download(target)
-    for name in ("metrics.jsonl", "examples-0.jsonl"):
+    assert segments(folder / "metrics.jsonl")
+    for name in ("metrics.jsonl", "examples-0.jsonl", "examples-1.jsonl"):
         parts = segments(folder / name)
-        assert parts, f"{name} has no segments in {workdir}"
+        if not parts:
+            continue
         (folder / name).write_text("".join(part.read_text() for part in parts))
         for part in parts:
             part.unlink()
@@ -190,3 +193,22 @@ def test_a_run_moves_between_hosts_that_mount_a_bucket(
     kill(process)
     complete(there, digits_dir)
     assert json.loads((here / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_only_a_bucket_are_killed_five_times(gcs, digits_dir, tmp_path):
+    """One process at a time is killed; the other one ends, and the same command continues."""
+    workdir, draw = user_path(f"{gcs.url}/runs/two"), random.Random(1)
+    options = {"count": 2, "devices": 1}
+    undisturbed = Run(tmp_path / "undisturbed", TINY, digits_dir, *LENGTH, **options)
+    assert undisturbed.codes() == [0, 0], undisturbed.printed(0)
+    for attempt in range(5):
+        gcs.server.clear()
+        run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
+        writes = draw.randint(1, 120)
+        run.wait_for(lambda: gcs.server.requests("write") >= writes)  # noqa: B023
+        run.processes[draw.randrange(2)].kill()
+        assert sorted(run.codes()) == [-signal.SIGKILL, 76]
+    run = Run(tmp_path / "last", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
+    assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
+    check_same(workdir, undisturbed.workdir, tmp_path)
