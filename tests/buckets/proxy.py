@@ -89,8 +89,11 @@ class Proxy:
         return web.Response()
 
     async def _answer(self, request):
+        try:
+            content = await request.read()
+        except ConnectionError:  # The client was killed.
+            return web.Response()
         operation, name = await self._server.describe(request)
-        content = await request.read()
         count = self._counts[operation, name]
         count.requests += 1
         fault = None

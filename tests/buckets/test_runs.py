@@ -99,11 +99,8 @@ def test_a_run_that_is_killed_ten_times_at_random_moments(
     draw = random.Random(0)
     for _ in range(10):
         bucket.server.clear()
-        process, writes = begin(workdir, digits_dir), draw.randint(1, 120)
-        wait_for(
-            lambda: bucket.server.requests("write") >= writes or process.poll() is not None,  # noqa: B023
-            process,
-        )
+        process, writes = begin(workdir, digits_dir), draw.randint(1, 60)
+        wait_for(lambda: bucket.server.requests("write") >= writes, process)  # noqa: B023
         kill(process)
     complete(workdir, digits_dir)
     check_same(workdir, reference, tmp_path)
@@ -143,13 +140,17 @@ def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
 
 
 @pytest.mark.slow
-def test_an_object_that_was_deleted_below_a_run_is_named(workdir, bucket, digits_dir):
+def test_an_object_that_was_deleted_below_a_run_is_named(workdir, digits_dir):
     complete(workdir, digits_dir)
     (workdir / "result.json").unlink()
+    (workdir / "checkpoints" / "60" / "params" / "_METADATA").unlink()
+    code, _, err = finish(begin(workdir, digits_dir))
+    assert code == 2, err
+    assert f"{workdir}/checkpoints/60" in only_error(err)
     (workdir / "config.json").unlink()
     code, _, err = finish(begin(workdir, digits_dir))
     assert code == 2, err
-    assert f"{workdir}/config.json" in only_error(err)
+    assert f"{workdir} has checkpoints, metrics.jsonl but no config.json" in only_error(err)
 
 
 @pytest.mark.slow
@@ -205,7 +206,7 @@ def test_two_processes_that_share_only_a_bucket_are_killed_five_times(gcs, digit
     for attempt in range(5):
         gcs.server.clear()
         run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
-        writes = draw.randint(1, 120)
+        writes = draw.randint(1, 60)
         run.wait_for(lambda: gcs.server.requests("write") >= writes)  # noqa: B023
         run.processes[draw.randrange(2)].kill()
         assert sorted(run.codes()) == [-signal.SIGKILL, 76]

@@ -281,7 +281,6 @@ def test_leases_and_logs_on_a_mounted_bucket(mount_bucket, fast_leases):
 
 def test_of_hosts_that_race_on_a_mounted_bucket_one_gets_the_lease(mount_bucket, fast_leases):
     hosts = [mount_bucket() for _ in range(3)]
-    (hosts[0] / "run").mkdir()
     barrier, got = threading.Barrier(3), []
 
     def race(host):

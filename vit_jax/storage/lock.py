@@ -266,6 +266,7 @@ def _create(path: Path, content: dict[str, Any]) -> None:
     if isinstance(path, BucketPath):
         path.create(json.dumps(content).encode())
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x") as file:
             file.write(json.dumps(content))
