@@ -93,7 +93,7 @@ def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
             mapping[parent] = {}
         mapping = mapping[parent]
     prefix, _, unit = leaf.rpartition("_")
-    if unit in DURATION_UNITS:
+    if unit in DURATION_UNITS and value is not None:
         for other in DURATION_UNITS:
             mapping.pop(f"{prefix}_{other}", None)
     mapping[leaf] = value
