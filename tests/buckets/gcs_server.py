@@ -301,6 +301,8 @@ class GcsServer:
         if call.method == "DELETE":
             del self._uploads[call.query["upload_id"]]
             return web.Response(status=499)
+        if "resource" in upload:  # A client whose answer was lost asks again.
+            return web.json_response(upload["resource"])
         said = re.fullmatch(
             r"bytes (?:\*|(\d+)-\d+)/(\*|\d+)", call.headers.get("Content-Range", "")
         )
@@ -316,7 +318,7 @@ class GcsServer:
             upload["query"], bucket, upload["name"], upload["data"], upload["type"],
             upload["metadata"],
         )  # fmt: skip
-        del self._uploads[call.query["upload_id"]]
+        upload |= {"resource": resource, "data": b""}
         return web.json_response(resource)
 
 

@@ -96,6 +96,7 @@ def _gs_environment(url):
         **GCSFS_WITHOUT_GRPC,
         "FSSPEC_GS": '{"token": "anon"}',  # gcsfs: no search for credentials
         "TENSORSTORE_GCS_HTTP_URL": url,
+        "NO_GCE_CHECK": "true",  # likewise, in a process that had fsspec before the variables
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "test",  # TensorStore: likewise
         "CLOUD_STORAGE_EMULATOR_ENDPOINT": url,  # array_record
     }

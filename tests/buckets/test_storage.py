@@ -82,6 +82,16 @@ def test_everything_arrives_when_a_tenth_of_all_requests_fails(folder, bucket):
     assert bucket.server.requests(what="faults") >= 5
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_large_file_arrives_though_parts_and_answers_are_lost(folder, bucket):
+    bucket.server.faults(seed=2, cut=0.2, answer_lost=0.3, only="write", times=4)
+    content = bytes(range(256)) * 4096 * 12
+    with (folder / "large").open("wb") as file:
+        file.write(content)
+    assert (folder / "large").read_bytes() == content
+    assert bucket.server.requests("write", "large", "faults") > 0
+
+
 FOREVER = {
     "throttled": {"throttled": 1},
     "unavailable": {"burst": (1, 1)},

@@ -15,7 +15,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Generator, Iterator
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -367,7 +367,7 @@ class BucketPath(pathlib.PosixPath):
         encoding: str | None = None,
         errors: str | None = None,
         newline: str | None = None,
-    ) -> IO[Any]:
+    ) -> Any:
         """Opens the object for reading (r), or for writing a new content (w, x).
 
         Raises:

@@ -1,0 +1,184 @@
+"""Training runs whose folder is in a bucket, hurt in many ways, end like an undisturbed local run.
+
+A run is killed with SIGKILL, loses its bucket for a while, or meets another process that wants the
+same folder. In the end parameters, optimizer, averages and metrics are equal bit for bit.
+"""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+from e2e.test_resume import LENGTH, assert_same_run, wait_for
+from processes import finish, start
+
+from vit_jax.storage.log_file import segments
+from vit_jax.storage.paths import is_bucket, user_path
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+FINAL_STEPS = ["50", "60"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, digits_dir):
+    """The local folder of an undisturbed run."""
+    workdir = tmp_path_factory.mktemp("reference") / "run"
+    complete(workdir, digits_dir)
+    return workdir
+
+
+@pytest.fixture
+def workdir(bucket):
+    return user_path(f"{bucket.url}/runs/tiny")
+
+
+def begin(workdir, digits_dir, *overrides):
+    return start(workdir, digits_dir, *LENGTH, *overrides)
+
+
+def complete(workdir, digits_dir):
+    """Runs to the end and returns what was printed to stderr."""
+    code, _, err = finish(begin(workdir, digits_dir))
+    assert code == 0, err
+    return err
+
+
+def copied(workdir, folder):
+    """Copies a run folder from a bucket to the local disk, segments of logs as one file."""
+    for path, _ in workdir.find():
+        target = folder / path.relative_to(workdir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.download(target)
+    for name in ("metrics.jsonl", "examples-0.jsonl"):
+        parts = segments(folder / name)
+        assert parts, f"{name} has no segments in {workdir}"
+        (folder / name).write_text("".join(part.read_text() for part in parts))
+        for part in parts:
+            part.unlink()
+    return folder
+
+
+def check_same(workdir, reference, tmp_path):
+    assert is_bucket(workdir)
+    here = copied(workdir, tmp_path / "copied")
+    assert_same_run(here, reference)
+    assert sorted(path.name for path in (here / "checkpoints").iterdir()) == FINAL_STEPS
+
+
+def kill(process):
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+
+
+def test_a_killed_run_in_a_bucket_resumes(workdir, bucket, digits_dir, reference, tmp_path):
+    process = begin(workdir, digits_dir)
+    first = f"{workdir.name}/checkpoints/10/"
+    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    kill(process)
+    complete(workdir, digits_dir)
+    check_same(workdir, reference, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ten_times_at_random_moments(
+    workdir, bucket, digits_dir, reference, tmp_path
+):
+    """The moments are numbers of writes to the bucket: before, between and in the saves."""
+    draw = random.Random(0)
+    for _ in range(10):
+        bucket.server.clear()
+        process, writes = begin(workdir, digits_dir), draw.randint(1, 120)
+        wait_for(
+            lambda: bucket.server.requests("write") >= writes or process.poll() is not None,  # noqa: B023
+            process,
+        )
+        kill(process)
+    complete(workdir, digits_dir)
+    check_same(workdir, reference, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_bad_connection(workdir, bucket, digits_dir, reference, tmp_path):
+    bucket.server.faults(
+        seed=1, latency_s=0.002, throttled=0.01, cut=0.01, answer_lost=0.01, burst=(2, 400)
+    )
+    complete(workdir, digits_dir)
+    assert bucket.server.requests(what="faults") >= 10
+    bucket.server.faults()
+    check_same(workdir, reference, tmp_path)
+
+
+def only_error(err):
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in err
+    return line
+
+
+@pytest.mark.parametrize("harm", ["read_only", "expired"])
+def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
+    harm, workdir, bucket, digits_dir, reference, tmp_path
+):
+    process = begin(workdir, digits_dir)
+    first = f"{workdir.name}/checkpoints/10/"
+    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    bucket.server.faults(**{harm: True})
+    code, _, err = finish(process)
+    assert code == 2, err
+    assert str(workdir) in only_error(err)
+    bucket.server.faults()
+    complete(workdir, digits_dir)
+    check_same(workdir, reference, tmp_path)
+
+
+def test_an_object_that_was_deleted_below_a_run_is_named(workdir, bucket, digits_dir):
+    complete(workdir, digits_dir)
+    (workdir / "result.json").unlink()
+    (workdir / "config.json").unlink()
+    code, _, err = finish(begin(workdir, digits_dir))
+    assert code == 2, err
+    assert f"{workdir}/config.json" in only_error(err)
+
+
+def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_dir):
+    process = begin(workdir, digits_dir, "--config.train_steps=100000")
+    first = f"{workdir.name}/checkpoints/10/"
+    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), process)
+    code, _, err = finish(begin(workdir, digits_dir))
+    kill(process)
+    assert code == 2, err
+    assert f"by process {process.pid} on host" in only_error(err)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_paused_loses_its_lease_and_ends(
+    workdir, bucket, digits_dir, reference, tmp_path
+):
+    """The paused process is not dead; the next one waits until the lease is stale."""
+    paused = begin(workdir, digits_dir)
+    first = f"{workdir.name}/checkpoints/10/"
+    wait_for(lambda: any(first in count["object"] for count in bucket.server.counts()), paused)
+    paused.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    complete(workdir, digits_dir)
+    assert time.monotonic() - begun > 50
+    paused.send_signal(signal.SIGCONT)
+    code, _, err = finish(paused)
+    assert code not in (0, -signal.SIGKILL)
+    assert "was taken over by process" in err
+    check_same(workdir, reference, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_hosts_that_mount_a_bucket(
+    mount_bucket, digits_dir, reference, tmp_path
+):
+    here, there = mount_bucket() / "run", mount_bucket() / "run"
+    process = begin(here, digits_dir)
+    wait_for(lambda: (there / "checkpoints" / "10" / "commit_success.txt").exists(), process)
+    code, _, err = finish(begin(there, digits_dir))
+    assert code == 2
+    assert f"by process {process.pid} on host" in only_error(err)
+    kill(process)
+    complete(there, digits_dir)
+    assert json.loads((here / "result.json").read_text())
