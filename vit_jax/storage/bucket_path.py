@@ -16,7 +16,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Generator, Iterator
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,6 +82,7 @@ def _is_refusal(error: Exception) -> bool:
         or text.startswith(("Forbidden", "Access Denied"))
         or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
         or "ExpiredToken" in text
+        or text.endswith("Bad Request")  # S3 answers a HEAD with an expired token so.
     )
 
 
@@ -90,9 +91,10 @@ def _reason(error: Exception) -> str:
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = getattr(error, "strerror", None) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     text = ": ".join(lines[:2]) or type(error).__name__
-    return (f"credentials were refused: {text}" if _is_refusal(error) else text)[:200]
+    return (f"access was refused: {text}" if _is_refusal(error) else text)[:200]
 
 
 def _translated(method: F) -> F:
@@ -227,7 +229,8 @@ class BucketPath(pathlib.PosixPath):
 
     def samefile(self, other_path: Any) -> bool:
         """Whether the other path is the same address."""
-        return str(self.resolve()) == str(other_path)
+        other = BucketPath(other_path)
+        return "://" in str(other_path) and self.resolve() == other.resolve()
 
     @_translated
     def _info(self) -> dict[str, Any] | None:
@@ -386,7 +389,8 @@ class BucketPath(pathlib.PosixPath):
     @_translated
     def read_bytes(self) -> bytes:
         """Returns the content, in one request."""
-        return self.fs.cat_file(self.key)
+        # By default s3fs asks for the size first.
+        return self.fs.cat_file(self.key, **({"max_concurrency": 1} if self.scheme == "s3" else {}))
 
     @_translated
     def read_range(self, start: int, end: int) -> bytes:
@@ -466,15 +470,15 @@ class BucketPath(pathlib.PosixPath):
         encoding: str | None = None,
         errors: str | None = None,
         newline: str | None = None,
-    ) -> IO[Any]:
-        """Opens the object for reading (r), or for writing a new content (w, x).
+    ) -> Any:
+        """Opens the object for reading (r), or for writing a new content (w).
 
         Raises:
             OSError: the object cannot be opened.
-            NotImplementedError: `mode` is to append or to update.
+            NotImplementedError: `mode` is to append, to update or to create; see `create`.
         """
         binary = mode.replace("b", "").replace("t", "")
-        if binary not in ("r", "w", "x"):
+        if binary not in ("r", "w"):
             raise NotImplementedError(f"{self}: objects cannot be opened with mode {mode!r}")
         file = self.fs.open(self.key, f"{binary}b")
         if "b" in mode:
