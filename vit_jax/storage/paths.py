@@ -49,7 +49,9 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         try:
             return Path(text).expanduser()
         except RuntimeError as error:
-            raise FileError(f"the path {text!r}: {error}", "a known user after ~", "correct it") from None
+            raise FileError(
+                f"the path {text!r}: {error}", "a known user after ~", "correct it"
+            ) from None
     if scheme not in PACKAGES:
         near = nearest(scheme, PACKAGES)
         raise FileError(
@@ -113,7 +115,7 @@ def _mounts() -> list[tuple[str, str]]:
 
 
 def _decoded(mount_point: str) -> str:
-    """Returns a mount point as it is; in the file a space is written \\040."""
+    """Returns a mount point with the octal codes of spaces and other characters replaced."""
     return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mount_point)
 
 
