@@ -124,11 +124,9 @@ def test_a_bucket_that_cannot_be_written_is_an_error_of_a_later_line(remote, buc
     log = LogFile(remote)
     bucket.server.faults(read_only=True)
     log.write({"a": 0})
-    deadline = time.monotonic() + 20
-    with pytest.raises(PermissionError, match="a-000001.jsonl"):
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            log.write({"a": 1})
+    time.sleep(2)
+    with pytest.raises(PermissionError, match=r"a-000001\.jsonl"):
+        log.write({"a": 1})
     bucket.server.faults()
     log.close()
     assert read_log(remote)[0] == {"a": 0}

@@ -31,7 +31,7 @@ def weights_path(address: str | Path) -> Path:
         WeightsError: the address does not exist or cannot be read, or a package is missing.
     """
     if is_published(address):
-        return _download(str(address), str(address).removeprefix(_HUB))
+        return _download(str(address))
     try:
         path = user_path(address)
     except FileError as error:
@@ -59,21 +59,16 @@ def local_weights(path: Path) -> Path:
     Raises:
         WeightsError: they cannot be read.
     """
-    return _download(str(path), path.key) if isinstance(path, BucketPath) else path
+    return _download(str(path)) if isinstance(path, BucketPath) else path
 
 
-def _download(address: str, name: str) -> Path:
-    """Downloads the file or folder at an address.
-
-    Args:
-        address: with the scheme.
-        name: its name in the file system of the scheme.
-    """
+def _download(address: str) -> Path:
     given = os.environ.get("VIT_JAX_CACHE")
     cache = checked_local_path(given, "VIT_JAX_CACHE") if given else cache_dir()
-    target = cache / address.partition("://")[0] / PurePosixPath(name.strip("/"))
+    scheme, _, rest = address.partition("://")
+    target = cache / scheme / PurePosixPath(rest.strip("/"))
     try:
-        system = _file_system(address)
+        system, name = _file_system(address)
         if system.isdir(name):
             for inner in _files_to_download(system, name):
                 _download_file(system, inner, target / inner.removeprefix(name).lstrip("/"))
@@ -95,13 +90,14 @@ def _download(address: str, name: str) -> Path:
     return target
 
 
-def _file_system(address: str) -> Any:
-    """Returns the fsspec file system of an address."""
+def _file_system(address: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of an address, and the name in it."""
     if not is_published(address):
-        return BucketPath(address).fs
+        path = BucketPath(address)
+        return path.fs, path.key
     import fsspec
 
-    return fsspec.filesystem("hf")
+    return fsspec.core.url_to_fs(address)
 
 
 def _fetch_error(address: str, error: Exception) -> WeightsError:
