@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 
-from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
+from vit_jax.errors import ConfigError, FileError, RunFolderError, UserError, nearest
 
 # Command -> its line in `--help`.
 COMMANDS = {
@@ -45,6 +45,13 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises its errors as UserErrors."""
 
     def error(self, message: str):
+        # A type function, such as `user_path`, can raise a UserError. argparse replaces it.
+        error = sys.exc_info()[1]
+        cause = None if error is None else error.__context__
+        if isinstance(error, argparse.ArgumentError) and isinstance(cause, UserError):
+            raise type(cause)(
+                f"{error.argument_name}: {cause.got}", cause.expected, cause.fix
+            ) from None
         raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
 
 
@@ -58,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _report(str(error), debug, error.exit_code)
     except OSError as error:
+        if "://" in str(error.filename):
+            return _report(str(_bucket_error(error)), debug)
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise
         return _report(str(_disk_error(error)), debug)
@@ -109,6 +118,15 @@ def _disk_error(error: OSError) -> RunFolderError:
         f"{error.filename or 'disk'}: {error.strerror}",
         "a writable folder with free space",
         "free some space or choose another --workdir",
+    )
+
+
+def _bucket_error(error: OSError) -> FileError:
+    is_refused = isinstance(error, PermissionError)
+    return FileError(
+        f"{error.filename}: {error.strerror}",
+        "a bucket that this account may use" if is_refused else "a bucket that can be reached",
+        "log in again, or check the account's rights" if is_refused else "run the command again",
     )
 
 

@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.paths import user_path
+
 
 def non_negative_int(text: str) -> int:
     """Parses a whole number of at least 0."""
@@ -30,8 +33,8 @@ def positive_seconds(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """Parses a path whose folder exists."""
-    path = Path(text)
-    if not path.parent.is_dir():
+    """Parses a path whose folder exists; a bucket has no folders."""
+    path = user_path(text)
+    if not isinstance(path, BucketPath) and not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in an existing folder")
     return path

@@ -9,10 +9,8 @@
 """
 
 import argparse
-import json
 import os
 import statistics
-from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_seconds
@@ -20,6 +18,8 @@ from vit_jax.config.file import load_config, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
+from vit_jax.storage.files import write_json
+from vit_jax.storage.paths import user_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         content["verdict"] = verdict(config, max(row["images_per_second"] for row in rows))
         print(content["verdict"])
     if args.output is not None:
-        args.output.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(args.output, content)
     return 0
 
 
@@ -88,7 +88,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
     if args.data_dir is not None:
         overrides = [f"data.data_dir={args.data_dir}", *overrides]
     if args.source is not None:
-        path = Path(args.source)
+        path = user_path(args.source)
         kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
         if kind != "tfds" and args.data_dir is not None:
             raise ConfigError(

@@ -25,7 +25,7 @@ need no data.
 import argparse
 import contextlib
 import csv
-import json
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.storage.files import append_text, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,23 +199,23 @@ def _fraction(text: str) -> float:
 
 def _write(path: Path, figures: dict[str, Any]) -> None:
     if path.suffix == ".json":
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(path, figures)
         return
     there = path.exists() and path.stat().st_size > 0
     if there:
-        with path.open(newline="") as file:
-            header = next(csv.reader(file))
+        header = next(csv.reader(path.read_text().splitlines()))
         if header != list(figures):
             raise ConfigError(
                 f"--output={path} has other columns",
                 "a table of this command",
                 "name a new file",
             )
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(figures), lineterminator="\n")
-        if not there:
-            writer.writeheader()
-        writer.writerow(figures)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(figures), lineterminator="\n")
+    if not there:
+        writer.writeheader()
+    writer.writerow(figures)
+    append_text(path, text.getvalue())
 
 
 @contextlib.contextmanager
