@@ -85,6 +85,19 @@ def read_json(
     return content
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a local file to a local path or to a bucket, where it appears whole.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    if isinstance(target, BucketPath):
+        target.upload(source)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
 def remove_tree(path: Path) -> None:
     """Deletes a folder and all that is in it; does nothing if it does not exist.
 
