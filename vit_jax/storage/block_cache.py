@@ -104,6 +104,11 @@ class BlockCache:
             self._share = 1.0 if fits else self._limit * _FILL / sum(self._totals.values())
 
     @property
+    def folder(self) -> Path | None:
+        """The folder in which blocks are kept."""
+        return self._folder
+
+    @property
     def share(self) -> float:
         """Fraction of the blocks that are kept on disk."""
         return self._share

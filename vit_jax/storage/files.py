@@ -86,16 +86,21 @@ def read_json(
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a local file to a local path or to a bucket, where it appears whole.
+    """Copies a file from and to a disk or a bucket, where it appears whole.
 
     Raises:
         OSError: it cannot be read or written.
     """
-    if isinstance(target, BucketPath):
-        target.upload(source)
-        return
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    if isinstance(source, BucketPath):
+        if isinstance(target, BucketPath):
+            target.write_bytes(source.read_bytes())
+        else:
+            source.download(target)
+    elif isinstance(target, BucketPath):
+        target.upload(source)
+    else:
+        shutil.copyfile(source, target)
 
 
 def remove_tree(path: Path) -> None:

@@ -355,7 +355,7 @@ def _records_in_bucket(builder: Any, split: str, cache: BlockCache) -> BucketRec
         )
     known = _objects(builder)
     shards = []
-    for part in file_instructions(info, split):
+    for part in file_instructions(info, tfds.Split(split)):
         name = Path(part.filename).name
         if name not in known:
             raise DataError(
