@@ -9,14 +9,17 @@ import contextlib
 import errno
 import fnmatch
 import functools
+import hashlib
 import importlib.util
 import io
 import logging
 import os
 import pathlib
+import random
 import stat
+import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,9 +32,15 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "gcs": {"use_listings_cache": False},
     "s3": {
         "use_listings_cache": False,
-        "config_kwargs": {"retries": {"mode": "standard", "max_attempts": 8}},
+        "config_kwargs": {
+            "retries": {"mode": "standard", "max_attempts": 8},
+            "max_pool_connections": 64,
+        },
     },
 }
+# gcsfs repeats a read that was throttled or cut for about 30 s, with jitter. Of s3fs, botocore does
+# so for answers, but reads that are cut in the middle are repeated for 1 s without jitter.
+_READ_ATTEMPTS = {"gs": 1, "s3": 5}
 
 
 @functools.cache
@@ -117,6 +126,21 @@ def _translated(method: F) -> F:
             return method(self, *args, **kwargs)
 
     return wrapper  # pyright: ignore[reportReturnType]
+
+
+class StoredObject(NamedTuple):
+    """An object as a listing describes it.
+
+    Attributes:
+        path: address.
+        size: in bytes.
+        key: hash of address, size and the store's generation or entity tag; changes with the
+            content.
+    """
+
+    path: "BucketPath"
+    size: int
+    key: str
 
 
 class BucketPath(pathlib.PosixPath):
@@ -319,15 +343,22 @@ class BucketPath(pathlib.PosixPath):
         folders = {inner for path in paths for inner in path.parents if len(inner.parts) > depth}
         return list(paths | folders)
 
-    @_translated
     def find(self) -> list[tuple["BucketPath", int]]:
         """Returns all objects below this path with their sizes in bytes, sorted by name."""
-        found = self.fs.find(self.key, detail=True)
-        return [
-            (BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0))
-            for name, info in sorted(found.items())
-            if not name.endswith("/")
-        ]
+        return [(found.path, found.size) for found in self.list_objects()]
+
+    @_translated
+    def list_objects(self) -> list[StoredObject]:
+        """Returns all objects below this path, or the object itself, sorted by name."""
+        objects = []
+        for name, info in sorted(self.fs.find(self.key, detail=True).items()):
+            if not name.endswith("/"):
+                path, size = BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0)
+                version = info.get("generation") or info.get("ETag") or info.get("mtime")
+                described = f"{path}\0{size}\0{version}".encode(errors="surrogateescape")
+                key = hashlib.blake2b(described, digest_size=16).hexdigest()
+                objects.append(StoredObject(path, size, key))
+        return objects
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing, because buckets have no folders.
@@ -403,10 +434,29 @@ class BucketPath(pathlib.PosixPath):
         # By default s3fs asks for the size first.
         return self.fs.cat_file(self.key, **({"max_concurrency": 1} if self.scheme == "s3" else {}))
 
-    @_translated
     def read_range(self, start: int, end: int) -> bytes:
-        """Returns bytes `start` to `end` (not included), in one request."""
-        return self.fs.cat_file(self.key, start=start, end=end)
+        """Returns bytes `start` to `end` (not included), in one request.
+
+        Throttled, failed and cut requests are repeated after a random pause.
+
+        Raises:
+            OSError: the object or the range does not exist, or the store cannot be reached.
+        """
+        for attempt in range(1, _READ_ATTEMPTS[self.scheme] + 1):
+            try:
+                with as_os_error(self):
+                    content = self.fs.cat_file(self.key, start=start, end=end)
+                    if len(content) != end - start:
+                        got = f"{len(content)} bytes of {start} to {end}"
+                        raise OSError(errno.EIO, f"the answer holds {got}")
+                return content
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                if attempt == _READ_ATTEMPTS[self.scheme]:
+                    raise
+                time.sleep(random.uniform(0, 0.5 * 2**attempt))
+        raise AssertionError  # The last attempt returns or raises.
 
     def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
         """Returns the content, which is UTF-8 by default."""

@@ -153,6 +153,24 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file from and to a disk or a bucket, where it appears whole.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, BucketPath):
+        if isinstance(target, BucketPath):
+            target.write_bytes(source.read_bytes())
+        else:
+            source.download(target)
+    elif isinstance(target, BucketPath):
+        target.upload(source)
+    else:
+        shutil.copyfile(source, target)
+
+
 def remove_tree(path: Path) -> None:
     """Deletes a folder and all that is in it; does nothing if it does not exist.
 
