@@ -15,6 +15,8 @@ from vit_jax.named_tree import named_leaves
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
+# Name of the file that Orbax adds to a complete checkpoint.
+_ORBAX_FILE = "_CHECKPOINT_METADATA"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +112,24 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
 def saved_steps(folder: Path) -> list[int]:
     """Returns the steps of the complete checkpoints in a folder, in ascending order."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        int(p.name) for p in found if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
-    )
+    return sorted(int(p.name) for p in found if p.name.isdigit() and (p / _ORBAX_FILE).exists())
+
+
+def write_time_s(folder: Path) -> float | None:
+    """Returns the time from the begin of the latest complete save until it was complete.
+
+    Args:
+        folder: the `checkpoints` folder of a run.
+
+    Returns:
+        The time in seconds; None: there is no checkpoint, or it does not say.
+    """
+    steps = saved_steps(folder)
+    if not steps:
+        return None
+    about = read_json(folder / str(steps[-1]) / _ORBAX_FILE, error=CheckpointError)
+    begin, end = about.get("init_timestamp_nsecs"), about.get("commit_timestamp_nsecs")
+    return (end - begin) / 1e9 if begin and end else None
 
 
 def read_checkpoint_info(path: Path) -> CheckpointInfo:
