@@ -48,6 +48,7 @@ from vit_jax.commands.arguments import (
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,9 +113,7 @@ def _add_preemption_arguments(group: "argparse._ArgumentGroup") -> None:
         " seconds, or of objects with these keys. The simulated runs start anywhere in the trace"
         " and follow it round",
     )
-    group.add_argument(
-        "--run", type=Path, help="run folder whose measured times are used; needs no --config"
-    )
+    group.add_argument("--run", help="run folder whose measured times are used; needs no --config")
     group.add_argument("--steps", type=positive_int, help="default: those of the run")
     group.add_argument("--chips", type=positive_int, help="default: those of the run or topology")
     group.add_argument(
@@ -230,13 +229,14 @@ def _plan_measured_run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.run.folder import read_config
     from vit_jax.storage.files import read_json
 
-    config = read_config(args.run)
-    costs = measured_costs(args.run, config, args.steps)
-    chips = read_json(args.run / "env.json")["device_count"]
+    folder = user_path(args.run)
+    config = read_config(folder)
+    costs = measured_costs(folder, config, args.steps)
+    chips = read_json(folder / "env.json")["device_count"]
     source = f"measured in {args.run}"
     figures = _simulate(args, config, costs, chips, source, Console(highlight=False))
     if args.output is not None:
-        _write(args.output, {"run": str(args.run), **figures})
+        _write(args.output, {"run": args.run, **figures})
     return 0
 
 
@@ -259,7 +259,7 @@ def _simulate(
     try:
         rate = float(args.preemptions)
     except ValueError:
-        up_s, down_s = read_trace(Path(args.preemptions), args.down_s)
+        up_s, down_s = read_trace(user_path(args.preemptions), args.down_s)
         between_s = float(up_s.mean())
         text = f"{len(up_s):,} preemptions of {args.preemptions}, one in {between_s / 3600:.3g} h"
 
@@ -269,7 +269,9 @@ def _simulate(
     else:
         if not 0 < rate < float("inf"):
             raise ConfigError(
-                f"--preemptions={args.preemptions}", "a rate above 0 per hour, or a file", "correct it"
+                f"--preemptions={args.preemptions}",
+                "a rate above 0 per hour, or a file",
+                "correct it",
             )
         between_s = 3600 / rate
         text = f"{rate:g} preemptions an hour, another machine after {args.down_s:g} s"

@@ -71,9 +71,7 @@ class Outcome:
         return self.total_s - self.idle_s
 
 
-def at_rate(
-    per_hour: float, down_s: float, runs: int, rng: np.random.Generator
-) -> Sessions:
+def at_rate(per_hour: float, down_s: float, runs: int, rng: np.random.Generator) -> Sessions:
     """Yields sessions of machines that are preempted at a constant rate, independently.
 
     Args:

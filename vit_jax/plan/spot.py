@@ -108,7 +108,8 @@ def show_spot_plan(plan: SpotPlan, source: str, preemptions: str, console: Conso
     def say(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False)
 
-    say(f"{preemptions}; {RUNS:,} simulated runs on {plan.chips:,} chips", "bold")
+    chips = "1 chip" if plan.chips == 1 else f"{plan.chips:,} chips"
+    say(f"{preemptions}; {RUNS:,} simulated runs on {chips}", "bold")
     say(
         f"{costs.steps:,} steps of {_time(costs.step_s)}, {source}. A session starts in"
         f" {_time(costs.start_s)}, compiles in {_time(costs.compile_s)} and restores in"
@@ -124,11 +125,11 @@ def _table(plan: SpotPlan) -> Table:
     cost = "chip-hours" if plan.prices.spot is None else "cost"
     table = plain_table(
         "save every",
-        right=("time", "5 % to 95 %", "preempted", "lost", "saving", "restarts", "idle", cost),
+        right=("time", "5 %", "95 %", "lost", "saving", "starts", "idle", cost),
         left="",
     )
     for steps, outcome in plan.spot.items():
-        notes = ["fastest"] * (steps == plan.best) + ["Young"] * (steps == plan.young_steps)
+        notes = ["best"] * (steps == plan.best) + ["Young"] * (steps == plan.young_steps)
         _add_row(table, f"{steps:,} steps", outcome, plan, plan.prices.spot, ", ".join(notes))
     table.add_section()
     _add_row(table, "on demand", plan.on_demand, plan, plan.prices.on_demand, "")
@@ -140,7 +141,7 @@ def _add_row(
 ) -> None:
     low, middle, high = np.percentile(outcome.total_s, _PERCENTILES, method="nearest")
     if not np.isfinite(middle):
-        table.add_row(name, "never ends", *[""] * 7, note)
+        table.add_row(name, "never ends")
         return
     ended = np.isfinite(outcome.total_s)
     whole = outcome.total_s[ended].sum()
@@ -148,24 +149,26 @@ def _add_row(
     table.add_row(
         name,
         _time(middle),
-        "" if low == high else f"{_time(low)} to {_time(high)}",
-        f"{np.median(outcome.preemptions):,.0f} x",
+        *("" if low == high else _time(time) for time in (low, high)),
         *(
             f"{part[ended].sum() / whole:.1%}"
             for part in (outcome.lost_s, outcome.saving_s, outcome.restart_s, outcome.idle_s)
         ),
-        f"{hours:,.3g}" if price is None else f"{hours * price:,.2f}",
+        _amount(hours if price is None else hours * price),
         note,
-        style="bold green" if "fastest" in note else None,
+        style="bold green" if "best" in note else None,
     )
 
 
 def _conclusion(plan: SpotPlan) -> list[str]:
     spot, demand = plan.spot[plan.best], plan.on_demand
     if not np.isfinite(np.median(spot.total_s)):
-        return ["The run does not end: its machines do not last until a checkpoint is complete."]
+        return ["The run does not end: its machines rarely last until a checkpoint is complete."]
     ratio = float(np.median(spot.total_s) / demand.total_s[0])
-    text = f"On spot machines the run takes {ratio:.2f} times as long as on demand"
+    text = (
+        f"With a median of {np.median(spot.preemptions):,.0f} preemptions, the run takes"
+        f" {ratio:.2f} times as long as on demand"
+    )
     if plan.prices.spot is not None and plan.prices.on_demand is not None:
         paid = float(np.median(spot.machine_s)) * plan.prices.spot
         paid /= float(demand.machine_s[0]) * plan.prices.on_demand
@@ -200,6 +203,15 @@ def spot_row(plan: SpotPlan) -> dict[str, float | int | None]:
                 finite = value is not None and np.isfinite(value)
                 row[f"{name}_{figure}_p{percent}"] = float(f"{value:.5g}") if finite else None
     return row
+
+
+def _amount(value: float) -> str:
+    """Formats hours or a price.
+
+    >>> _amount(0.01234), _amount(12.345), _amount(1234.5)
+    ('0.0123', '12.35', '1,234')
+    """
+    return f"{value:.3g}" if value < 1 else f"{value:,.{2 if value < 1000 else 0}f}"
 
 
 def _time(seconds: float) -> str:

@@ -13,18 +13,17 @@ the account, which then counts as idle. A line holds the figures of the whole ru
 
 import collections
 import contextlib
-import json
 import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 
 from vit_jax.errors import RunFolderError
-from vit_jax.files import read_json_lines, write_atomically
+from vit_jax.storage.log_file import LogFile, read_log
 
 FILE = "sessions.jsonl"
 
@@ -65,7 +64,7 @@ class TimeAccount:
         self._seconds["start"] = now - self._began
         self._part, self._since = "start", time.perf_counter()
         self._lock, self._ended = threading.RLock(), threading.Event()
-        self._file: TextIO | None = None
+        self._log: LogFile | None = None
         self._thread: threading.Thread | None = None
         self._session = 1
         self._save_s: collections.deque[float] = collections.deque(maxlen=_RECENT_SAVES)
@@ -120,16 +119,12 @@ class TimeAccount:
         Raises:
             RunFolderError: the file cannot be written.
         """
-        if self._file is not None:
+        if self._log is not None:
             return
         path = folder / FILE
         try:
             rows = read_sessions(folder)
-            if path.is_file():
-                text = "".join(json.dumps(row) + "\n" for row in rows)
-                if text != path.read_text():  # A crash has cut off the last line.
-                    write_atomically(path, text)
-            self._file = path.open("a")
+            self._log = LogFile(path)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write {path}: {error.strerror}",
@@ -169,9 +164,9 @@ class TimeAccount:
         if self._thread is not None:
             self._thread.join()
         self._write(event)
-        if self._file is not None:
+        if self._log is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
+                self._log.close()
 
     def _switch(self, part: str) -> str:
         with self._lock:
@@ -203,21 +198,21 @@ class TimeAccount:
 
     def _write(self, event: str) -> None:
         """Appends a line. A full disk ends the run at its next save, not here."""
-        if self._file is None:
+        if self._log is None:
             return
         with self._lock, contextlib.suppress(OSError):
-            row = {
-                "session": self._session,
-                "event": event,
-                "began": self._began,
-                "time": time.time(),
-                "step": self.step,
-                "saves": self.saves,
-                "save_s": self.save_s,
-                "seconds": self.seconds(),
-            }
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
+            self._log.write(
+                {
+                    "session": self._session,
+                    "event": event,
+                    "began": self._began,
+                    "time": time.time(),
+                    "step": self.step,
+                    "saves": self.saves,
+                    "save_s": self.save_s,
+                    "seconds": self.seconds(),
+                }
+            )
 
 
 def process_start_s() -> float:
@@ -237,4 +232,4 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     "time" in unix seconds, "step", "saves", "save_s" (median time that a save blocks training), and
     "seconds", the seconds of the whole run by part.
     """
-    return read_json_lines(folder / FILE)
+    return read_log(folder / FILE)
