@@ -40,7 +40,7 @@ def measured_costs(folder: Path, config: Config, steps: int | None = None) -> Ru
         ConfigError: the number of steps is unknown.
     """
     rows = read_sessions(folder)
-    last = rows[-1] if rows else {"step": 0}
+    last: dict[str, Any] = rows[-1] if rows else {"step": 0}
     if not last["step"] or last["save_s"] is None:
         raise RunFolderError(
             f"{folder} has no account of a run that has trained and saved",

@@ -197,8 +197,9 @@ def spot_row(plan: SpotPlan) -> dict[str, float | int | None]:
                 float(np.percentile(s, percent, method="nearest")) / 3600
                 for s in (outcome.total_s, outcome.machine_s)
             )
-            figures = {"hours": total, "chip_hours": machine * plan.chips}
-            figures["cost"] = None if price is None else machine * plan.chips * price
+            chip_hours = machine * plan.chips
+            cost = None if price is None else chip_hours * price
+            figures = {"hours": total, "chip_hours": chip_hours, "cost": cost}
             for figure, value in figures.items():
                 finite = value is not None and np.isfinite(value)
                 row[f"{name}_{figure}_p{percent}"] = float(f"{value:.5g}") if finite else None
