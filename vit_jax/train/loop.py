@@ -128,7 +128,11 @@ def _train(context: RunContext) -> dict[str, Any]:
         )
         step, state = _run_steps(context, logger, hooks)
     with context.account.part("evaluation"):
-        return context.result(step, evaluation.final_metrics(step, state))
+        result = context.result(step, evaluation.final_metrics(step, state))
+    if context.local is not None:
+        context.checkpoints.wait()
+        context.local.remove()
+    return result
 
 
 def _run_steps(

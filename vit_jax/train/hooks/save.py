@@ -1,7 +1,9 @@
 """Saves checkpoints at intervals, after the best evaluation, and at the end."""
 
 import time
+from typing import Any
 
+from vit_jax.config.durations import is_due
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
@@ -36,6 +38,22 @@ class SaveHook:
             self.save(context, output)
             if not context.is_last(step):
                 self._interval.saved(step)
+        elif is_due(step, context.config.checkpoint.local_interval_steps):
+            self.save_locally(context, output)
+
+    def save_locally(self, context: RunContext, output: StepOutput) -> None:
+        """Starts to copy a state to the disks of the hosts, if the run does so."""
+        if context.local is None or self._saved == output.step:
+            return
+        with self._log.paused(), context.account.part("saving"):
+            context.metrics.flush()
+            context.examples.flush()
+            context.local.save(
+                output.step,
+                output.state,
+                self._data(context, output.step),
+                context.config.to_mapping(),
+            )
 
     def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
         """Starts to save a state, unless it is saved. First checks that all steps were finite.
@@ -52,17 +70,14 @@ class SaveHook:
             if evaluate and config.checkpoint.best_metric is not None:
                 self._evaluation.evaluate_splits(step, output.state.eval_params)
             begin = time.perf_counter()
+            # A run that resumes from here must find all lines up to this step.
+            context.metrics.flush()
+            context.examples.flush()
             context.checkpoints.pinned = context.early_stopping.best_step
             context.checkpoints.save(
                 step,
                 output.state,
-                data=data_position(config, context.source, step)
-                | {
-                    "elapsed_s": begin - context.begin_s,
-                    "left_out": context.start.skipped_batches,
-                    "seconds": context.account.seconds(),
-                }
-                | context.early_stopping.to_json(),
+                data=self._data(context, step),
                 config=config.to_mapping(),
                 metrics=self._evaluation.metrics_at(step),
             )
@@ -70,3 +85,15 @@ class SaveHook:
             blocked = time.perf_counter() - begin
             context.metrics.write(step, {"checkpoint/blocked_s": blocked})
             context.account.add_save(blocked)
+
+    def _data(self, context: RunContext, step: int) -> dict[str, Any]:
+        """Returns the JSON that a checkpoint keeps beside its arrays."""
+        return (
+            data_position(context.config, context.source, step)
+            | {
+                "elapsed_s": time.perf_counter() - context.begin_s,
+                "left_out": context.start.skipped_batches,
+                "seconds": context.account.seconds(),
+            }
+            | context.early_stopping.to_json()
+        )
