@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from vit_jax.run.time_account import PARTS
+
 
 class ProgressView:
     """Shows steps, loss, speed and time left. Use as a context manager.
@@ -88,13 +90,29 @@ class ProgressView:
         return f"{int(left // 3600)}:{int(left % 3600 // 60):02d}:{int(left % 60):02d}"
 
 
-def print_summary(title: str, metrics: dict[str, Any]) -> None:
-    """Prints a table of metrics."""
+def print_summary(title: str, result: dict[str, Any]) -> None:
+    """Prints the figures of a result.json, and where the time of the run went."""
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name, _format(value))
+    for name, value in result.items():
+        if name != "seconds":
+            table.add_row(name, _format(value))
+    Console().print(table)
+    if "seconds" in result:  # Older versions did not write them.
+        _print_seconds(result["seconds"])
+
+
+def _print_seconds(seconds: dict[str, float]) -> None:
+    total = sum(seconds.values())
+    table = Table(title=f"where {total:,.1f} s went", title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("what it is")
+    for part, value in seconds.items():
+        if value:
+            table.add_row(part, f"{value:,.1f}", f"{value / total:.1%}", PARTS[part])
     Console().print(table)
 
 

@@ -58,9 +58,11 @@ class LogHook:
         """Returns the next batch; measures the host's waiting time while devices are idle."""
         begin = time.perf_counter()
         batch = next(feed)
-        idle_since = self._clock.idle_since()
+        end, idle_since = time.perf_counter(), self._clock.idle_since()
         if idle_since is not None:
-            self._telemetry.add_data_wait(time.perf_counter() - max(begin, idle_since))
+            self._telemetry.add_data_wait(end - max(begin, idle_since))
+        if idle_since is not None or not self._clock.is_started:
+            self._context.account.move(end - max(begin, idle_since or begin), "data")
         return batch
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -86,6 +88,7 @@ class LogHook:
             values = {name: value.item() for name, value in jax.device_get(arrays).items()}
             self._check_finite(step, values)
             self._telemetry.count_step()
+            self._context.account.step = step
             self._context.progress.advance(step)
             last = step == self._context.program.total_steps
             if last or step % self._context.config.logging.interval_steps == 0:
@@ -93,6 +96,7 @@ class LogHook:
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= self._telemetry.read()
+        values |= {f"seconds/{part}": s for part, s in self._context.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = self._skipped
