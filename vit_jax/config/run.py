@@ -6,7 +6,7 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -18,6 +18,7 @@ from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
+from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
 from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
@@ -65,6 +66,8 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Logging: what to log, how often and where."""
 
+    moved: ClassVar[dict[str, str]] = {"profile_steps": "profile.steps=FIRST:LAST"}
+
     interval_steps: int = option(50, at_least=1)
     tensorboard: bool = option(True)
     wandb_project: str | None = option(None)
@@ -78,8 +81,6 @@ class LoggingConfig(Section):
     """
     example_ids: Literal["none", "hash", "all"] = option("none")
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
-    profile_steps: tuple[int, int] | None = option(None)
-    """First and last step of a profiler trace, written to the folder `profile` of the run."""
 
 
 class DivergenceConfig(Section):
@@ -142,6 +143,7 @@ class Config(_TaskSections):
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
+    profile: ProfileConfig = section(ProfileConfig, changes_result=False)
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
