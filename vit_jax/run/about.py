@@ -10,8 +10,8 @@ from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
-from vit_jax.files import read_json
 from vit_jax.named_tree import named_leaves
+from vit_jax.storage.files import read_json
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
