@@ -131,6 +131,17 @@ class Config(_TaskSections):
     """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""
+    compile_cache: str | None = option("auto", changes_result=False)
+    """Folder or bucket that keeps compiled programs, for a fast second start. auto: in the user's
+    cache folder; None: nowhere. All hosts of a run must share it, and only people you trust may
+    write there. The variable JAX_COMPILATION_CACHE_DIR comes first.
+    """
+    compile_cache_mb: int = option(4096, at_least=1, changes_result=False)
+    """Largest size of that folder in MiB. The programs not used for longest are deleted."""
+    precompiled: str | None = option(None, changes_result=False)
+    """Folder of steps that `plan --save` has compiled ahead. The one that fits is used; if none
+    does, the step is compiled. Only people you trust may write there.
+    """
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)

@@ -11,11 +11,12 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 from rich.console import Console
 
-from vit_jax.files import write_atomically
+from vit_jax.storage.files import write_atomically
 
 SHOWN_OPERATIONS = 10
 _WIDEST_NAME = 34
@@ -134,8 +135,8 @@ def find_operations(
         program: text of the compiled step, from `Compiled.as_text`.
         module: name of this program. The operations of other programs have no source.
     """
-    times: collections.Counter[tuple[str, str]] = collections.Counter()
-    runs: collections.Counter[tuple[str, str]] = collections.Counter()
+    times: dict[tuple[str, str], float] = collections.defaultdict(float)
+    runs: dict[tuple[str, str], int] = collections.defaultdict(int)
     for line in _operation_lines(ProfileData.from_file(str(trace))):
         for key, own_ns in _own_times(line):
             times[key] += own_ns
@@ -143,16 +144,17 @@ def find_operations(
     total = sum(times.values()) or 1.0
     origins = _origins(program)
     shown = []
-    for (of, name), ns in times.most_common(SHOWN_OPERATIONS):
+    for (of, name), ns in sorted(times.items(), key=lambda row: -row[1])[:SHOWN_OPERATIONS]:
         known = of in ("", module)
-        op_name, source = origins.get(name, ("", "")) if known else (f"in {of}", "")
+        op_name, source = origins.get(name, ("", "")) if known else ("", "")
+        part = step_part(op_name) if op_name else "added by XLA" if known else f"program {of}"
         shown.append(
             Operation(
                 name,
                 ns / 1e6 / steps / devices,
                 ns / total,
                 runs[of, name] / steps / devices,
-                _part_of(op_name) if known else "another program",
+                part,
                 op_name.rpartition("/")[2],
                 source,
             )
@@ -177,11 +179,16 @@ def step_part(op_name: str) -> str:
     return f"{part}, in the layers" if "/while/" in op_name else part
 
 
-_Event = tuple[float, float, tuple[str, str]]
+class _Event(NamedTuple):
+    """An event of a trace: start and end in ns, and (program, operation)."""
+
+    start: float
+    end: float
+    key: tuple[str, str]
 
 
 def _operation_lines(data: ProfileData) -> Iterator[list[_Event]]:
-    """Yields the operations of each line of a trace: (start, end, (module, operation)), in ns."""
+    """Yields the operations of each line of a trace."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         lines = list(plane.lines)
@@ -189,26 +196,24 @@ def _operation_lines(data: ProfileData) -> Iterator[list[_Event]]:
         for line in lines:
             if on_device and not line.name.startswith(_OPERATIONS_LINE if repeats else _STREAM):
                 continue
-            events = [event for event in map(_read, line.events) if event is not None]
+            events = map(_read, line.events)
             # The threads of a host also run other things than operations.
-            yield [event for event in events if on_device or event[2][0]]
+            yield [event for event in events if on_device or event.key[0]]
 
 
-def _read(event: object) -> _Event | None:
-    stats = dict(event.stats)  # pyright: ignore[reportAttributeAccessIssue]
-    name = stats.get("hlo_op")
-    if name is None:
-        found = re.match(r"%?([^\s=]+)", event.name)  # pyright: ignore[reportAttributeAccessIssue]
-        name = found[1] if found else ""
-    start, duration = event.start_ns, event.duration_ns  # pyright: ignore[reportAttributeAccessIssue]
-    return start, start + duration, (str(stats.get("hlo_module", "")), str(name))
+def _read(event: Any) -> _Event:
+    stats = dict(event.stats)
+    # A TPU's operation is named by its whole line of XLA's text.
+    name = stats.get("hlo_op") or event.name.partition(" = ")[0].lstrip("%")
+    key = str(stats.get("hlo_module", "")), str(name)
+    return _Event(event.start_ns, event.start_ns + event.duration_ns, key)
 
 
 def _own_times(events: Iterable[_Event]) -> Iterator[tuple[tuple[str, str], float]]:
     """Yields the time of each event in ns, without the events inside it, such as a loop's body."""
     open_events: list[tuple[float, tuple[str, str]]] = []
     own: list[float] = []
-    for start, end, key in sorted(events, key=lambda event: (event[0], -event[1])):
+    for start, end, key in sorted(events, key=lambda event: (event.start, -event.end)):
         while open_events and open_events[-1][0] <= start:
             yield open_events.pop()[1], own.pop()
         if own:
