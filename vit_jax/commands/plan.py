@@ -7,6 +7,7 @@
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
+    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:4x4 --save=gs://BUCKET/compiled
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
 compiler: pip install 'vit_jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
@@ -36,6 +37,7 @@ from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the N operations that move the most bytes of device memory",
     )
     parser.add_argument(
+        "--save",
+        metavar="FOLDER",
+        help="save the compiled step to a folder or bucket; train --config.precompiled=FOLDER takes"
+        " it",
+    )
+    parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
 
@@ -95,6 +103,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "rename it")
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
+    if args.search and args.save:
+        raise ConfigError("--save with --search", "a single plan", "save the step of the result")
+    save = None if args.save is None else user_path(args.save)
     config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
@@ -114,7 +125,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     chip = chip_of(topology, devices)
 
     def plan_for(config: Config) -> "Plan":
-        return make_plan(config, devices, chip, sizes)
+        return make_plan(config, devices, chip, sizes, save)
 
     with _quiet():
         if args.search:
@@ -124,6 +135,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 plan = plan_for(config)
     if plan is not None:
         show_plan(plan, console, args.mfu, args.movers)
+        if plan.saved is not None:
+            console.print(
+                f"Saved the compiled step: {plan.saved}\nStart the run with"
+                f" --config.precompiled={args.save}",
+                soft_wrap=True,
+            )
         if args.output is not None:
             _write(args.output, row(plan, args.config, args.topology, args.mfu))
     return 0

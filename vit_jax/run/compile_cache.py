@@ -77,9 +77,10 @@ def use_compile_cache(place: str | None = AUTO, max_mb: int = DEFAULT_MB) -> Non
     if place is None:
         return
     root = cache_dir() / "compiled" if place == AUTO else user_path(place)
-    facts = compiler_facts()
+    device = jax.devices()[0]
+    facts = compiler_facts(device)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    folder = root / f"{_PREFIX}{facts['jax']}-{jax.default_backend()}-{digest}"
+    folder = root / f"{_PREFIX}{facts['jax']}-{device.platform}-{digest}"
     problem = _open(folder, facts, max_mb * 2**20)
     if problem is not None:
         if is_first_host():
@@ -94,14 +95,14 @@ def use_compile_cache(place: str | None = AUTO, max_mb: int = DEFAULT_MB) -> Non
     _log_problems(folder)
 
 
-def compiler_facts() -> dict[str, str]:
-    """Returns what a compiled program depends on beside its computation: versions and the CPU."""
+def compiler_facts(device: Any) -> dict[str, str]:
+    """Returns what programs for a device depend on beside their computation: versions, the CPU."""
     facts = {}
     for library in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[library] = importlib.metadata.version(library)
-    facts["platform"] = jax.devices()[0].client.platform_version
-    if jax.default_backend() == "cpu":
+    facts["platform"] = device.client.platform_version
+    if device.platform == "cpu":
         facts["cpu"] = _cpu()
     return facts
 

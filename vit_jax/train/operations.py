@@ -187,7 +187,7 @@ class _Event(NamedTuple):
     key: tuple[str, str]
 
 
-def _operation_lines(data: ProfileData) -> Iterator[list[_Event]]:
+def _operation_lines(data: Any) -> Iterator[list[_Event]]:
     """Yields the operations of each line of a trace."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")

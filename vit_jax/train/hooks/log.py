@@ -43,11 +43,12 @@ class LogHook:
         with watch_compile_cache() as cache:
             step_fn = program.compiled
         self._compile_time_s = time.perf_counter() - begin
+        how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
         self._context.progress.print_line(
             f"{self._context.config.model.name}: {program.num_parameters():,} parameters, "
             f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
             f"{jax.device_count()} {jax.devices()[0].device_kind}, "
-            f"compiled in {self._compile_time_s:.1f} s{cache}"
+            f"{how} in {self._compile_time_s:.1f} s{cache}"
         )
         self._context.progress.print_line(f"step: {program.choice}")
         return step_fn
