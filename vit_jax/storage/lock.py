@@ -8,6 +8,7 @@ store has stamped; clocks of hosts do not count.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -214,10 +215,9 @@ class _Lease:
         """Creates the number after `newest`; returns None if another process was faster."""
         number = 1 if newest is None else _number(newest) + 1
         mine = self._path.with_name(f"{self._path.name}-{number:06}")
-        try:
+        # It may be ours all the same: a client whose answer was lost has tried again.
+        with contextlib.suppress(FileExistsError):
             _create(mine, self._content)
-        except FileExistsError:
-            return None
         # A process that was slow to create its number may find that the lock went on without it.
         if self._newest() != mine or (_read(mine) or {}).get("id") != self._content["id"]:
             return None
@@ -266,8 +266,14 @@ def _create(path: Path, content: dict[str, Any]) -> None:
     if isinstance(path, BucketPath):
         path.create(json.dumps(content).encode())
         return
-    with path.open("x") as file:
-        file.write(json.dumps(content))
+    try:
+        with path.open("x") as file:
+            file.write(json.dumps(content))
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        # gcsfuse: another host has created the file while it was open here.
+        raise FileExistsError(errno.EEXIST, "Object exists", str(path)) from None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from vit_jax.errors import FileError, nearest
-from vit_jax.storage.bucket_path import PACKAGES, BucketPath, is_installed
+from vit_jax.storage.bucket_path import PACKAGES, BucketPath, configure_clients, is_installed
 
 # Types of mounted buckets in /proc/self/mountinfo. They show a file to other hosts when it is
 # closed, lock files for one host only, and cannot rename a folder at once.
@@ -61,6 +61,7 @@ def user_path(text: str | Path) -> Path:
             f"run pip install 'vit_jax[{ {'gs': 'gcs'}.get(scheme, scheme) }]',"
             f" or {PACKAGES[scheme]} in a clone",
         )
+    configure_clients()
     return BucketPath(text)
 
 
