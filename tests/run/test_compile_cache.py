@@ -8,7 +8,13 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.run import compile_cache
-from vit_jax.run.compile_cache import compiler_facts, use_compile_cache, watch_compile_cache
+from vit_jax.run.compile_cache import (
+    compiler_facts,
+    use_compile_cache,
+    watch_compile_cache,
+    without_compile_cache,
+)
+from vit_jax.storage.paths import user_path
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +153,36 @@ def test_hosts_that_do_not_share_the_folder_do_not_use_it(tmp_path, monkeypatch,
     (line,) = caplog.messages
     assert "process 1 does not see" in line
     assert "set compile_cache to a folder or bucket that all hosts share" in line
+
+
+def test_a_bucket_keeps_programs_within_the_limit(bucket):
+    place = f"{bucket.url}/compiled"
+    use_compile_cache(place, 1)
+    assert folder_in_use().startswith(f"{place}/jax-")
+    assert (compile_again().writes, compile_again().hits) == (1, 1)
+    folder = user_path(place)
+    (folder / "jax-1" / "a-cache").write_bytes(bytes(2**20))
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compile_cache(place, 2)
+    assert (folder / "jax-1" / "a-cache").exists()
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compile_cache(place, 1)
+    # The new one is larger than the rest together; the older ones were deleted first.
+    assert sum(path.stat().st_size for path in folder.glob("*/*-cache")) <= 2**20
+
+
+@pytest.mark.parametrize("fault", ["expired", "read_only"])
+def test_a_bucket_that_refuses_us_is_a_warning(fault, gcs, caplog):
+    gcs.server.faults(**{fault: True})
+    use_compile_cache(f"{gcs.url}/compiled")
+    assert folder_in_use() is None
+    assert caplog.messages[-1].startswith(f"no compilation cache: {gcs.url}/compiled/jax-")
+
+
+def test_a_plan_compiles_anew(tmp_path):
+    use_compile_cache(str(tmp_path))
+    assert compile_again().writes == 1
+    with without_compile_cache():
+        use = compile_again()
+    assert (use.hits, use.writes) == (0, 0)
+    assert compile_again().hits == 1

@@ -249,15 +249,13 @@ def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
 @contextlib.contextmanager
 def _quiet() -> "Iterator[None]":
     """Disables model log messages, and the compilation cache, which would hide the compile time."""
-    import jax
+    from vit_jax.run.compile_cache import without_compile_cache
 
     logger = logging.getLogger("vit_jax")
-    cached: bool = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
     level = logger.level
     logger.setLevel(logging.WARNING)
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
-        yield
+        with without_compile_cache():
+            yield
     finally:
         logger.setLevel(level)
-        jax.config.update("jax_enable_compilation_cache", cached)

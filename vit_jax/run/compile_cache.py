@@ -31,6 +31,7 @@ from typing import Any
 
 import filelock
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.parallel.processes import gather, is_first_host, on_first_host
 from vit_jax.storage.files import write_json
@@ -222,6 +223,19 @@ def _log_problems(folder: Path) -> None:
             log.warning("compilation cache %s: %s is %s: %s", folder, name, what, reason[:200])
 
     warnings.showwarning = show_in_one_line
+
+
+@contextlib.contextmanager
+def without_compile_cache() -> Iterator[None]:
+    """Programs are compiled anew in the `with` block, and not kept."""
+    before: bool = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX reads the option when it compiles the first program.
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 @dataclasses.dataclass

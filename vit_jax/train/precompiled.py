@@ -42,7 +42,8 @@ def save_step(
     Args:
         folder: folder or bucket; it can hold several steps.
         lowered: what was compiled.
-        compiled: the step.
+        compiled: the step. It must be compiled `without_compile_cache`, because what XLA has read
+            from there for a CPU cannot be saved again: it would fail when it runs.
         mesh: its devices.
         options: the run's `compiler_options`.
 
@@ -137,7 +138,7 @@ def _facts(lowered: jax.stages.Lowered, mesh: Mesh, options: dict[str, Any]) -> 
         "devices": f"{len(devices)} {devices[0].device_kind}",
         "order of devices": " ".join(str(device.id) for device in devices),
         "hosts": str(len({device.process_index for device in devices})),
-        "flags": " ".join(sorted(f for f in flags if not f.startswith(_IGNORED_FLAGS))),
+        "flags": " ".join(flag for flag in flags if not flag.startswith(_IGNORED_FLAGS)),
         "compiler_options": json.dumps(options, sort_keys=True),
         **compiler_facts(devices[0]),
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
@@ -152,6 +153,10 @@ def _differences(saved: dict[str, Any], wanted: dict[str, str]) -> list[str]:
         if key == "program" and there != here:
             rows.append("the program differs: another config, data set or version of vit_jax")
         elif key != "sha256" and there != here:
+            if key == "flags":  # Only those that differ, if not just their order does.
+                one, other = str(there).split(), str(here).split()
+                there = " ".join(flag for flag in one if flag not in other)
+                here = " ".join(flag for flag in other if flag not in one)
             rows.append(f"{key}: {_short(there)} there, {_short(here)} here")
     return rows
 
