@@ -144,13 +144,13 @@ def _measure(
     import jax
     from flax import nnx
 
-    from vit_jax.data.sources.labels import cache_dir
     from vit_jax.evaluation.feature_cache import FeatureCache
     from vit_jax.evaluation.features import shard_params, weights_hash
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
     from vit_jax.parallel.mesh import make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
+    from vit_jax.storage.paths import cache_dir
 
     begin = time.perf_counter()
     mesh = make_mesh(config.mesh)

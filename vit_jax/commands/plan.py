@@ -7,6 +7,7 @@
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
+    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:4x4 --save=gs://BUCKET/compiled
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
 compiler: pip install 'vit_jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
@@ -99,6 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the N operations that move the most bytes of device memory",
     )
     parser.add_argument(
+        "--save",
+        metavar="FOLDER",
+        help="save the compiled step to a folder or bucket; train --config.precompiled=FOLDER takes"
+        " it",
+    )
+    parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
     _add_preemption_arguments(parser.add_argument_group("machines that are preempted"))
@@ -173,6 +180,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "a config and a topology, or --run=FOLDER with --preemptions",
             "see --help",
         )
+    if args.search and args.save:
+        raise ConfigError("--save with --search", "a single plan", "save the step of the result")
+    save = None if args.save is None else user_path(args.save)
     config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
@@ -192,7 +202,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     chip = chip_of(topology, devices)
 
     def plan_for(config: Config) -> "Plan":
-        return make_plan(config, devices, chip, sizes)
+        return make_plan(config, devices, chip, sizes, save)
 
     with _quiet():
         if args.search:
@@ -202,6 +212,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 plan = plan_for(config)
     if plan is not None:
         show_plan(plan, console, args.mfu, args.movers)
+        if plan.saved is not None:
+            console.print(
+                f"Saved the compiled step: {plan.saved}\nStart the run with"
+                f" --config.precompiled={args.save}",
+                soft_wrap=True,
+            )
         figures = row(plan, args.config, args.topology, args.mfu)
         if args.preemptions is not None:
             from vit_jax.plan.run_costs import planned_costs
@@ -401,15 +417,13 @@ def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
 @contextlib.contextmanager
 def _quiet() -> "Iterator[None]":
     """Disables model log messages, and the compilation cache, which would hide the compile time."""
-    import jax
+    from vit_jax.run.compile_cache import without_compile_cache
 
     logger = logging.getLogger("vit_jax")
-    cached: bool = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
     level = logger.level
     logger.setLevel(logging.WARNING)
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
-        yield
+        with without_compile_cache():
+            yield
     finally:
         logger.setLevel(level)
-        jax.config.update("jax_enable_compilation_cache", cached)

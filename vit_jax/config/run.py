@@ -6,7 +6,7 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -18,6 +18,7 @@ from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
+from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
 from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
@@ -102,6 +103,8 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Logging: what to log, how often and where."""
 
+    moved: ClassVar[dict[str, str]] = {"profile_steps": "profile.steps=FIRST:LAST"}
+
     interval_steps: int = option(50, at_least=1)
     tensorboard: bool = option(True)
     wandb_project: str | None = option(None)
@@ -115,8 +118,6 @@ class LoggingConfig(Section):
     """
     example_ids: Literal["none", "hash", "all"] = option("none")
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
-    profile_steps: tuple[int, int] | None = option(None)
-    """First and last step of a profiler trace, written to the folder `profile` of the run."""
 
 
 class DivergenceConfig(Section):
@@ -167,6 +168,17 @@ class Config(_TaskSections):
     """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""
+    compile_cache: str | None = option("auto", changes_result=False)
+    """Folder or bucket that keeps compiled programs, for a fast second start. auto: in the user's
+    cache folder; None: nowhere. All hosts of a run must share it, and only people you trust may
+    write there. The variable JAX_COMPILATION_CACHE_DIR comes first.
+    """
+    compile_cache_mb: int = option(4096, at_least=1, changes_result=False)
+    """Largest size of that folder in MiB. The programs not used for longest are deleted."""
+    precompiled: str | None = option(None, changes_result=False)
+    """Folder of steps that `plan --save` has compiled ahead. The one that fits is used; if none
+    does, the step is compiled. Only people you trust may write there.
+    """
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)
@@ -179,6 +191,7 @@ class Config(_TaskSections):
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
+    profile: ProfileConfig = section(ProfileConfig, changes_result=False)
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 

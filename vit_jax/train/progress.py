@@ -17,15 +17,18 @@ class ProgressView:
         total_steps: number of steps of the run.
         start_step: step that this session starts from.
         enabled: False prints nothing. Only the first host prints.
+
+    Attributes:
+        console: what is printed here appears above the bar.
     """
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool = True):
-        self._console = Console(quiet=not enabled)
+        self.console = Console(quiet=not enabled)
         self._total, self._first = total_steps, start_step
         self._begin: float | None = None
         self._last_line = 0.0
         self._bar: Progress | None = None
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("[bold]train"),
                 BarColumn(bar_width=None),
@@ -33,7 +36,7 @@ class ProgressView:
                 TextColumn("loss {task.fields[loss]}"),
                 TextColumn("{task.fields[speed]} images/s"),
                 TextColumn("eta {task.fields[eta]}"),
-                console=self._console,
+                console=self.console,
             )
             self._task = self._bar.add_task(
                 "", total=total_steps, completed=start_step, loss="-", speed="-", eta="-"
@@ -48,7 +51,7 @@ class ProgressView:
 
     def print_line(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def advance(self, step: int) -> None:
         """Advances the bar to a step."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.loader import Feed
+from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.divergence import divergence_error
 from vit_jax.train.telemetry import DeviceClock, Telemetry
@@ -39,13 +40,15 @@ class LogHook:
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles the training step, and prints the sizes of the run and how long this took."""
         program, begin = self._context.program, time.perf_counter()
-        step_fn = program.compiled
+        with watch_compile_cache() as cache:
+            step_fn = program.compiled
         self._compile_time_s = time.perf_counter() - begin
+        how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
         self._context.progress.print_line(
             f"{self._context.config.model.name}: {program.num_parameters():,} parameters, "
             f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
             f"{jax.device_count()} {jax.devices()[0].device_kind}, "
-            f"compiled in {self._compile_time_s:.1f} s"
+            f"{how} in {self._compile_time_s:.1f} s{cache}"
         )
         self._context.progress.print_line(f"step: {program.choice}")
         return step_fn
