@@ -62,7 +62,7 @@ def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
 def _train(config: Config, workdir: Path, stop: StopSignals, began_s: float) -> int:
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
-    from vit_jax.report.curves import draw_curves
+    from vit_jax.report.run_curves import draw_curves
     from vit_jax.train.loop import train
     from vit_jax.train.progress import print_summary
 
