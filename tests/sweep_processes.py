@@ -50,7 +50,8 @@ def table(workdir):
     """Returns job -> its result without times."""
     jobs = workdir / "jobs"
     return {
-        str(path.parent.relative_to(jobs)): json.loads(path.read_text()) | {"wall_time_s": 0}
+        str(path.parent.relative_to(jobs)): json.loads(path.read_text())
+        | {"wall_time_s": 0, "seconds": 0}
         for path in jobs.rglob("result.json")
     }
 

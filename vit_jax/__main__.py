@@ -15,10 +15,11 @@ import errno
 import importlib
 import logging
 import sys
+import time
 import traceback
 import warnings
 
-from vit_jax.errors import ConfigError, RunFolderError, UserError, nearest
+from vit_jax.errors import ConfigError, FileError, RunFolderError, UserError, nearest
 
 # Command -> its line in `--help`.
 COMMANDS = {
@@ -45,19 +46,34 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises its errors as UserErrors."""
 
     def error(self, message: str):
+        # A type function, such as `user_path`, can raise a UserError. argparse replaces it.
+        error = sys.exc_info()[1]
+        cause = None if error is None else error.__context__
+        if isinstance(error, argparse.ArgumentError) and isinstance(cause, UserError):
+            raise type(cause)(
+                f"{error.argument_name}: {cause.got}", cause.expected, cause.fix
+            ) from None
         raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs a command and returns the exit code."""
+def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
+    """Runs a command and returns the exit code.
+
+    Args:
+        argv: the arguments; None: those of this process.
+        began_s: start of the command in unix seconds; None: now.
+    """
+    began_s = time.time() if began_s is None else began_s
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
     _set_up_logging(debug)
     try:
-        return _dispatch([a for a in argv if a != "--debug"])
+        return _dispatch([a for a in argv if a != "--debug"], began_s)
     except UserError as error:
         return _report(str(error), debug, error.exit_code)
     except OSError as error:
+        if "://" in str(error.filename):
+            return _report(str(_bucket_error(error)), debug)
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise
         return _report(str(_disk_error(error)), debug)
@@ -71,7 +87,7 @@ def _set_up_logging(debug: bool) -> None:
         logging.getLogger(library).setLevel(logging.INFO if debug else logging.CRITICAL)
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], began_s: float) -> int:
     parser = _Parser(prog="python -m vit_jax", description="Vision Transformers in JAX.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -95,6 +111,7 @@ def _dispatch(argv: list[str]) -> int:
     )
     module.add_arguments(command)
     args, rest = command.parse_known_args(argv[1:])
+    args.began_s = began_s
     # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE.
     prefix = getattr(module, "OVERRIDES", "--config.")
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
@@ -112,6 +129,15 @@ def _disk_error(error: OSError) -> RunFolderError:
     )
 
 
+def _bucket_error(error: OSError) -> FileError:
+    is_refused = isinstance(error, PermissionError)
+    return FileError(
+        f"{error.filename}: {error.strerror}",
+        "a bucket that this account may use" if is_refused else "a bucket that can be reached",
+        "log in again, or check the account's rights" if is_refused else "run the command again",
+    )
+
+
 def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
     if debug:
         traceback.print_exc()
@@ -120,9 +146,11 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
 
 
 if __name__ == "__main__":
+    from vit_jax.run.time_account import process_start_s
+
     if "--debug" not in sys.argv:
         # After a failed save, Orbax's threads warn about a closed event loop and coroutines that
         # were never awaited. The error itself is already printed.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
-    sys.exit(main())
+    sys.exit(main(began_s=process_start_s()))

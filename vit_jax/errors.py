@@ -90,6 +90,10 @@ class DataError(UserError):
     """A dataset, split or example that is missing or cannot be read."""
 
 
+class UnreachableError(DataError):
+    """Data in a bucket that cannot be read now. Unlike a bad example, it is never skipped."""
+
+
 class FileError(UserError):
     """A file that is missing, unreadable, or not in the expected format."""
 

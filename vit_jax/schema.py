@@ -104,6 +104,9 @@ class Section(pydantic.BaseModel):
     kind: ClassVar[str] = ""
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
 
+    moved: ClassVar[dict[str, str]] = {}
+    """Key of an earlier version -> what replaces it. The error for the old key names it."""
+
     def __init__(self, **values: Any):
         fields = type(self).model_fields
         for key in values.keys() & fields.keys():
@@ -171,15 +174,18 @@ def parse_override(
         raise _error_of_value(annotation, error).under(key) from None
 
 
-def unknown_key(key: str, names: Iterable[str], kind: str = "") -> ConfigError:
+def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
-    names = sorted(names)
-    return ConfigError(
-        f"unknown config key '{KEY}'{f' for {kind}' if kind else ''}",
-        f"one of {', '.join(names)}",
-        f"did you mean '{PARENT}{nearest(key, names)}'?",
-        key=key,
-    )
+    names = sorted(cls.model_fields)
+    if key in cls.moved:
+        expected, fix = f"its new name, {cls.moved[key].split('=')[0]}", f"use {cls.moved[key]}"
+    else:
+        expected, fix = (
+            f"one of {', '.join(names)}",
+            f"did you mean '{PARENT}{nearest(key, names)}'?",
+        )
+    kind = f" for {cls.kind}" if cls.kind else ""
+    return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 
 
 def differences(
@@ -302,7 +308,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     """
     head, dot, rest = key.partition(".")
     if head not in cls.model_fields:
-        raise unknown_key(head, cls.model_fields, cls.kind)
+        raise unknown_key(head, cls)
     field, inside = cls.model_fields[head], mapping.get(head)
     inside = inside if isinstance(inside, Mapping) else {}
     annotation = field.annotation
@@ -353,7 +359,7 @@ def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserEr
     rows = error.errors(include_url=False)
     names = {row["type"]: str(row["loc"][0]) for row in reversed(rows) if row["loc"]}
     if "extra_forbidden" in names:
-        return unknown_key(names["extra_forbidden"], cls.model_fields, cls.kind)
+        return unknown_key(names["extra_forbidden"], cls)
     if "missing" in names:
         name = names["missing"]
         return ConfigError(

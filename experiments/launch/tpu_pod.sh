@@ -17,10 +17,10 @@ TYPE=${TYPE:-v5litepod-16}
 RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}
 SPOT=${SPOT:---spot} # empty: on demand
 REPOSITORY=${REPOSITORY:-MY_GIT_URL}
-BUCKET=${BUCKET:-MY_BUCKET} # mounted on all workers: data and run folders
+BUCKET=${BUCKET:-gs://MY_BUCKET} # holds the data and the run folders
 CONFIG=${CONFIG:-configs/pretrain.py:imagenet2012,B/16}
-WORKDIR=${WORKDIR:-/mnt/bucket/runs/b16}
-ARGUMENTS=${ARGUMENTS:---config.data.data_dir=/mnt/bucket/data}
+WORKDIR=${WORKDIR:-$BUCKET/runs/b16}
+ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET/data}
 
 where=("--project=$PROJECT" "--zone=$ZONE")
 do_() { # the command, or what it would be
@@ -45,12 +45,9 @@ create() {
 }
 setup() {
   on_all "set -e
-command -v gcsfuse >/dev/null || (sudo apt-get update -q && sudo apt-get install -qy gcsfuse)
-sudo mkdir -p /mnt/bucket && sudo chown \$USER /mnt/bucket
-mountpoint -q /mnt/bucket || gcsfuse --implicit-dirs $BUCKET /mnt/bucket
 [ -d vit_jax ] || git clone $REPOSITORY vit_jax
 cd vit_jax && git pull --ff-only && python3 -m venv .venv
-.venv/bin/pip install -q -r requirements.txt -U 'jax[tpu]'"
+.venv/bin/pip install -q -r requirements.txt gcsfs -U 'jax[tpu]'"
 }
 train() { # JAX finds the other workers by the pod's own metadata.
   on_all "cd vit_jax && .venv/bin/python -m vit_jax train --config=$CONFIG --workdir=$WORKDIR $ARGUMENTS"

@@ -15,13 +15,13 @@ TYPE=${TYPE:-v5litepod-256}
 SLICES=${SLICES:-2}
 RESTARTS=${RESTARTS:-50} # spot slices are taken away; the run goes on by itself
 IMAGE=${IMAGE:-python:3.12}
-BUCKET_MOUNT=${BUCKET_MOUNT:-/mnt/bucket} # of the cluster's GCS FUSE volume
+BUCKET=${BUCKET:-gs://MY_BUCKET} # holds the data and the run folders
 CONFIG=${CONFIG:-configs/pretrain.py:imagenet21k,L/16}
-WORKDIR=${WORKDIR:-$BUCKET_MOUNT/runs/l16}
-ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET_MOUNT/data}
+WORKDIR=${WORKDIR:-$BUCKET/runs/l16}
+ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET/data}
 
 where=("--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE")
-command="pip install -q -r requirements.txt -U 'jax[tpu]' && \
+command="pip install -q -r requirements.txt gcsfs -U 'jax[tpu]' && \
 python -m vit_jax train --config=$CONFIG --workdir=$WORKDIR $ARGUMENTS"
 
 do_() { # the command, or what it would be

@@ -140,7 +140,7 @@ def test_the_verdict_compares_feed_and_device(monkeypatch, feed_rate, ending):
             "train_steps": 1,
         }
     )
-    verdict = bench_feed.verdict(config, feed_rate)
+    verdict = bench_feed.verdict(config, feed_rate, bench_feed.device_rate(config))
     assert verdict.startswith(f"the feed gives {feed_rate:,.0f} images/s, ViT-Ti/16 on 1 x cpu")
     assert verdict.endswith(f"needs 100: {ending}")
 

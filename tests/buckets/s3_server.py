@@ -48,8 +48,10 @@ class S3Server:
     def _call(self, method, raw_path, headers, body):
         path, _, query = raw_path.partition("?")
         environ = EnvironBuilder(
-            path=unquote(path), query_string=query, method=method, headers=headers, data=body
+            query_string=query, method=method, headers=headers, data=body
         ).get_environ()
+        # As WSGI has it; the builder would end the path at a question mark.
+        environ["PATH_INFO"] = unquote(path).encode().decode("latin-1")
         environ["RAW_URI"] = environ["REQUEST_URI"] = raw_path
         parts, status, found = run_wsgi_app(self._app, environ, buffered=True)
         answer = web.Response(

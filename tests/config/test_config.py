@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from small_config import small_mapping as mapping
@@ -8,6 +9,7 @@ from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.file import load_config, parse_arg, set_key
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import ScheduleConfig
+from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences, parse_override
@@ -403,3 +405,26 @@ def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():
         assert caught.value.got.startswith(got)
     with pytest.raises(ConfigError, match="'rules' is"):
         MeshConfig(rules=(("a", ("rows",)),))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("logging.profile_steps=1,2", "use profile.steps=FIRST:LAST"),
+        ("profile.steps=5", "'profile.steps' is '5'; expected FIRST:LAST"),
+        ("profile.steps=0:5", "'profile.steps' is '0:5'"),
+        ("profile.steps=7:5", "'profile.steps' is '7:5'"),
+        ("profile.hosts=first", "'profile.hosts' is 'first'; expected numbers of processes"),
+    ],
+)
+def test_errors_of_profiles_name_the_key(override, words, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(mapping()))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config(str(path), [override])
+
+
+def test_steps_and_hosts_of_a_profile():
+    profile = ProfileConfig(steps="100:110", hosts="3,0")
+    assert profile.first_and_last == (100, 110)
+    assert (profile.processes(4), profile.replace(hosts="all").processes(2)) == ([0, 3], [0, 1])

@@ -51,6 +51,15 @@ def test_a_config_of_this_version_is_not_changed(tmp_path):
     assert upgrade_config(config.to_mapping()) == config.to_mapping()
 
 
+@pytest.mark.parametrize(("old", "new"), [(None, None), ([12, 13], "12:13")])
+def test_the_old_key_of_profiled_steps_is_read(tmp_path, old, new):
+    path = tmp_path / "config.json"
+    logging = {"profile_steps": old, "interval_steps": 7}
+    path.write_text(json.dumps({**RUN, "model": {"name": "ViT-Nano/4"}, "logging": logging}))
+    config = load_config(str(path))
+    assert (config.profile.steps, config.logging.interval_steps) == (new, 7)
+
+
 def test_removed_options_with_another_value_are_refused(tmp_path):
     """Earlier versions refused these too: a ResNet has no pooling to choose."""
     model = {**OLD_MODEL, "name": "BiT-R-Nano", "pooling": "gap"}

@@ -9,10 +9,11 @@ import pytest
 from vit_jax.config.data import SUBSET_PRESETS, SubsetConfig
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources import labels as labels_module
-from vit_jax.data.sources.labels import cache_dir, cached_labels
+from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.subset import apportion, take_subset
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.rng import seeded_hash
+from vit_jax.storage.paths import cache_dir
 
 
 class Labelled:

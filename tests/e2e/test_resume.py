@@ -13,6 +13,7 @@ from processes import TIMEOUT_S, TINY, finish, one_line, start
 
 from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
+from vit_jax.run.time_account import PARTS
 from vit_jax.train.hooks.log import LogHook
 
 STEPS = 60
@@ -20,7 +21,7 @@ LENGTH = [f"--config.train_steps={STEPS}", "--config.evaluation.interval_steps=2
 # Figures that depend on the clock or the machine. All others must be equal.
 CLOCKED = ("time", "train/images_per_second", "train/images_per_second_per_device", "host/rss_mb",
            "train/step_time_s", "train/data_wait_fraction", "train/compile_time_s",
-           "checkpoint/blocked_s")  # fmt: skip
+           "checkpoint/blocked_s", *(f"seconds/{part}" for part in PARTS))  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 
 
@@ -70,7 +71,7 @@ def assert_same_run(workdir, reference):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     result, want = (json.loads((w / "result.json").read_text()) for w in (workdir, reference))
-    assert result | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    assert result | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 
 
 @pytest.fixture(scope="module")

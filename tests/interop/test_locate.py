@@ -1,13 +1,17 @@
 """Addresses: what is fetched, once, and what is left behind when it fails."""
 
+import time
+
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from interop.files import assert_same, tiny, write_npz
 
 from vit_jax.errors import WeightsError
+from vit_jax.interop import locate
 from vit_jax.interop.load import load
-from vit_jax.interop.locate import local_path
+from vit_jax.interop.locate import local_weights, weights_path
+from vit_jax.storage.paths import user_path
 
 
 @pytest.fixture
@@ -17,9 +21,12 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def remote():
-    """A file system that lives in memory, in place of a remote one."""
+def remote(monkeypatch):
+    """A file system that lives in memory, in place of the Hugging Face Hub."""
     system = fsspec.filesystem("memory")
+    monkeypatch.setattr(
+        locate, "_file_system", lambda address: (system, address.removeprefix("hf:/").rstrip("/"))
+    )
     yield system
     system.store.clear()
     system.pseudo_dirs[:] = [""]
@@ -45,29 +52,29 @@ def files(folder):
 
 
 def test_a_local_path_is_not_changed(tmp_path, monkeypatch):
-    assert local_path(tmp_path) == tmp_path
+    assert weights_path(tmp_path) == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "w.npz").touch()
-    assert local_path("~/w.npz") == tmp_path / "w.npz"
+    assert weights_path("~/w.npz") == tmp_path / "w.npz"
     with pytest.raises(WeightsError, match=r"nowhere does not exist; expected a file or folder"):
-        local_path(tmp_path / "nowhere")
+        weights_path(tmp_path / "nowhere")
 
 
 def test_a_file_is_fetched_once(cache, remote, fetched):
     remote.pipe_file("/bucket/a/w.npz", b"weights")
-    path = local_path("memory://bucket/a/w.npz")
-    assert path == cache / "memory" / "bucket" / "a" / "w.npz"
+    path = weights_path("hf://bucket/a/w.npz")
+    assert path == cache / "hf" / "bucket" / "a" / "w.npz"
     assert path.read_bytes() == b"weights"
-    assert local_path("memory://bucket/a/w.npz") == path
+    assert weights_path("hf://bucket/a/w.npz") == path
     assert fetched == ["/bucket/a/w.npz"]
-    assert files(cache) == {"memory/bucket/a/w.npz": b"weights"}
+    assert files(cache) == {"hf/bucket/a/w.npz": b"weights"}
 
 
 def test_a_file_of_another_size_is_fetched_again(cache, remote, fetched):
     remote.pipe_file("/w.npz", b"weights")
-    local_path("memory://w.npz")
+    weights_path("hf://w.npz")
     remote.pipe_file("/w.npz", b"more weights")
-    assert local_path("memory://w.npz").read_bytes() == b"more weights"
+    assert weights_path("hf://w.npz").read_bytes() == b"more weights"
     assert len(fetched) == 2
 
 
@@ -79,10 +86,10 @@ def test_only_weights_and_json_of_a_folder_are_fetched(cache, remote, fetched):
     for name, content in there.items():
         remote.pipe_file(f"/models/vit/{name}", content)
     remote.pipe_file("/models/other/config.json", b"{}")
-    path = local_path("memory://models/vit")
-    assert path == cache / "memory" / "models" / "vit"
+    path = weights_path("hf://models/vit")
+    assert path == cache / "hf" / "models" / "vit"
     assert files(path) == {n: there[n] for n in ("config.json", "model.safetensors", "old.npz")}
-    assert local_path("memory://models/vit/") == path
+    assert weights_path("hf://models/vit/") == path
     assert len(fetched) == 3
     assert len(files(cache)) == 3
 
@@ -100,12 +107,12 @@ def test_an_interrupted_fetch_leaves_nothing_and_the_next_one_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "get_file", interrupted)
-        with pytest.raises(WeightsError, match=r"memory://w.npz cannot be fetched: ") as caught:
-            local_path("memory://w.npz")
+        with pytest.raises(WeightsError, match=r"hf://w.npz cannot be fetched: ") as caught:
+            weights_path("hf://w.npz")
     assert (str(error) or type(error).__name__) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert files(cache) == {}
-    assert local_path("memory://w.npz").read_bytes() == b"weights"
+    assert weights_path("hf://w.npz").read_bytes() == b"weights"
 
 
 def test_ctrl_c_during_a_fetch_leaves_nothing(cache, remote, monkeypatch):
@@ -118,44 +125,80 @@ def test_ctrl_c_during_a_fetch_leaves_nothing(cache, remote, monkeypatch):
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", stopped)
     with pytest.raises(KeyboardInterrupt):
-        local_path("memory://w.npz")
+        weights_path("hf://w.npz")
     assert files(cache) == {}
 
 
-@pytest.mark.parametrize(
-    ("address", "package"),
-    [("gs://bucket/w.npz", "gcsfs"), ("hf://google/vit", "huggingface_hub")],
-)
-def test_a_missing_package_is_named(cache, monkeypatch, address, package):
+def test_a_missing_package_is_named(cache, monkeypatch):
     def refuse(address):
         raise ImportError("Please install it")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
-    with pytest.raises(WeightsError, match=f"; expected {package} to be installed; pip install "):
-        local_path(address)
+    with pytest.raises(
+        WeightsError,
+        match="; expected huggingface_hub to be installed; pip install huggingface_hub",
+    ):
+        weights_path("hf://google/vit")
     assert not cache.exists()
 
 
+@pytest.mark.parametrize("address", ["http://host/w.npz", "gss://bucket/w.npz", "gs:/bucket/w"])
+def test_an_address_that_nobody_speaks_is_an_error(cache, address):
+    with pytest.raises(WeightsError, match=r"s3://|two slashes"):
+        load(address)
+    assert not cache.exists()
+
+
+def test_weights_in_a_bucket_are_fetched_once_and_again_when_they_change(
+    cache, bucket, tmp_path, tiny_loaded
+):
+    path = user_path(f"{bucket.url}/a folder/w #1.npz")
+    path.upload(write_npz(tmp_path / "w.npz", tiny()))
+    loaded = load(str(path))
+    assert_same(loaded, tiny_loaded)
+    assert loaded.report.path == str(path)
+    bucket.server.clear()
+    assert local_weights(weights_path(path)).read_bytes() == (tmp_path / "w.npz").read_bytes()
+    assert bucket.server.requests("read") == 0
+    time.sleep(1.1)  # S3 counts seconds.
+    path.write_bytes(bytes(path.stat().st_size))
+    assert not any(local_weights(path).read_bytes())
+
+
+def test_a_folder_of_weights_in_a_bucket_is_fetched(cache, bucket):
+    root = user_path(f"{bucket.url}/models/vit")
+    there = {"config.json": "{}", "model.safetensors": "1", "README.md": "hello"}
+    for name, content in there.items():
+        (root / name).write_text(content)
+    path = local_weights(weights_path(root))
+    assert set(files(path)) == {"config.json", "model.safetensors"}
+    assert local_weights(weights_path(root / "model.safetensors")) == path / "model.safetensors"
+
+
+def test_weights_that_are_not_in_a_bucket_are_an_error(cache, bucket):
+    with pytest.raises(WeightsError, match=f"{bucket.url}/w.npz does not exist; expected a file"):
+        weights_path(f"{bucket.url}/w.npz")
+    assert files(cache) == {}
+
+
 def test_an_address_without_files_is_an_error(cache, remote):
-    with pytest.raises(WeightsError, match=r"memory://bucket/w.npz cannot be fetched: .*w\.npz"):
-        local_path("memory://bucket/w.npz")
-    with pytest.raises(WeightsError, match="cannot be fetched: Protocol not known"):
-        local_path("nosuch://bucket/w.npz")
+    with pytest.raises(WeightsError, match=r"hf://bucket/w.npz cannot be fetched: .*w\.npz"):
+        weights_path("hf://bucket/w.npz")
     assert files(cache) == {}
 
 
 def test_a_model_is_loaded_from_an_address(cache, remote, tmp_path, tiny_loaded):
     path = write_npz(tmp_path / "w.npz", tiny())
     remote.pipe_file("/bucket/w.npz", path.read_bytes())
-    loaded = load("memory://bucket/w.npz")
-    assert loaded.report.path == "memory://bucket/w.npz"
+    loaded = load("hf://bucket/w.npz")
+    assert loaded.report.path == "hf://bucket/w.npz"
     assert_same(loaded, tiny_loaded)
 
 
 def test_configs_beside_a_weights_file_are_fetched_too(cache, remote):
     for name in ("config.json", "preprocessor_config.json", "model.safetensors", "other.json"):
         remote.pipe_file(f"/models/vit/{name}", name.encode())
-    path = local_path("memory://models/vit/model.safetensors")
+    path = weights_path("hf://models/vit/model.safetensors")
     assert set(files(path.parent)) == {
         "config.json",
         "preprocessor_config.json",
@@ -167,4 +210,4 @@ def test_a_whole_run_folder_is_fetched(cache, remote):
     there = ("config.json", "checkpoints/7/params/d/data", "checkpoints/7/_CHECKPOINT_METADATA")
     for name in there:
         remote.pipe_file(f"/runs/mine/{name}", b"x")
-    assert set(files(local_path("memory://runs/mine"))) == set(there)
+    assert set(files(weights_path("hf://runs/mine"))) == set(there)

@@ -11,13 +11,14 @@ from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
 from vit_jax.report.curves import (
     _drawn_score,
-    draw_curves,
     draw_learning_curves,
     main_score,
 )
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
-from vit_jax.report.runs import Run, read_runs
+from vit_jax.report.run import Run
+from vit_jax.report.run_curves import draw_curves
+from vit_jax.report.runs import read_runs
 from vit_jax.report.style import Palette
 from vit_jax.report.suggest import row_column, suggest_curves
 

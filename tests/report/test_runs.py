@@ -7,10 +7,10 @@ import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
-from vit_jax.report.columns import unknown_pretraining
 from vit_jax.report.frame import differing_settings, run_frame
 from vit_jax.report.overview import hardware_table, missing_table, runs_csv
-from vit_jax.report.runs import Run, read_runs
+from vit_jax.report.run import Run
+from vit_jax.report.runs import read_runs
 from vit_jax.tasks.distillation.config import DistillationConfig
 
 
@@ -59,6 +59,9 @@ def attempt(folder, **content):
         ({"exit_code": 2, "ended": 1.0}, "failed"),
         ({"exit_code": 75, "ended": 1.0}, "unfinished"),
         ({"exit_code": -15, "ended": 1.0}, "unfinished"),
+        # As in a sweep: success without a result.
+        ({"exit_code": 0, "ended": 1.0}, "failed"),
+        ({"exit_code": 75, "ended": 1.0, "key_of_another_version": 1}, "unfinished"),
         ({"exit_code": 75, "ended": 1.0, "failure": "did not get on"}, "failed"),
         ({"ended": None, "host": platform.node(), "pid": os.getpid()}, "running"),
         ({"ended": None, "host": platform.node(), "pid": 2**22 + 1}, "unfinished"),
@@ -122,7 +125,7 @@ def test_a_run_from_random_weights_counts_as_its_own_pretraining(tmp_path):
     write(tmp_path / "a", config=config(), result=result(0.5, 400, examples=700, exaflops=0.25))
     run, row = row_of(tmp_path / "a")
     assert (row["pretrain_examples"], row["pretrain_exaflops"]) == (700, 0.25)
-    assert unknown_pretraining(run) == ""
+    assert run.unknown_pretraining == ""
     assert row["examples_seen"] == 400 * 64
 
 
@@ -151,7 +154,7 @@ def test_pretraining_is_unknown_for_weights_that_are_not_a_run(tmp_path, origin,
     run, row = row_of(tmp_path / "a")
     assert row["pretrain_examples"] is None
     assert row["pretrain_exaflops"] is None
-    assert unknown_pretraining(run).startswith(f"{origin} {reason}: ")
+    assert run.unknown_pretraining.startswith(f"{origin} {reason}: ")
 
 
 def test_a_moved_sweep_finds_its_own_jobs(tmp_path):
@@ -172,7 +175,7 @@ def test_a_cycle_of_initialisations_is_reported(tmp_path):
         made = config(init_from=str(tmp_path / other))
         write(tmp_path / one, config=made, result=result(0.5, 400))
     run, row = row_of(tmp_path / "a", tmp_path / "b")
-    assert unknown_pretraining(run) == "the run is initialised from itself"
+    assert run.unknown_pretraining == "the run is initialised from itself"
     assert row["pretrain_examples"] is None
 
 

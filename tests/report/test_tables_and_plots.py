@@ -201,6 +201,15 @@ def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
     assert line.get_marker() != lone.get_marker()
 
 
+def test_a_label_may_have_the_name_of_an_axis(tmp_path):
+    for name in ("a", "b"):
+        put(tmp_path, name, 0.5, labels={"model": "M", "series": name, "rows": name})
+    panels, _ = make_points(tmp_path, "series", series="model")
+    assert list(panels[""]["M"]) == ["a", "b"]
+    table = make_table(tmp_path, rows="model", columns="rows")
+    assert table.header == ["Model", "a", "b"]
+
+
 def test_lines_go_through_a_shared_point(tmp_path):
     """The base of a study is one run, and lies on the line of each dimension that is scaled."""
     for scaled, steps, score in (("base", 100, 0.5), ("depth", 200, 0.7), ("width", 400, 0.6)):

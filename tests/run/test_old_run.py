@@ -15,12 +15,14 @@ from processes import run_command
 from vit_jax.__main__ import main
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
+from vit_jax.run.time_account import PARTS
 
 OLD = Path(__file__).parent / "old"
 # These depend on time and memory.
 MEASURED = ("time", "train/images_per_second", "train/images_per_second_per_device",
             "train/step_time_s", "train/data_wait_fraction", "train/compile_time_s",
-            "host/rss_mb", "checkpoint/blocked_s")  # fmt: skip
+            "host/rss_mb", "checkpoint/blocked_s",
+            *(f"seconds/{part}" for part in PARTS))  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,13 @@
-"""Files of JSON lines, on a local disk."""
+"""Files of JSON lines, on a local disk and in a bucket."""
+
+import threading
+import time
 
 import pytest
 
-from vit_jax.storage.log_file import LogFile, log_exists, read_log
+from vit_jax.storage import log_file
+from vit_jax.storage.log_file import LogFile, log_exists, read_log, segments
+from vit_jax.storage.paths import user_path
 
 
 def test_lines_are_there_at_once_and_are_appended(tmp_path):
@@ -57,3 +62,81 @@ def test_segments_of_a_folder_that_was_copied_from_a_bucket_become_one_file(tmp_
     LogFile(tmp_path / "a.jsonl").close()
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
     assert read_log(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
+
+
+@pytest.fixture
+def remote(bucket):
+    return user_path(f"{bucket.url}/run/a.jsonl")
+
+
+def test_lines_in_a_bucket_are_there_after_a_flush_and_after_a_while(remote, monkeypatch):
+    assert read_log(remote) == []
+    assert not log_exists(remote)
+    log = LogFile(remote)
+    log.write({"a": 1})
+    log.flush()
+    assert read_log(remote) == [{"a": 1}]
+    assert log_exists(remote)
+    log.write({"a": 2})
+    log.close()
+    assert [path.name for path in remote.parent.iterdir()] == ["a-000001.jsonl"]
+    monkeypatch.setattr(log_file, "FLUSH_INTERVAL_S", 0.1)
+    log = LogFile(remote)
+    log.write({"a": 3})
+    deadline = time.monotonic() + 20
+    while len(read_log(remote)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert read_log(remote) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    log.close()
+
+
+def test_a_segment_in_a_bucket_is_closed_when_it_is_large(remote, monkeypatch):
+    monkeypatch.setattr(log_file, "_SEGMENT_CHARACTERS", 20)
+    log = LogFile(remote)
+    for number in range(7):
+        log.write({"a": number})
+        log.flush()
+    log.close()
+    assert [path.name for path in segments(remote)] == [f"a-{n:06}.jsonl" for n in (1, 2, 3)]
+    assert read_log(remote) == [{"a": number} for number in range(7)]
+    LogFile(remote, keep=lambda row: row["a"] not in (1, 2)).close()
+    assert [row["a"] for row in read_log(remote)] == [0, 3, 4, 5, 6]
+
+
+def test_writing_lines_does_not_wait_for_the_bucket(remote, bucket):
+    log = LogFile(remote)
+    log.write({"a": 0})
+    bucket.server.faults(latency_s=3, only="write")
+    thread = threading.Thread(target=log.flush)
+    thread.start()
+    time.sleep(0.5)
+    begin = time.monotonic()
+    log.write({"a": 1})
+    assert time.monotonic() - begin < 1
+    thread.join()
+    bucket.server.faults()
+    log.close()
+    assert read_log(remote) == [{"a": 0}, {"a": 1}]
+
+
+def test_a_bucket_that_cannot_be_written_is_an_error_of_a_later_line(remote, bucket, monkeypatch):
+    monkeypatch.setattr(log_file, "FLUSH_INTERVAL_S", 0.1)
+    log = LogFile(remote)
+    bucket.server.faults(read_only=True)
+    log.write({"a": 0})
+    time.sleep(2)
+    with pytest.raises(PermissionError, match=r"a-000001\.jsonl"):
+        log.write({"a": 1})
+    bucket.server.faults()
+    log.close()
+    assert read_log(remote)[0] == {"a": 0}
+
+
+def test_a_file_that_was_copied_to_a_bucket_becomes_a_segment(remote):
+    remote.write_text('{"a": 1}\n')
+    assert read_log(remote) == [{"a": 1}]
+    log = LogFile(remote)
+    log.write({"a": 2})
+    log.close()
+    assert read_log(remote) == [{"a": 1}, {"a": 2}]
+    assert not remote.exists()

@@ -9,7 +9,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, product, vary
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.records import changed_settings
+from vit_jax.sweep.state import changed_settings
 from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")

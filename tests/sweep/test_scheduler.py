@@ -8,10 +8,7 @@ from rich.console import Console
 
 from vit_jax.errors import SweepError
 from vit_jax.run.folder import RunFolder
-from vit_jax.storage.lock import locked
-from vit_jax.sweep import Job, Selection, vary
-from vit_jax.sweep.executor import Executor
-from vit_jax.sweep.job_folder import (
+from vit_jax.run.job_folder import (
     Attempt,
     is_running,
     job_lock,
@@ -20,11 +17,13 @@ from vit_jax.sweep.job_folder import (
     read_progress,
     write_attempt,
 )
+from vit_jax.storage.lock import locked
+from vit_jax.sweep import Job, Selection, vary
+from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.records import check_folder
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
-from vit_jax.sweep.status import open_sweep
+from vit_jax.sweep.state import open_sweep
 from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import job_table, summary
 
@@ -291,7 +290,7 @@ def test_the_folder_of_another_sweep_is_not_changed(tmp_path):
     Run(tmp_path)
     before = (tmp_path / "sweep.json").read_bytes()
     with pytest.raises(SweepError, match=r"belongs to s\.py, which shares no job with t\.py"):
-        check_folder(Plan(Sweep("t.py", (Job(TINY, name="other"),)), tmp_path))
+        open_sweep(Plan(Sweep("t.py", (Job(TINY, name="other"),)), tmp_path), print)
     assert (tmp_path / "sweep.json").read_bytes() == before
     # A sweep that gains jobs is the same sweep.
     more = (Job(TINY, name="other"), Job(TINY, name="pretrain"))

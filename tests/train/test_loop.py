@@ -1,11 +1,14 @@
+import csv
 import json
 import shutil
 
+import jax
 import pytest
 from processes import UNMIXED
 from shared_programs import shared_program
 
 from vit_jax.config.file import load_config
+from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
@@ -68,7 +71,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     assert [row["step"] for row in rows(stopped, "eval/")] == [10, 20]
     assert rows(stopped, "eval/") == rows(reference, "eval/")
     assert rows(stopped, "train/loss") == rows(reference, "train/loss")
-    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 
 
 def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeated(
@@ -104,7 +107,7 @@ def test_a_run_killed_before_its_result_resumes_without_duplicate_lines(config, 
     (tmp_path / "result.json").unlink()
     got = train(config, tmp_path, StopSignals())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert got | {"wall_time_s": 0} == want | {"wall_time_s": 0}
+    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
     assert 0.5 * want["wall_time_s"] < got["wall_time_s"]  # Includes the earlier session.
     assert json.loads((tmp_path / "result.json").read_text()) == got
 
@@ -136,14 +139,44 @@ def test_every_training_line_has_the_figures_named_in_the_readme(finished):
         assert 0 <= line["train/data_wait_fraction"] <= 1
 
 
-def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path):
-    logging = config.logging.replace(attention_interval_steps=10, profile_steps=(12, 13))
-    train(config.replace(logging=logging), tmp_path, StopSignals())
+def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, capsys):
+    logging = config.logging.replace(attention_interval_steps=10)
+    profile = config.profile.replace(steps="12:13")
+    train(config.replace(logging=logging, profile=profile), tmp_path, StopSignals())
     found = rows(tmp_path, "train/max_attention_logit")
     assert [row["step"] for row in found] == [10, 20]
     for row in found:
         assert row["train/max_attention_logit"] == row["train/max_attention_logit/layer_00"]
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    trace = tmp_path / "profile" / "plugins" / "profile" / "steps-12-13"
+    assert {path.name for path in trace.iterdir()} == {
+        "process-0.xplane.pb", "process-0.trace.json.gz", "process-0.perfetto.json.gz",
+    }  # fmt: skip
+    (host,) = (
+        plane
+        for plane in jax.profiler.ProfileData.from_file(str(trace / "process-0.xplane.pb")).planes
+        if plane.name == "/host:CPU"
+    )
+    events = (event for line in host.lines for event in line.events if event.name == "train")
+    assert [dict(event.stats)["step_num"] for event in events] == [12, 13]
+    with (tmp_path / "report" / "operations.csv").open() as file:
+        operations = list(csv.DictReader(file))
+    assert len(operations) == 10
+    times = [float(row["ms"]) for row in operations]
+    assert times == sorted(times, reverse=True)
+    # One of the ten is a matrix product of the model's own code.
+    assert any(row["source"].startswith("vit_jax/models/") for row in operations)
+    title = (tmp_path / "report" / "operations.md").read_text().splitlines()[0]
+    assert title.startswith("# steps 12 to 13: 10 of ")
+    assert title.removeprefix("# ") in capsys.readouterr().out
+
+
+def test_a_trace_ends_with_the_run_and_other_hosts_write_none(config, tmp_path):
+    profile = config.profile.replace(steps="20:99")
+    train(config.replace(profile=profile), tmp_path / "here", StopSignals())
+    title = (tmp_path / "here" / "report" / "operations.md").read_text()
+    assert title.startswith("# steps 20 to 20: ")
+    with pytest.raises(ConfigError, match=r"'profile\.hosts' is '1' in a run of 1 processes"):
+        train(config.replace(profile=profile.replace(hosts="1")), tmp_path / "there", StopSignals())
 
 
 def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
@@ -151,5 +184,6 @@ def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
     compiled = program.compiled
     for name in ("one", "two"):
         result = train(config, tmp_path / name, StopSignals(), program)
-        assert result | {"wall_time_s": 0} == finished[1] | {"wall_time_s": 0}
+        clocked = {"wall_time_s": 0, "seconds": 0}
+        assert result | clocked == finished[1] | clocked
     assert program.compiled is compiled

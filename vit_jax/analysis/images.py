@@ -15,6 +15,7 @@ from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError
 from vit_jax.interop.formats import EvalView
+from vit_jax.storage.files import files_below
 
 # Encoded bytes -> u8[H, W, 3].
 Transform = Callable[[bytes], np.ndarray]
@@ -84,10 +85,9 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
         DataError: there are no images, or a file is not an image.
     """
     files: list[Path] = []
-    for path in (p.expanduser() for p in paths):
+    for path in paths:
         if path.is_dir():
-            inside = (p for p in path.rglob("*") if p.name.lower().endswith(IMAGE_SUFFIXES))
-            files += sorted(p for p in inside if p.is_file())
+            files += [p for p in files_below(path) if p.name.lower().endswith(IMAGE_SUFFIXES)]
         else:
             files.append(path)
     names = ", ".join(map(str, paths))

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from vit_jax.storage.files import write_through
+
 Row = dict[str, Any]
 
 # Format of a picture -> metadata without the time, so that equal arrays give equal files.
@@ -53,15 +55,17 @@ def write_output(name: str, output: Output, folder: Path, formats: Sequence[str]
     paths = [folder / f"{name}.{kind}" for kind in formats]
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax", "svg.fonttype": "none"}):
         for kind, path in zip(formats, paths, strict=True):
-            output.figure.savefig(path, dpi=160, metadata=FORMATS[kind])
+            with write_through(path) as picture:
+                output.figure.savefig(picture, dpi=160, metadata=FORMATS[kind])
     table = folder / f"{name}.csv"
-    with table.open("w", newline="") as file:
+    with write_through(table) as rows, rows.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(output.rows[0]))
         writer.writeheader()
         writer.writerows(output.rows)
     arrays = folder / f"{name}.npz"
     contents: dict[str, Any] = {key: np.asarray(array) for key, array in output.arrays.items()}
-    np.savez_compressed(arrays, **contents)
+    with write_through(arrays) as archive:
+        np.savez_compressed(archive, **contents)
     return [*paths, table, arrays]
 
 

@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config.data import AugmentConfig, DataConfig
-from vit_jax.data.arrays import labelled_image
+from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image
 from vit_jax.data.cache import DecodedSource, cached
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import batch_spec, train_batches
-from vit_jax.data.sources import Example, Source
+from vit_jax.data.sources import Example, Source, open_training_data
+from vit_jax.data.sources.open import data_cache
 from vit_jax.data.transforms import Transform, make_train_transform
 from vit_jax.errors import DataError, UserError
 
@@ -26,6 +27,10 @@ from vit_jax.errors import DataError, UserError
 SAMPLE = 512
 # Examples read at a time.
 _CHUNK = 32
+# Reads an image and does nothing with it.
+_BYTES_ONLY = Preprocessing(
+    {"bytes": ArraySpec((), np.int64)}, lambda example, rng: {"bytes": len(example.image)}
+)
 
 
 class TensorFlowMissingError(UserError):
@@ -110,6 +115,55 @@ def measure_feed(
     threads = f"{num_threads} thread{'s' if num_threads != 1 else ''}"
     name = f"{num_workers} processes of {threads}" if num_workers else threads
     return Rate(name, count / wall, None if num_workers else cpu / count * 1e3)
+
+
+def measure_bucket(data: DataConfig, seconds: float) -> tuple[Rate, Rate]:
+    """Measures how fast the training loader gets encoded images from a bucket, without decoding.
+
+    It reads in the order of training, at most one epoch, with an empty cache of the config's size,
+    and then the same images again.
+
+    Args:
+        data: the data section.
+        seconds: duration of the first measurement.
+
+    Returns:
+        The rates with an empty cache and of what is in the cache.
+    """
+    place = data_cache(data).folder
+    assert place is not None
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix="bench-") as folder:
+        source = open_training_data(data.replace(cache_dir=folder)).source
+        size = data.global_batch_size
+        spec = batch_spec(data, size, range(size))
+        steps = max(1, len(source) // size)
+        rates = []
+        for name in ("nothing cached", "cached"):
+            begin, cpu, done = time.perf_counter(), time.process_time(), 0
+            with train_batches(
+                source, _BYTES_ONLY, spec, seed=0, start_step=0, end_step=steps
+            ) as feed:
+                for _ in feed:
+                    done += 1
+                    if not rates and time.perf_counter() - begin > seconds:
+                        break
+            wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+            steps = done  # The second time reads what the first has left in the cache.
+            rates.append(Rate(name, done * size / wall, cpu / (done * size) * 1e3))
+    return rates[0], rates[1]
+
+
+def bottleneck(rates: Mapping[str, float]) -> str:
+    """Returns a clause that names the slowest part, e.g. of "bucket", "decoding" and "device".
+
+    >>> bottleneck({"bucket": 900.0, "decoding": 1500.0})
+    'the limit is the bucket (images/s: bucket 900, decoding 1,500)'
+    """
+    slowest = min(rates, key=lambda name: rates[name])
+    shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    named = "decoding" if slowest == "decoding" else f"the {slowest}"
+    return f"the limit is {named} (images/s: {shown})"
 
 
 def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rate]:

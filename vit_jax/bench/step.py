@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,9 +19,11 @@ from vit_jax.config.run import Config
 from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.train.operations import Operations
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.state import TrainState
 from vit_jax.train.telemetry import peak_flops
+from vit_jax.train.trace import Trace
 
 NUM_CLASSES = 1000
 
@@ -110,6 +114,7 @@ class JaxStep:
     Attributes:
         choice: how the step is executed.
         attention: kernel of self-attention; None: the model has none.
+        compiled: the compiled step.
     """
 
     def __init__(
@@ -126,10 +131,10 @@ class JaxStep:
             step_fn = with_attention(program.step_fn, CANDIDATES[kernel])
             program = dataclasses.replace(program, step_fn=step_fn)
         begin = time.perf_counter()
-        self._step = program.compile()
+        self.compiled = program.compile()
         seconds = time.perf_counter() - begin
         self._arrays = _Arrays(program) if shares is None else shares._arrays
-        memory: Any = self._step.memory_analysis()
+        memory: Any = self.compiled.memory_analysis()
         peak_mb = None  # A step from the compilation cache may not know its memory.
         if memory is not None:
             peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
@@ -150,11 +155,27 @@ class JaxStep:
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            state, metrics = self._step(state, self._arrays.batch, *self._arrays.frozen)
+            state, metrics = self.compiled(state, self._arrays.batch, *self._arrays.frozen)
         jax.block_until_ready((state, metrics))
         seconds = (time.perf_counter() - begin) / steps
         self._arrays.state = state
         return seconds
+
+    def profile(self, folder: Path, steps: int = 2) -> Operations:
+        """Writes a profiler trace of some steps to a folder, and their most expensive operations.
+
+        Args:
+            folder: gets the trace, and `operations-MODEL.md` and `.csv`.
+            steps: number of steps.
+        """
+        model = re.sub(r"[^\w.+]", "-", self.measurement.model)
+        trace = Trace(model)
+        for step in range(steps):
+            trace.begin_step(step)
+            self.time(1)
+        found = trace.finish(folder, self.compiled, f"{self.measurement.model}, {steps} steps")
+        found.write(folder, f"operations-{model}")
+        return found
 
     def close(self) -> None:
         """Frees the memory of the state."""

@@ -20,7 +20,6 @@ analyses the same architecture with initial values drawn from --seed, for compar
 
 import argparse
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,6 +29,8 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
+from vit_jax.storage.files import write_json
+from vit_jax.storage.paths import user_path
 from vit_jax.tasks import tasks_with_pictures
 
 if TYPE_CHECKING:
@@ -45,19 +46,19 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder, hf:// or gs://")
+    parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder; hf://, gs://, s3://")
     parser.add_argument(
         "--what", help="comma-separated analyses; default: all that apply to the model"
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=user_path,
         metavar="FOLDER",
         help="default: report/analysis in a run folder, else ./analysis (analysis-untrained)",
     )
     parser.add_argument("--formats", default="png,svg", help="of pictures: png, svg, pdf")
     group = parser.add_argument_group("images")
-    group.add_argument("--images", nargs="+", type=Path, metavar="PATH", help="files, folders")
+    group.add_argument("--images", nargs="+", type=user_path, metavar="PATH", help="files, folders")
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
     group.add_argument("--split", help="default: test, or the split that the run evaluates on")
     group.add_argument("--data_dir", help="TFDS folder; default: as data.data_dir")
@@ -208,7 +209,7 @@ def _picture_jobs(
         def run(images: "Images | None") -> "Output":
             assert images is not None
             assert run_folder is not None
-            checkpoint = Path(args.model).expanduser()
+            checkpoint = user_path(args.model)
             make_picture = load_pictures(name)
             found = make_picture(run_folder, checkpoint, images.pixels, args.batch_size)
             return Output(found.figure, found.arrays, found.rows, found.summary)
@@ -236,7 +237,11 @@ def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
 
 def _run_folder(model: str) -> Path | None:
     """Returns the run folder that contains a checkpoint, if there is one."""
-    path = Path(model).expanduser().absolute()
+    from vit_jax.interop.locate import is_published
+
+    if is_published(model):
+        return None
+    path = user_path(model).absolute()
     for folder in (path, *path.parents[:2]):
         if (folder / "config.json").is_file() and (folder / "checkpoints").is_dir():
             return folder
@@ -271,7 +276,7 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
 
 def _dataset(name: str, data_dir: str | None) -> DataConfig:
     """Returns the data section for a name on the command line."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         return DataConfig(name=name, data_dir=data_dir, global_batch_size=1)
     kind = "folder" if path.is_dir() else "csv"
@@ -287,8 +292,7 @@ def _some(
 
 def _output_folder(args: argparse.Namespace, run_folder: Path | None) -> Path:
     name = "analysis-untrained" if args.untrained else "analysis"
-    usual = Path(name) if run_folder is None else run_folder / "report" / name
-    folder = (args.output or usual).expanduser()
+    folder = args.output or (run_folder / "report" / name if run_folder else user_path(name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -335,4 +339,4 @@ def _describe(
         "images": None if images is None else {"from": images.origin, **counts},
         "seed": args.seed,
     }
-    (output / "analysis.json").write_text(json.dumps(about, indent=2) + "\n")
+    write_json(output / "analysis.json", about)

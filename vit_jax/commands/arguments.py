@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.paths import user_path
+
 
 def non_negative_int(text: str) -> int:
     """Parses a whole number of at least 0."""
@@ -29,9 +32,20 @@ def positive_seconds(text: str) -> float:
     return value
 
 
+def positive_number(text: str) -> float:
+    """Parses a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
 def output_file(text: str) -> Path:
-    """Parses a path whose folder exists."""
-    path = Path(text)
-    if not path.parent.is_dir():
+    """Parses a path whose folder exists; a bucket has no folders."""
+    path = user_path(text)
+    if not isinstance(path, BucketPath) and not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in an existing folder")
     return path

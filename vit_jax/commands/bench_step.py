@@ -11,9 +11,7 @@ If PyTorch is installed (`pip install vit_jax[interop]`), it alternates with the
 """
 
 import argparse
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive_int
@@ -21,6 +19,8 @@ from vit_jax.config.file import override_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
+from vit_jax.storage.files import write_json
+from vit_jax.storage.paths import user_path
 
 # Overrides that do not change the model's computation.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=output_file, help="JSON file for the results")
     parser.add_argument(
-        "--profile", type=Path, help="folder for a profiler trace of 2 steps of each model"
+        "--profile",
+        type=user_path,
+        metavar="FOLDER",
+        help="write a profiler trace of 2 steps of each model, and list the operations that take"
+        " longest",
     )
 
 
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     # Leaves GPU memory for PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import jax
+    from rich.console import Console
 
     from vit_jax.bench.step import (
         JaxStep,
@@ -103,8 +107,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             print(f"attention of vit_jax: {choice.implementation} ({choice.reason})")
             steps += others
         if args.profile is not None:
-            with jax.profiler.trace(str(args.profile)):
-                steps[0].time(2)
+            steps[0].profile(args.profile).show(Console())
         steps += _torch_steps(in_pytorch, config, steps[0].measurement.flops_per_image)
         measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
         new = [m.row() for m in measured]
@@ -114,7 +117,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         del steps
         if args.output is not None:
             content = {"environment": environment(), "rows": rows}
-            args.output.write_text(json.dumps(content, indent=2) + "\n")
+            write_json(args.output, content)
     return 0
 
 

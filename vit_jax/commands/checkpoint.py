@@ -13,10 +13,10 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import ConfigError
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from vit_jax.run.about import CheckpointInfo
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     inspect = what.add_parser("inspect", help="print arrays, config, step and git revision")
-    inspect.add_argument("path", type=Path, help="run folder, its checkpoints folder or one step")
+    inspect.add_argument(
+        "path", type=user_path, help="run folder, its checkpoints folder or one step"
+    )
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -8,17 +8,17 @@ python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=38
 """
 
 import argparse
-from pathlib import Path
 
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("source", help="weights: file, folder, run folder, hf:// or gs://")
-    parser.add_argument("destination", type=Path, help="new .npz file or folder")
+    parser.add_argument("source", help="weights: file, folder, run folder; hf://, gs://, s3://")
+    parser.add_argument("destination", type=user_path, help="new .npz file or folder")
     parser.add_argument("--format", required=True, help="format to write, see above")
     add_load_arguments(parser)
 

@@ -15,6 +15,8 @@ problem.
 Run the same command again to resume after an interruption. With --short_side=S it shrinks larger
 images (bicubic; JPEG quality 95) and rotates them by their EXIF orientation.
 
+FOLDER, CSV file, DATA and DIR may be in a bucket: gs://BUCKET/... or s3://BUCKET/....
+
 `convert` converts a TFRecord dataset to ArrayRecord (extra `prepare`). The new files are written
 beside the old ones, or with --to=DIR into a copy.
 """
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         sub.add_argument("--label_key")
     check.add_argument("--threads", type=positive_int, help="default: one per core")
     prepare.add_argument(
-        "images", type=Path, metavar="FOLDER", help="folder of images or tar files, or CSV file"
+        "images", metavar="FOLDER", help="folder of images or tar files, or CSV file"
     )
     prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
     prepare.add_argument("--short_side", type=positive_int, help="shrink larger images, in pixels")
@@ -80,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--shard_mb", type=positive_int, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
     prepare.add_argument("--threads", type=positive_int, help="default: one per core")
-    convert.add_argument("--to", type=Path, metavar="DIR", help="TFDS folder for a copy")
+    convert.add_argument("--to", metavar="DIR", help="TFDS folder for a copy")
 
 
 def _fraction(text: str) -> float:
@@ -120,7 +123,7 @@ def _list(args: argparse.Namespace) -> None:
     from vit_jax.data.catalogue import bundled_missing, list_datasets
     from vit_jax.data.sources import default_data_dir
 
-    folder = Path(args.data_dir).expanduser() if args.data_dir else default_data_dir()
+    folder = user_path(args.data_dir) if args.data_dir else default_data_dir()
     if args.data_dir and not folder.is_dir():
         raise DataError(f"no folder {folder}", "a folder of TFDS datasets", "check --data_dir")
     entries = list_datasets(folder)
@@ -199,7 +202,7 @@ def _check(args: argparse.Namespace) -> None:
             "array_record",
             f"run: python -m vit_jax data convert {args.name}{where}",
         )
-    wrong = wrong_checksums(Path(facts["path"]))
+    wrong = wrong_checksums(user_path(facts["path"]))
     reports = [check_split(source, split, args.threads) for split, source in sources.items()]
     class_names = next(iter(sources.values())).class_names
     if args.json:
@@ -222,8 +225,9 @@ def _prepare(args: argparse.Namespace) -> None:
     from vit_jax.data.sources import default_data_dir
     from vit_jax.data.sources.listing import list_images
 
-    listing = list_images(args.images)
-    stem = args.images.expanduser().absolute().name.removesuffix(".csv")
+    images = user_path(args.images)
+    listing = list_images(images)
+    stem = images.absolute().name.removesuffix(".csv")
     cleaned = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower())
     options = PackOptions(
         name=args.name or cleaned,
@@ -233,7 +237,7 @@ def _prepare(args: argparse.Namespace) -> None:
         on_bad_example=args.on_bad_example,
         threads=args.threads,
     )
-    data_dir = Path(args.data_dir).expanduser() if args.data_dir else default_data_dir()
+    data_dir = user_path(args.data_dir) if args.data_dir else default_data_dir()
     packed = pack(listing, data_dir, options)
     splits = ", ".join(f"{split} {count:,}" for split, count in packed.splits.items())
     state = "was complete already" if packed.was_complete else "is written"
@@ -254,7 +258,7 @@ def _opens(name: str, data_dir: Path, path: Path) -> bool:
     from vit_jax.data.sources.tfds import open_builder
 
     try:
-        return Path(open_builder(name, str(data_dir)).data_path) == path
+        return user_path(str(open_builder(name, str(data_dir)).data_path)) == path
     except DataError:
         return False
 
@@ -263,14 +267,15 @@ def _convert(args: argparse.Namespace) -> None:
     from vit_jax.data.prepare.tfrecord import convert
     from vit_jax.data.sources.tfds import open_builder
 
-    done = convert(open_builder(args.name, args.data_dir), args.to)
+    destination = None if args.to is None else user_path(args.to)
+    done = convert(open_builder(args.name, args.data_dir), destination)
     state = "is already array_record" if done.was_complete else "is written as array_record"
     print(f"{done.path} {state}: {done.examples:,} examples")
 
 
 def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]]:
     """Returns facts about a dataset, and its splits if they have random access."""
-    path = Path(args.name).expanduser()
+    path = user_path(args.name)
     kind = args.source or ("folder" if path.is_dir() else "csv" if path.is_file() else "tfds")
     keys: dict[str, Any] = {"image_key": args.image_key, "label_key": args.label_key}
     if kind == "tfds":

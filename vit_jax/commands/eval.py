@@ -6,17 +6,17 @@ python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation
 
 import argparse
 import json
-from pathlib import Path
 
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.storage.paths import user_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--workdir", required=True, type=Path, help="run folder")
+    parser.add_argument("--workdir", required=True, type=user_path, help="run folder")
     parser.add_argument(
         "--step", type=int, help="step of the checkpoint (default: the run's result)"
     )
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.run.folder import read_config
 
     read_config(args.workdir)  # Raises an error if there is no run.
-    config = load_config(str(args.workdir.expanduser() / "config.json"), overrides)
+    config = load_config(str(args.workdir / "config.json"), overrides)
     if not config.evaluation.all_splits:
         raise ConfigError(
             "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
@@ -62,7 +62,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         mesh,
         preprocessing=program.task.eval_preprocessing,
         make_totals=program.task.make_totals,
-        report=args.workdir.expanduser() / "report",
+        report=args.workdir / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
     )
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
@@ -70,7 +70,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     if not is_first_host():
         return
     if config.evaluation.by_class:
-        draw_confusions(args.workdir.expanduser())
+        draw_confusions(args.workdir)
     if args.json:
         print(json.dumps(figures))
     else:

@@ -4,17 +4,17 @@ python -m vit_jax export runs/b16 b16.stablehlo
 """
 
 import argparse
-from pathlib import Path
 
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("source", help="weights: file, folder, run folder, hf:// or gs://")
-    parser.add_argument("destination", type=Path, help="file to write")
+    parser.add_argument("source", help="weights: file, folder, run folder; hf://, gs://, s3://")
+    parser.add_argument("destination", type=user_path, help="file to write")
     parser.add_argument("--format", default="stablehlo", choices=("stablehlo",))
     add_load_arguments(parser)
 

@@ -19,7 +19,6 @@ import argparse
 import json
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import positive_int
@@ -31,6 +30,7 @@ from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
+from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ _BATCH_SIZE = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("checkpoint", nargs="?", help="file, folder, run folder, hf:// or gs://")
+    parser.add_argument(
+        "checkpoint", nargs="?", help="file, folder, run folder; hf://, gs://, s3://"
+    )
     parser.add_argument("--config", help="recipe or config.json with a fewshot section")
     parser.add_argument(
         "--dataset",
@@ -75,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch_size", type=positive_int, help=f"images per batch ({_BATCH_SIZE} per device)"
     )
-    parser.add_argument("--workdir", type=Path, help="run folder for the results")
-    parser.add_argument("--cache_dir", type=Path, help="folder in which features are cached")
+    parser.add_argument("--workdir", type=user_path, help="run folder for the results")
+    parser.add_argument("--cache_dir", type=user_path, help="folder in which features are cached")
     parser.add_argument("--no_cache", action="store_true", help="do not cache features")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
@@ -142,13 +144,13 @@ def _measure(
     import jax
     from flax import nnx
 
-    from vit_jax.data.sources.labels import cache_dir
     from vit_jax.evaluation.feature_cache import FeatureCache
     from vit_jax.evaluation.features import shard_params, weights_hash
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
     from vit_jax.parallel.mesh import make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
+    from vit_jax.storage.paths import cache_dir
 
     begin = time.perf_counter()
     mesh = make_mesh(config.mesh)
@@ -253,7 +255,7 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
     if args.dataset:
         found = {}
     for text in args.dataset:
-        path = Path(text)
+        path = user_path(text)
         kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
         own = path.stem if kind == "csv" else path.name if kind == "folder" else text
         name = own.split(":")[0].replace("/", "_")

@@ -12,6 +12,7 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import AugmentConfig
 from vit_jax.errors import DataError, WeightsError
+from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
 _IMAGENET = Path(__file__).resolve().parents[1] / "interop" / "imagenet2012_classes.txt"
@@ -19,10 +20,12 @@ _IMAGENET = Path(__file__).resolve().parents[1] / "interop" / "imagenet2012_clas
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    parser.add_argument("--model", required=True, help="file, folder, run folder, hf:// or gs://")
+    parser.add_argument("images", nargs="+", type=user_path, metavar="IMAGE")
+    parser.add_argument(
+        "--model", required=True, help="file, folder, run folder; hf://, gs://, s3://"
+    )
     parser.add_argument("--top", type=positive_int, default=5, help="number of classes to show")
-    parser.add_argument("--classes", type=Path, help="text file with one class name per line")
+    parser.add_argument("--classes", type=user_path, help="text file with one class name per line")
     parser.add_argument(
         "--crop",
         choices=("central", "resize"),

@@ -16,6 +16,8 @@ _HOST_KEYS = (
     "data.num_workers",
     "data.cache_mb",
     "data.prefetch_batches",
+    "compile_cache",
+    "compile_cache_mb",
 )
 
 
@@ -55,7 +57,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 def started(
     args: argparse.Namespace, config: Section, cancelled: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Connects this process to the others of its run, see `vit_jax.parallel.processes.connected`.
+    """Connects this process to the others of its run, and opens the compilation cache.
 
     Args:
         args: parsed arguments, including those of `add_process_arguments`.
@@ -63,6 +65,7 @@ def started(
         cancelled: polled while this process waits for the others to connect.
     """
     from vit_jax.parallel.processes import connected
+    from vit_jax.run.compile_cache import AUTO, DEFAULT_MB, use_compile_cache
     from vit_jax.run.folder import code_versions
 
     launch = detect(args.cluster, args.coordinator, args.num_processes, args.process_id)
@@ -76,6 +79,8 @@ def started(
         start_timeout_s=args.start_timeout_s,
         peer_timeout_s=args.peer_timeout_s,
     ):
+        # Configs of commands that do not train have no such keys.
+        use_compile_cache(flat.get("compile_cache", AUTO), flat.get("compile_cache_mb", DEFAULT_MB))
         yield
 
 

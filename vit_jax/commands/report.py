@@ -13,7 +13,7 @@ in sweeps, job.json. Runs without a result are listed, and are not part of any m
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vit_jax.errors import ConfigError, RunFolderError
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         PlotRequest,
         ReportRequest,
         TableRequest,
-        parse_request,
+        parse_requests,
     )
 
     if overrides:
@@ -87,14 +87,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "no --config arguments: a report reads the configs of its runs",
             "remove it",
         )
-    asked: dict[str, Any] = {"title": args.title}
-    for key, texts, kind, option in (
-        ("tables", args.table, TableRequest, "--table"),
-        ("plots", args.plot, PlotRequest, "--plot"),
-        ("curves", args.curves, CurvesRequest, "--curves"),
-    ):
-        asked[key] = [parse_request(text, kind, option) for text in texts or []] or None
-    _report(args, ReportRequest(**asked))
+    request = ReportRequest(
+        title=args.title,
+        tables=parse_requests(args.table, TableRequest, "--table"),
+        plots=parse_requests(args.plot, PlotRequest, "--plot"),
+        curves=parse_requests(args.curves, CurvesRequest, "--curves"),
+    )
+    _report(args, request)
     return 0
 
 

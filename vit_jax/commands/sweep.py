@@ -27,9 +27,8 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
-from vit_jax.sweep.records import write_record
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
-from vit_jax.sweep.status import open_sweep
+from vit_jax.sweep.state import open_sweep, write_record
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     with StopSignals() as stop:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         with started(args, config, lambda: stop.requested):
-            return _train(config, args.workdir, stop)
+            return _train(config, args.workdir, stop, args.began_s)
 
 
 def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
@@ -59,15 +59,15 @@ def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
     return model_of_weights(config, workdir)
 
 
-def _train(config: Config, workdir: Path, stop: StopSignals) -> int:
+def _train(config: Config, workdir: Path, stop: StopSignals, began_s: float) -> int:
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
-    from vit_jax.report.curves import draw_curves
+    from vit_jax.report.run_curves import draw_curves
     from vit_jax.train.loop import train
     from vit_jax.train.progress import print_summary
 
     try:
-        result = train(config, workdir, stop)
+        result = train(config, workdir, stop, began_s=began_s)
     except Stopped as stopped:
         log.info("stopped and saved at step %d; run the same command again to resume", stopped.step)
         return EXIT_STOPPED

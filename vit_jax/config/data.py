@@ -165,7 +165,8 @@ class DataConfig(Section):
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
-    of images, the CSV file, or a folder saved by `datasets` (None: load it by name).
+    of images, the CSV file, or a folder saved by `datasets` (None: load it by name). All but the
+    last may be in a bucket, gs://BUCKET/... or s3://BUCKET/....
     """
     train_split: str = option("train")
     """TFDS split string or a preset, see `data.sources.splits`."""
@@ -206,6 +207,12 @@ class DataConfig(Section):
     megabytes; 0: no cache. For JPEGs that the decoder shrinks, cached and uncached pixels differ by
     a few levels.
     """
+    cache_dir: str | None = option(None, changes_result=False)
+    """Local folder in which data from buckets is kept for the next epoch and the next run (None:
+    $XDG_CACHE_HOME/vit_jax/blocks, by default in ~/.cache). Processes and runs may share it.
+    """
+    cache_dir_gb: float = option(50.0, at_least=0, changes_result=False)
+    """Largest size of `cache_dir` in gigabytes. Of larger datasets a part is kept; 0: nothing."""
     prefetch_batches: int = option(4, at_least=1, changes_result=False)
     """Batches that the loader prepares ahead."""
 

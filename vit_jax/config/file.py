@@ -9,7 +9,6 @@ import json
 import runpy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
@@ -18,6 +17,7 @@ from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
+from vit_jax.storage.paths import local_path, user_path
 
 
 def load_config(
@@ -93,7 +93,7 @@ def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
             mapping[parent] = {}
         mapping = mapping[parent]
     prefix, _, unit = leaf.rpartition("_")
-    if unit in DURATION_UNITS:
+    if unit in DURATION_UNITS and value is not None:
         for other in DURATION_UNITS:
             mapping.pop(f"{prefix}_{other}", None)
     mapping[leaf] = value
@@ -114,8 +114,10 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
         ConfigError: the file or function is missing, its argument is missing or not allowed, or it
             fails.
     """
+    if "://" in spec:  # It is Python, which is run.
+        local_path(spec, f"a {option} file")
     path, colon, arg = spec.partition(":")
-    if not Path(path).is_file():
+    if not local_path(path, f"a {option} file").is_file():
         raise ConfigError(
             f"no {option} file at {path}", f"a Python file with {function}()", f"check --{option}"
         )
@@ -177,7 +179,7 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(user_path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: {error}", "the config.json of a run folder", "check the path"

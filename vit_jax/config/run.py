@@ -6,18 +6,19 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 
 from vit_jax.config.data import DataConfig
-from vit_jax.config.durations import check_duration
+from vit_jax.config.durations import DURATION_UNITS, check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
+from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
 from vit_jax.config.task import check_task, task_sections
 from vit_jax.errors import ConfigError
@@ -42,6 +43,15 @@ class CheckpointConfig(Section):
     Without an interval, a checkpoint is saved every 1,000 steps.
     """
 
+    interval: Literal["auto"] | None = option(None)
+    """auto: choose the interval that loses the least time, from the measured cost of a save and
+    the mean time between failures (Young's formula, see `vit_jax/train/save_interval.py`).
+    """
+    hours_between_failures: float | None = option(None, above=0)
+    """Mean time between failures or preemptions of the whole run, for interval=auto. None: what
+    this run has seen; it starts with an assumption of 24 hours.
+    """
+
     interval_steps: int | None = option(None, at_least=1)
     interval_epochs: float | None = option(None, above=0)
     interval_examples: int | None = option(None, at_least=1)
@@ -59,6 +69,22 @@ class CheckpointConfig(Section):
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
+        units = [f"interval_{unit}" for unit in DURATION_UNITS]
+        given = [key for key in units if getattr(self, key) is not None]
+        if self.interval is not None and given:
+            raise ConfigError(
+                f"is {self.interval!r} and {given[0]!r} is given, too",
+                "one of the two",
+                f"remove one, e.g. set {given[0]}=none",
+                key="interval",
+            )
+        if self.hours_between_failures is not None and self.interval is None:
+            raise ConfigError(
+                f"is {self.hours_between_failures} without interval=auto",
+                "interval=auto, which reads it",
+                "set checkpoint.interval=auto, or leave it out",
+                key="hours_between_failures",
+            )
         if (self.local_dir is None) != (self.local_interval_steps is None):
             given = "local_dir" if self.local_interval_steps is None else "local_interval_steps"
             other = {"local_dir", "local_interval_steps"} - {given}
@@ -77,6 +103,8 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Logging: what to log, how often and where."""
 
+    moved: ClassVar[dict[str, str]] = {"profile_steps": "profile.steps=FIRST:LAST"}
+
     interval_steps: int = option(50, at_least=1)
     tensorboard: bool = option(True)
     wandb_project: str | None = option(None)
@@ -90,8 +118,6 @@ class LoggingConfig(Section):
     """
     example_ids: Literal["none", "hash", "all"] = option("none")
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
-    profile_steps: tuple[int, int] | None = option(None)
-    """First and last step of a profiler trace, written to the folder `profile` of the run."""
 
 
 class DivergenceConfig(Section):
@@ -142,6 +168,17 @@ class Config(_TaskSections):
     """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""
+    compile_cache: str | None = option("auto", changes_result=False)
+    """Folder or bucket that keeps compiled programs, for a fast second start. auto: in the user's
+    cache folder; None: nowhere. All hosts of a run must share it, and only people you trust may
+    write there. The variable JAX_COMPILATION_CACHE_DIR comes first.
+    """
+    compile_cache_mb: int = option(4096, at_least=1, changes_result=False)
+    """Largest size of that folder in MiB. The programs not used for longest are deleted."""
+    precompiled: str | None = option(None, changes_result=False)
+    """Folder of steps that `plan --save` has compiled ahead. The one that fits is used; if none
+    does, the step is compiled. Only people you trust may write there.
+    """
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)
@@ -154,6 +191,7 @@ class Config(_TaskSections):
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
+    profile: ProfileConfig = section(ProfileConfig, changes_result=False)
     divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 

@@ -2,7 +2,7 @@
 
 Earlier versions wrote a ViT's options for every model, and `mesh.gradient_dtype`. Such a key is
 dropped if it has its default, because leaving it out means the same. With another value the config
-is refused, with an error that names the key.
+is refused, with an error that names the key. `logging.profile_steps` is now `profile.steps`.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,12 @@ def upgrade_config(mapping: Mapping[str, Any]) -> dict[str, Any]:
                 key="mesh.gradient_dtype",
             )
         upgraded["mesh"] = {k: v for k, v in mesh.items() if (k, v) != ("gradient_dtype", None)}
+    logging = mapping.get("logging")
+    if isinstance(logging, Mapping) and "profile_steps" in logging:
+        steps = logging["profile_steps"]
+        upgraded["logging"] = {k: v for k, v in logging.items() if k != "profile_steps"}
+        if steps is not None:
+            upgraded["profile"] = {"steps": f"{steps[0]}:{steps[1]}"}
     return upgraded
 
 

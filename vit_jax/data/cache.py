@@ -7,6 +7,7 @@ import numpy as np
 
 from vit_jax.data.decode import decode
 from vit_jax.data.sources import Example, Source
+from vit_jax.data.sources.base import is_remote, read_ahead
 
 # Examples from which the size of the dataset is estimated.
 _SAMPLES = 16
@@ -30,6 +31,7 @@ class DecodedSource:
         self.source, self._bytes_left = source, cap_mb * 1e6 + _MAX_HEADER * len(source)
         self.name, self.class_names = source.name, source.class_names
         self.fingerprint = source.fingerprint
+        self.remote = is_remote(source)
         self._kept: list[Example | None] = [None] * len(source)
 
     def __len__(self) -> int:
@@ -50,6 +52,12 @@ class DecodedSource:
                     self._bytes_left -= len(decoded.image)
                     self._kept[i] = decoded
         return [example for i in indices if (example := found[i]) is not None]
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read the examples that are not in memory, if they are in a bucket."""
+        missing = [i for i in indices if self._kept[i] is None]
+        if missing:
+            read_ahead(self.source, missing)
 
 
 def cached(source: Source, cap_mb: int) -> Source:

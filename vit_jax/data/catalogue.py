@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from vit_jax.data.builders import BUNDLED
+from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import read_json
 
 RANDOM_ACCESS = ("array_record", "parquet")
@@ -35,10 +36,16 @@ class Entry:
         return any(name in RANDOM_ACCESS for name in self.formats)
 
 
+def prepared_folders(data_dir: Path) -> list[Path]:
+    """Returns the folders NAME/VERSION and NAME/CONFIG/VERSION of prepared datasets."""
+    depths = ("*/*", "*/*/*")
+    return [p.parent for depth in depths for p in data_dir.glob(f"{depth}/dataset_info.json")]
+
+
 def list_datasets(data_dir: Path) -> list[Entry]:
     """Returns the prepared datasets in a folder, sorted by name."""
-    found = [p for depth in ("*/*", "*/*/*") for p in data_dir.glob(f"{depth}/dataset_info.json")]
-    entries = [entry for p in found if (entry := _read_entry(data_dir, p.parent)) is not None]
+    found = prepared_folders(data_dir)
+    entries = [entry for path in found if (entry := _read_entry(data_dir, path)) is not None]
     return sorted(entries, key=lambda entry: entry.name)
 
 
@@ -62,10 +69,16 @@ def _read_entry(data_dir: Path, folder: Path) -> Entry | None:
             splits=splits,
             formats=formats,
             num_classes=_num_classes(folder / "features.json"),
-            num_bytes=sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
+            num_bytes=_size_of(folder),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # Not a dataset, or an incomplete one.
+
+
+def _size_of(folder: Path) -> int:
+    if isinstance(folder, BucketPath):
+        return sum(size for _, size in folder.find())
+    return sum(p.stat().st_size for p in folder.iterdir() if p.is_file())
 
 
 def _num_classes(path: Path) -> int | None:

@@ -17,7 +17,7 @@ from vit_jax.data.prepare.shards import sha256_of
 from vit_jax.data.progress import ProgressBar, track
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.tfds import CHECKSUMS
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, UnreachableError
 
 _CHUNK = 64
 
@@ -115,6 +115,8 @@ def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
 def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_ExampleReport]:
     try:
         return [_check_one(example, num_classes) for example in source.read(chunk)]
+    except UnreachableError:
+        raise
     except DataError:  # Read one at a time to find the bad examples.
         return [_check_index(source, index, num_classes) for index in chunk]
 
@@ -123,6 +125,8 @@ def _check_index(source: Source, index: int, num_classes: int) -> _ExampleReport
     read: Callable[[Sequence[int]], list[Example]] = source.read
     try:
         return _check_one(read([index])[0], num_classes)
+    except UnreachableError:
+        raise
     except DataError as error:
         return _ExampleReport(str(index), -1, (0, 0), 0, "", error.got)
 

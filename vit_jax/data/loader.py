@@ -20,7 +20,8 @@ from vit_jax.data.batch_buffers import BatchBuffers
 from vit_jax.data.cache import DecodedSource
 from vit_jax.data.order import BalancedOrder, ExampleOrder
 from vit_jax.data.sources import Example, Source
-from vit_jax.errors import DataError
+from vit_jax.data.sources.base import is_remote, read_ahead
+from vit_jax.errors import DataError, UnreachableError
 from vit_jax.rng import generator
 
 # Rows that one thread loads at a time.
@@ -29,6 +30,8 @@ _CHUNK_ROWS = 32
 _CORES_PER_PROCESS = 8
 # After this many bad examples in a row the whole dataset is considered bad.
 _MAX_SKIPPED = 100
+# Chunks that a source in a bucket is told about before they are read, at least.
+_MIN_CHUNKS_AHEAD = 16
 # Interval in seconds at which a reader process checks that its parent is alive.
 _PARENT_CHECK_S = 0.5
 
@@ -148,11 +151,17 @@ def train_batches(
     find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
     rows = _RowLoader(source, preprocessing, spec)
 
-    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
-        positions = [step * spec.global_batch_size + row for row in chunk]
-        rows.load(find(positions), batch, lambda i: generator(seed, "augment", positions[i]))
+    def positions(step: int, chunk: Sequence[int]) -> list[int]:
+        return [step * spec.global_batch_size + row for row in chunk]
 
-    return _make_feed(load, start_step, end_step, source, preprocessing, spec)
+    def indices(step: int, chunk: Sequence[int]) -> list[int]:
+        return find(positions(step, chunk))
+
+    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
+        places = positions(step, chunk)
+        rows.load(find(places), batch, lambda i: generator(seed, "augment", places[i]))
+
+    return _make_feed(load, indices, start_step, end_step, source, preprocessing, spec)
 
 
 def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) -> Feed:
@@ -167,13 +176,15 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
     steps = -(-len(source) // spec.global_batch_size)
     rows = _RowLoader(source, preprocessing, spec)
 
-    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
+    def indices(step: int, chunk: Sequence[int]) -> list[int]:
         positions = [step * spec.global_batch_size + row for row in chunk]
-        indices = [p for p in positions if p < len(source)]
-        rows.load(indices, batch, lambda i: generator(0, "eval", 0))
+        return [p for p in positions if p < len(source)]
+
+    def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
+        rows.load(indices(step, chunk), batch, lambda i: generator(0, "eval", 0))
         batch["mask"] &= ~batch["skipped"]
 
-    return _make_feed(load, 0, steps, source, preprocessing, spec)
+    return _make_feed(load, indices, 0, steps, source, preprocessing, spec)
 
 
 def reader_counts(
@@ -203,6 +214,7 @@ def reader_counts(
 
 def _make_feed(
     load: Callable[[int, Sequence[int], HostBatch], None],
+    indices: Callable[[int, Sequence[int]], list[int]],
     start: int,
     end: int,
     source: Source,
@@ -213,11 +225,26 @@ def _make_feed(
     workers, threads = reader_counts(spec, in_memory=isinstance(source, DecodedSource))
     chunks = spec.chunks()
     arrays = {**preprocessing.arrays, **_LOADER_ARRAYS}
+    announce = None
+    if is_remote(source):
+
+        def announce_chunk(number: int) -> None:
+            step, chunk = start + number // len(chunks), chunks[number % len(chunks)]
+            read_ahead(source, indices(step, chunk))
+
+        announce = _Announcer(
+            announce=announce_chunk,
+            stop=(end - start) * len(chunks),
+            stride=max(workers, 1),
+            ahead=max(spec.prefetch * len(chunks), _MIN_CHUNKS_AHEAD) // max(workers, 1),
+        )
     # Chunks from another process are copied in any case.
     buffers = None if workers else BatchBuffers(arrays, spec.rows)
 
     def load_chunk(number: int) -> tuple[int, HostBatch]:
         step, rows = start + number // len(chunks), chunks[number % len(chunks)]
+        if announce is not None:
+            announce(number)
         batch = {} if buffers is None else buffers.part(step, rows)
         for name, array in arrays.items():
             if name not in batch:
@@ -262,6 +289,35 @@ def _exit_with_parent(worker: int, count: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+class _Announcer:
+    """Announces to a source in a bucket what a process will read next.
+
+    Args:
+        announce: tells the source about the examples of a chunk.
+        stop: one past the last chunk.
+        stride: a process loads every `stride`-th chunk.
+        ahead: number of chunks to announce.
+    """
+
+    def __init__(self, announce: Callable[[int], None], stop: int, stride: int, ahead: int):
+        self._announce, self._stop = announce, stop
+        self._stride, self._ahead = stride, max(ahead, 1)
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self):
+        return _Announcer, (self._announce, self._stop, self._stride, self._ahead)
+
+    def __call__(self, number: int) -> None:
+        """Announces the chunks that follow one, each of them once."""
+        with self._lock:
+            first = max(number, self._next)
+            last = min(number + (self._ahead + 1) * self._stride, self._stop)
+            for chunk in range(first, last, self._stride):
+                self._announce(chunk)
+            self._next = max(self._next, last)
+
+
 @dataclasses.dataclass(frozen=True)
 class _RowLoader:
     """Reads examples and writes them into the rows of a batch."""
@@ -301,6 +357,8 @@ class _RowLoader:
         """Returns examples, or only None if one is unreadable; `_load_row` then reads each."""
         try:
             return self.source.read(indices)
+        except UnreachableError:
+            raise
         except DataError:
             if self.spec.on_bad_example == "error":
                 raise
@@ -319,6 +377,8 @@ class _RowLoader:
                 if attempt or example is None:
                     example = self.source[used]
                 return used, self._make_row(example, make_generator())
+            except UnreachableError:
+                raise
             except DataError:
                 if self.spec.on_bad_example == "error":
                     raise

@@ -19,7 +19,7 @@ from vit_jax.interop.choose_model import (
     original_model,
 )
 from vit_jax.interop.formats import EvalView, WeightsInfo
-from vit_jax.interop.locate import local_path
+from vit_jax.interop.locate import weights_path
 from vit_jax.interop.name_table import Row, matches, read_row
 from vit_jax.interop.normalization import (
     OURS,
@@ -138,7 +138,7 @@ def read_weights(
 
     Args:
         path: npz, safetensors, a folder of transformers or timm, or a run folder of this package;
-            local, `hf://` or `gs://`.
+            local, `hf://`, `gs://` or `s3://`.
         image_size: side, or (height, width), in pixels. If it differs from the file's, the position
             table is resampled.
         patch_size: in pixels. If it differs from the file's, the patch embedding is resampled
@@ -168,7 +168,7 @@ def read_weights(
     allow_missing, allow_unexpected = map(_check_patterns, (allow_missing, allow_unexpected))
     _check_method(position_resize)
     given = {key: value for key, value in {"grid": grid, **options}.items() if value}
-    file, published = open_published(local_path(path), given)
+    file, published = open_published(weights_path(path), given)
     has_head = keeps_head(published, num_classes, keep_head)
     chosen = choose_model(
         published,

@@ -1,70 +1,113 @@
-"""Resolves an address to a local path. Files at `hf://` and `gs://` are downloaded to a cache."""
+"""Finds published weights: local, in a bucket, or at `hf://`. Remote files are cached."""
 
 import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import FileError, WeightsError
 from vit_jax.interop.tensors import CONFIG_FILES
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.paths import cache_dir, user_path
+from vit_jax.storage.paths import local_path as checked_local_path
 
 # Suffixes of the files to download from a folder of published weights.
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".npz")
+_HUB = "hf://"
 
 
-def local_path(address: str | Path) -> Path:
-    """Returns the local path of the file or folder at an address.
+def is_published(address: str | Path) -> bool:
+    """Whether an address is on the Hugging Face Hub: `hf://ORGANISATION/MODEL[/FILE]`."""
+    return str(address).startswith(_HUB)
+
+
+def weights_path(address: str | Path) -> Path:
+    """Returns the path of the file or folder at an address.
 
     Args:
-        address: local path, or a `SCHEME://...` that fsspec supports: `hf://ORGANISATION/MODEL[/FILE]`
-            needs huggingface_hub, `gs://BUCKET/FILE` needs gcsfs. A cached file is downloaded again
-            only if its size has changed. The cache is in VIT_JAX_CACHE, by default
-            ~/.cache/vit_jax.
+        address: local path, `gs://...`, `s3://...`, or `hf://ORGANISATION/MODEL[/FILE]`, which
+            needs huggingface_hub and is downloaded to the cache.
 
     Raises:
-        WeightsError: the address does not exist, or a package is missing.
+        WeightsError: the address does not exist or cannot be read, or a package is missing.
     """
-    if "://" not in str(address):
-        path = Path(address).expanduser()
-        if not path.exists():
-            raise WeightsError(
-                f"{path} does not exist", "a file or folder of weights", "check the path"
-            )
-        return path
-    return _download(str(address))
+    if is_published(address):
+        return _download(str(address))
+    try:
+        path = user_path(address)
+    except FileError as error:
+        raise WeightsError(error.got, f"{error.expected}, or {_HUB}...", error.fix) from None
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise _fetch_error(str(path), error) from None
+    if not is_there:
+        raise WeightsError(
+            f"{path} does not exist", "a file or folder of weights", "check the path"
+        )
+    return path
+
+
+def local_weights(path: Path) -> Path:
+    """Returns the local path of a file or folder of published weights.
+
+    From a bucket they are downloaded to a cache, in VIT_JAX_CACHE, by default ~/.cache/vit_jax. A
+    cached file is downloaded again if its size or the time of its last change differs.
+
+    Args:
+        path: from `weights_path`.
+
+    Raises:
+        WeightsError: they cannot be read.
+    """
+    return _download(str(path)) if isinstance(path, BucketPath) else path
 
 
 def _download(address: str) -> Path:
-    import fsspec
-
-    scheme, rest = address.split("://", 1)
-    cache = Path(os.environ.get("VIT_JAX_CACHE", "~/.cache/vit_jax")).expanduser() / scheme
-    target = cache / PurePosixPath(rest.strip("/"))
+    given = os.environ.get("VIT_JAX_CACHE")
+    cache = checked_local_path(given, "VIT_JAX_CACHE") if given else cache_dir()
+    scheme, _, rest = address.partition("://")
+    target = cache / scheme / PurePosixPath(rest.strip("/"))
     try:
-        system, root = fsspec.core.url_to_fs(address)
-        if system.isdir(root):
-            for name in _files_to_download(system, root):
-                _download_file(system, name, target / name.removeprefix(root).lstrip("/"))
+        system, name = _file_system(address)
+        if system.isdir(name):
+            for inner in _files_to_download(system, name):
+                _download_file(system, inner, target / inner.removeprefix(name).lstrip("/"))
         else:
-            _download_file(system, root, target)
-            folder = root.rpartition("/")[0]
-            for name in CONFIG_FILES:
-                if target.suffix == ".safetensors" and system.exists(f"{folder}/{name}"):
-                    _download_file(system, f"{folder}/{name}", target.with_name(name))
+            _download_file(system, name, target)
+            folder = name.rpartition("/")[0]
+            for beside in CONFIG_FILES:
+                if target.suffix == ".safetensors" and system.exists(f"{folder}/{beside}"):
+                    _download_file(system, f"{folder}/{beside}", target.with_name(beside))
     except ImportError as error:
-        package = {"hf": "huggingface_hub", "gs": "gcsfs"}.get(scheme, "the fsspec backend")
+        package = "huggingface_hub"
         raise WeightsError(
             f"{address} cannot be fetched: {error}",
             f"{package} to be installed",
             f"pip install {package}, or download the file and give its path",
         ) from None
     except Exception as error:  # Each file system has its own error classes.
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise WeightsError(
-            f"{address} cannot be fetched: {reason}",
-            "an address that can be read",
-            "check it, or download the file and give its path",
-        ) from None
+        raise _fetch_error(address, error) from None
     return target
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of an address, and the name in it."""
+    if not is_published(address):
+        path = BucketPath(address)
+        return path.fs, path.key
+    import fsspec
+
+    return fsspec.core.url_to_fs(address)
+
+
+def _fetch_error(address: str, error: Exception) -> WeightsError:
+    text = getattr(error, "strerror", None) or str(error)
+    reason = (text.splitlines() or [type(error).__name__])[0][:200]
+    return WeightsError(
+        f"{address} cannot be fetched: {reason}",
+        "an address that can be read",
+        "check it, or download the file and give its path",
+    )
 
 
 def _files_to_download(system: Any, root: str) -> list[str]:
@@ -77,12 +120,19 @@ def _files_to_download(system: Any, root: str) -> list[str]:
 
 
 def _download_file(system: Any, name: str, target: Path) -> None:
-    if target.exists() and target.stat().st_size == system.size(name):
-        return
+    info = system.info(name)
+    changed = info.get("mtime") or info.get("LastModified")
+    if target.exists():
+        cached = target.stat()
+        is_old = changed is not None and abs(cached.st_mtime - changed.timestamp()) > 1e-3
+        if cached.st_size == info["size"] and not is_old:
+            return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
         system.get_file(name, str(part))
+        if changed is not None:
+            os.utime(part, (changed.timestamp(), changed.timestamp()))
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

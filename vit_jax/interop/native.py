@@ -20,7 +20,7 @@ from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.heads import count_classes
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.about import choose_checkpoint, evaluated_item
-from vit_jax.storage.files import read_json
+from vit_jax.storage.files import local_copy, read_json
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -149,11 +149,14 @@ def _unreadable_error(path: Path, error: Exception) -> WeightsError:
 
 
 def _restore_arrays(path: Path) -> dict[str, np.ndarray]:
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(path.absolute()).item_metadata.tree
+    with (
+        local_copy(path) as local,
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+    ):
+        tree = checkpointer.metadata(local.absolute()).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         args = ocp.args.PyTreeRestore(restore_args=as_numpy)
-        return named_leaves(checkpointer.restore(path.absolute(), args=args))
+        return named_leaves(checkpointer.restore(local.absolute(), args=args))
 
 
 def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop import native
 from vit_jax.interop.formats import WeightsInfo, all_formats
-from vit_jax.interop.locate import local_path
+from vit_jax.interop.locate import local_weights, weights_path
 from vit_jax.interop.tensors import TensorFile, open_tensors
 
 
@@ -21,7 +21,7 @@ def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any
     Raises:
         WeightsError: no such file, an unknown format, or a size that must be given.
     """
-    path = local_path(address)
+    path = weights_path(address)
     if native.is_native(path):
         return native.read_options(path)
     return dict(open_published(path, given)[1].options)
@@ -31,7 +31,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
     """Opens weights, recognises their format and reads their architecture.
 
     Args:
-        path: local file or folder.
+        path: file or folder, from `weights_path`.
         given: the caller's options, for sizes that cannot be inferred.
 
     Raises:
@@ -39,6 +39,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
     """
     if native.is_native(path):
         return native.open_native(path)
+    path = local_weights(path)
     if path.is_dir():
         path = _weights_in(path)
     file = open_tensors(path)

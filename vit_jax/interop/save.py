@@ -13,6 +13,8 @@ from vit_jax.errors import WeightsError, nearest
 from vit_jax.interop import native
 from vit_jax.interop.formats import Tensors, all_formats, formats_of
 from vit_jax.interop.load import Loaded
+from vit_jax.storage.files import write_through
+from vit_jax.storage.paths import is_bucket
 
 
 def check_format(name: str) -> None:
@@ -38,7 +40,6 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
         WeightsError: the path exists, or the format cannot represent the model.
     """
     check_format(format)
-    path = path.expanduser()
     if format == native.NAME:
         with new_path(path) as part:
             native.save_native(loaded, part)
@@ -67,15 +68,19 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
 
 @contextlib.contextmanager
 def new_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder and renames it to `path` if the block succeeds.
+    """Yields a temporary path; `path` gets its content if the block succeeds.
 
     Raises:
         WeightsError: the path exists, or cannot be written.
     """
-    if os.path.lexists(path):
+    if path.exists() or path.is_symlink():
         raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
+        if is_bucket(path):  # Its folders cannot be renamed.
+            with write_through(path) as local:
+                yield local
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(part)  # Left over from a process that was killed.
         yield part
@@ -87,7 +92,8 @@ def new_path(path: Path) -> Iterator[Path]:
             "choose another destination, or free some space",
         ) from None
     finally:
-        _remove(part)
+        if not is_bucket(path):
+            _remove(part)
 
 
 def _remove(path: Path) -> None:

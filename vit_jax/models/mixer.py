@@ -30,7 +30,7 @@ from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.patches import PatchEmbedding
+from vit_jax.models.patches import PatchEmbedding, PatchShape
 from vit_jax.models.stacking import Remat, Stack, build_stack, keep, keys_and_drop_rates, scan_stack
 from vit_jax.schema import option
 
@@ -53,7 +53,7 @@ class MixerConfig(ModelConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class MixerShape:
+class MixerShape(PatchShape):
     """The sizes that a name like "Mixer-B/16" stands for.
 
     Attributes:
@@ -69,16 +69,6 @@ class MixerShape:
     token_mlp_dim: int
     channel_mlp_dim: int
     patch_size: int
-
-    @property
-    def stride(self) -> int:
-        """Pixels between neighbouring patches."""
-        return self.patch_size
-
-    @property
-    def image_multiple(self) -> int:
-        """Image sides must be divisible by this."""
-        return self.patch_size
 
 
 # Width, depth, hidden features over tokens and over channels. Source: arXiv:2105.01601, Table 1.

@@ -1,4 +1,4 @@
-"""The patch embedding: images or feature maps -> tokens."""
+"""Patches: their size, and the embedding of images or feature maps as tokens."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -6,6 +6,26 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
+
+
+class PatchShape:
+    """Base of the sizes of model families that cut images into patches.
+
+    Attributes:
+        patch_size: height and width of a patch in pixels.
+    """
+
+    patch_size: int
+
+    @property
+    def stride(self) -> int:
+        """Pixels between neighbouring patches."""
+        return self.patch_size
+
+    @property
+    def image_multiple(self) -> int:
+        """Image sides must be divisible by this."""
+        return self.stride
 
 
 class PatchEmbedding(nnx.Module):

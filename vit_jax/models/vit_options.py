@@ -8,6 +8,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models.family import check_image_size, override_sizes
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.options import ModelConfig
+from vit_jax.models.patches import PatchShape
 from vit_jax.models.position import TableSpec
 from vit_jax.models.resnet import RESNET_UNITS, ResNetShape
 from vit_jax.schema import option
@@ -73,7 +74,7 @@ class ViTConfig(ModelConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTShape:
+class ViTShape(PatchShape):
     """The sizes that a name like "ViT-B/16" stands for.
 
     Attributes:
@@ -96,12 +97,7 @@ class ViTShape:
     @property
     def stride(self) -> int:
         """Pixels between neighbouring patches."""
-        return self.patch_size * (1 if self.stem is None else self.stem.stride)
-
-    @property
-    def image_multiple(self) -> int:
-        """Image sides must be divisible by this."""
-        return self.stride
+        return super().stride * (1 if self.stem is None else self.stem.stride)
 
 
 # name: width, depth, MLP dim, heads. Source: B, L, H: arXiv:2010.11929, Table 1; Ti, S: DeiT and

@@ -86,23 +86,6 @@ Computation = dict[str, Instruction]
 """Instructions by name, in the order of execution."""
 
 
-def step_part(op_name: str) -> str:
-    """Returns the part of a training step that contains an operation.
-
-    >>> step_part("jit(step_fn)/transpose(jvp())/while/body/checkpoint/rematted_computation/add")
-    'recomputed forward, in the layers'
-    """
-    if "rematted_computation" in op_name:
-        part = "recomputed forward"
-    elif "transpose(" in op_name:
-        part = "backward"
-    elif "jvp(" in op_name:
-        part = "forward"
-    else:
-        return "outside the gradient" if op_name else "unnamed"
-    return f"{part}, in the layers" if "/while/" in op_name else part
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A compiled program.

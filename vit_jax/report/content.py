@@ -11,11 +11,11 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import overview, suggest
-from vit_jax.report.columns import STATES
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, read_report
+from vit_jax.report.run import STATES
 from vit_jax.report.runs import Runs
 from vit_jax.report.style import Drawing, Palette, save
 from vit_jax.report.tables import Table, score_table

@@ -5,81 +5,25 @@ then COLUMNS, config keys by their dotted name, and final metrics. A label calle
 stage is not a column.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
-from vit_jax.report.columns import COLUMNS
-from vit_jax.report.labels import JOIN, format_value, is_number, natural_key
-from vit_jax.report.runs import Run
-
-# Columns that `observations` adds.
-VALUE, WITHIN = "@value", "@within"
+from vit_jax.report.labels import JOIN, format_value, natural_key
+from vit_jax.report.run import COLUMNS, Run
 
 
 def run_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns a data frame with a row for each run; a missing value is None."""
     rows = []
     for run in runs:
-        computed = {name: make(run) for name, make in COLUMNS.items()}
+        computed = {name: getattr(run, name) for name in COLUMNS}
         fixed = {name: computed[name] for name in ("name", "state", "stage")}
         rows.append({**run.figures, **run.config, **computed, **run.labels, **fixed})
     frame = pd.DataFrame(rows, index=pd.Index(list(runs), dtype=object), dtype=object)
     return frame.where(frame.notna(), None)
-
-
-def observations(frame: pd.DataFrame, pattern: str, option: str = "metric") -> pd.DataFrame:
-    """Returns one row per finished run and metric that matches a pattern.
-
-    Args:
-        frame: of runs.
-        pattern: name of a metric; {word} matches any part of a name and becomes a column.
-        option: command-line option that gave the pattern, for the error.
-
-    Returns:
-        The columns of `frame`, one column per {word}, VALUE, and WITHIN: the standard deviation
-        over the draws of examples inside the run, or None.
-
-    Raises:
-        ConfigError: no run has such a metric.
-    """
-    matching = metric_regex(pattern)
-    known = {name for run in frame.index for name in run.figures}
-    known |= {name for name in COLUMNS if frame[name].dropna().map(is_number).all()}
-    if not any(map(matching.fullmatch, known)):
-        raise ConfigError(
-            f"{option}={pattern}: no run has such a metric",
-            "a metric in result.json or metrics.jsonl; {word} in its name matches any part",
-            f"did you mean {nearest(pattern, known)!r}?",
-        )
-    rows, index = [], []
-    for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
-        figures = {pattern: row.get(pattern), **run.figures} if run.finished else {}
-        for name in sorted(figures, key=natural_key):
-            match = matching.fullmatch(name)
-            if match and is_number(figures[name]):
-                words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
-                found = {VALUE: float(figures[name]), WITHIN: figures.get(f"{name}_std") or None}
-                rows.append({**row, **words, **found})
-                index.append(run)
-    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, VALUE, WITHIN]))
-    return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
-
-
-def metric_regex(pattern: str) -> re.Pattern[str]:
-    """Returns the regular expression for a metric in which {word} matches any one part.
-
-    >>> metric_regex("fewshot/{dataset}/{shots}_shot/l2").fullmatch("fewshot/pets/5_shot/l2")[2]
-    '5'
-    """
-    text = ""
-    for i, part in enumerate(re.split(r"\{([a-z_]+)\}", pattern)):
-        seen = f"(?P<{part}>" in text
-        text += re.escape(part) if i % 2 == 0 else f"(?P={part})" if seen else f"(?P<{part}>[^/]+?)"
-    return re.compile(text)
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -105,14 +49,25 @@ def text_column(frame: pd.DataFrame, name: str) -> pd.Series:
     return column(frame, name).map(format_value)
 
 
-def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
-    """Returns the rows whose columns have the given values.
+def place(frame: pd.DataFrame, where: Mapping[str, str], **axes: str | None) -> pd.DataFrame:
+    """Selects rows and says where each of them is shown.
+
+    Args:
+        frame: of runs or observations.
+        where: column -> the value that the rows must have.
+        **axes: axis of a table or picture, such as "rows", -> the column it shows; None: the axis
+            has one place.
+
+    Returns:
+        The selected rows, with a column of text for each axis, named as the axis after an "@".
 
     Raises:
-        ConfigError: no such column, or no row has the value.
+        ConfigError: there is no such column, or no row has the value.
     """
+    for axis, name in axes.items():
+        _check_column(frame, name, axis)
     for name, wanted in where.items():
-        check_columns(frame, where=name)
+        _check_column(frame, name, "where")
         found = text_column(frame, name)
         if len(frame) and wanted not in set(found):
             raise ConfigError(
@@ -121,32 +76,26 @@ def select(frame: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
                 f"did you mean {nearest(wanted, set(found))!r}?",
             )
         frame = frame[found == wanted]
-    return frame
+    places = {f"@{axis}": text_column(frame, name) if name else "" for axis, name in axes.items()}
+    return frame.assign(**places)
 
 
-def check_columns(frame: pd.DataFrame, **options: str | None) -> None:
-    """Raises ConfigError if a column, or one of several joined by "+", does not exist.
-
-    Args:
-        frame: of runs or observations.
-        options: command-line option -> the column given in it.
-    """
-    known = {*frame.columns} - {VALUE, WITHIN}
-    for option, value in options.items():
-        for name in {*(value or "").split("+")} - known - {""}:
-            labels = sorted({label for run in frame.index for label in run.labels})
-            raise ConfigError(
-                f"{option}={name}: no run has such a label, setting or metric",
-                f"a label ({first_few(labels or ['model', 'dataset', 'seed', 'family'], 6)}), a key"
-                " of config.json or a metric",
-                f"did you mean {nearest(name, known)!r}?",
-            )
+def _check_column(frame: pd.DataFrame, column: str | None, option: str) -> None:
+    """Raises ConfigError if a column, or one of several joined by "+", does not exist."""
+    known = {name for name in frame.columns if not name.startswith("@")}
+    for name in {*(column or "").split("+")} - known - {""}:
+        labels = sorted({label for run in frame.index for label in run.labels})
+        raise ConfigError(
+            f"{option}={name}: no run has such a label, setting or metric",
+            f"a label ({first_few(labels or ['model', 'dataset', 'seed', 'family'], 6)}), a key"
+            " of config.json or a metric",
+            f"did you mean {nearest(name, known)!r}?",
+        )
 
 
 def in_natural_order(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Returns the rows ordered by some columns, with numbers inside texts by their size."""
-    rows = zip(*(frame[key].map(natural_key) for key in keys), range(len(frame)), strict=True)
-    return frame.iloc[[row[-1] for row in sorted(rows)]]
+    return frame.sort_values(list(keys), key=lambda values: values.map(natural_key), kind="stable")
 
 
 def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -158,11 +107,3 @@ def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 def differing_settings(runs: Iterable[Run]) -> list[str]:
     """Returns the config keys in which runs differ, except the seed and bookkeeping."""
     return differing([run.settings for run in runs if run.config])
-
-
-def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:
-    """Returns the labels and settings, except the seed, in which runs with equal `keys` differ."""
-    found: set[str] = set()
-    for _, group in observed.groupby(keys):
-        found |= {*differing([run.labels for run in group.index]), *differing_settings(group.index)}
-    return sorted(found - {"seed"})

@@ -24,7 +24,12 @@ _TITLES = {
     "data.name": "dataset",
     "shots": "examples of each class",
 }
-_PREFIXES = {"fewshot": "few-shot ", "knn": "nearest-neighbour ", "linear_probe": "linear-probe "}
+# First part of a metric of frozen features -> how its title begins.
+FROZEN_FEATURES = {
+    "fewshot": "few-shot ",
+    "knn": "nearest-neighbour ",
+    "linear_probe": "linear-probe ",
+}
 
 
 def family(model: Any) -> str | None:
@@ -57,16 +62,16 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def natural_key(value: Any) -> list[tuple[int, float, str]]:
+def natural_key(value: Any) -> tuple[tuple[int, float, str], ...]:
     """Returns a sort key that orders numbers inside a text by their size.
 
     >>> sorted(["seed10", "seed9"], key=natural_key)
     ['seed9', 'seed10']
     """
     if is_number(value):
-        return [(0, float(value), "")]
+        return ((0, float(value), ""),)
     parts = re.split(r"(\d+)", str(value))
-    return [(0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p]
+    return tuple((0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p)
 
 
 def is_fraction(metric: str) -> bool:
@@ -92,7 +97,7 @@ def title_of(name: str) -> str:
     if "." in name and "/" not in name and name not in _TITLES:
         return name  # A config key.
     first, *middle, last = name.split("/") if "/" in name else ("", name)
-    text = _PREFIXES.get(first, "") + _TITLES.get(last, last.replace("_", " "))
+    text = FROZEN_FEATURES.get(first, "") + _TITLES.get(last, last.replace("_", " "))
     details = [part.replace("_shot", "-shot") for part in middle if not part.startswith("{")]
     text = ", ".join([text, *details])
     return text[:1].upper() + text[1:]

@@ -2,16 +2,17 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import pandas as pd
 
-from vit_jax.report import columns
 from vit_jax.report.frame import differing_settings
 from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.runs import Runs
 from vit_jax.report.tables import Cell, Table, table_of
+from vit_jax.run.job_folder import last_log_lines
+from vit_jax.run.metrics import split_of
 
 # Largest number of differing settings and of metrics on the HTML page; runs.csv has all.
 _MAX_SETTINGS, _MAX_METRICS = 8, 6
@@ -30,15 +31,15 @@ def runs_csv(found: Runs, frame: pd.DataFrame) -> pd.DataFrame:
             **{name: row[name] for name in ("name", "state", "stage")},
             **{f"label.{name}": run.labels.get(name) for name in labels},
             **{name: row[name] for name in ("model", "dataset")},
-            "seed": columns.seed(run),
+            "seed": run.seed,
             "init_from": run.init_from and found.shown_path(run.init_from),
             **{key: run.config.get(key) for key in settings},
             **{name: run.figures.get(name) for name in sorted(metrics, key=natural_key)},
             **{name: row.get(name) for name in _LAST},
-            "device": columns.device(run),
-            "git_revision": columns.revision(run),
+            "device": run.device,
+            "git_revision": run.revision,
             "folder": found.shown_path(run.path),
-            "notes": "; ".join(filter(None, [*run.problems, columns.unknown_pretraining(run)])),
+            "notes": "; ".join(filter(None, [*run.problems, run.unknown_pretraining])),
         }
         for run, row in zip(frame.index, frame.to_dict("records"), strict=True)
     ]
@@ -69,17 +70,23 @@ def all_runs_table(frame: pd.DataFrame, csv: pd.DataFrame, scores: Iterable[Tabl
 
 def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
     """Returns how the settings of final runs were selected, one row per selection."""
-    reported = {table.metric.split("/")[1] for table in scores if table.metric.startswith("eval/")}
+    reported = {split_of(table.metric) for table in scores}
     selections = frame.index.map(lambda run: repr(run.job.get("selection") or ""))
     groups = [group for _, group in frame.groupby(selections, sort=False)]
     selected = [group for group in groups if group.index[0].job.get("selection")]
     return table_of("Selected settings", pd.DataFrame([_selection(g, reported) for g in selected]))
 
 
-def _selection(runs: pd.DataFrame, reported: set[str]) -> dict[str, str]:
+def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
+    """Returns the row of a selection.
+
+    Args:
+        runs: its final runs.
+        reported: splits that the report has scores of.
+    """
     selection, labels = runs.index[0].job["selection"], runs.index[0].labels
     metric = str(selection.get("metric", ""))
-    split = metric.split("/")[1] if metric.count("/") > 1 else ""
+    split = split_of(metric) or ""
     scores = {str(name): format_value(score) for name, score in selection.get("candidates") or []}
     # The folder that all candidates share says nothing about the selection.
     folders = [name.rpartition("/")[0] for name in scores]
@@ -101,14 +108,14 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
     rows = []
     for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
         if not run.finished:
-            total, exit_code = run.config.get("train_steps"), run.attempt.get("exit_code")
+            total, attempt = run.config.get("train_steps"), run.attempt
             progress = "" if row["step"] is None else f"{row['step']:,}"
             progress += f" of {total:,}" if progress and total else ""
-            log = run.log_tail() if row["state"] in ("failed", "diverged") else []
+            log = last_log_lines(run.path) if row["state"] in ("failed", "diverged") else []
             reasons = [
                 *run.problems,
                 *(f"see report/{path.name}" for path in run.divergence_reports),
-                run.attempt.get("failure") or (f"exit code {exit_code}" if exit_code else ""),
+                attempt.why_failed if attempt else None,
                 *([line for line in log if line.startswith("error: ")] or log)[-1:],
             ]
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))
@@ -131,20 +138,22 @@ def hardware_table(frame: pd.DataFrame) -> Table:
     """Returns the kinds of devices, and the hours that runs took on each."""
     rows = [
         {
-            "device": columns.device(run) or "unknown",
+            "device": run.device or "unknown",
             "runs": 1,
-            "hours": (columns.wall_time_s(run) or 0) / 3600,
+            "hours": (run.wall_time_s or 0) / 3600,
             # Ten digits, and a suffix if files were changed.
-            "git revision": re.sub(r"^([^-]{10})[^-]*", r"\1", columns.revision(run) or ""),
+            "git revision": re.sub(r"^([^-]{10})[^-]*", r"\1", run.revision or ""),
             "JAX": str(run.environment.get("packages", {}).get("jax", "")),
         }
         for run in frame.index[frame["state"] != "not started"]
     ]
 
+    def hours(each: pd.Series) -> Cell:
+        return Cell(f"{each.sum():.2f}", each.sum())
+
     def listed(texts: Iterable[str]) -> str:
         return ", ".join(sorted({*texts} - {""}))
 
-    merge: dict[str, Any] = {"runs": "sum", "hours": "sum", "git revision": listed, "JAX": listed}
+    merge: dict[str, Any] = {"runs": "sum", "hours": hours, "git revision": listed, "JAX": listed}
     merged = pd.DataFrame(rows, columns=["device", *merge]).groupby("device").agg(merge)
-    hours = merged["hours"].map(lambda hours: Cell(f"{hours:.2f}", hours))
-    return table_of("Hardware", merged.assign(hours=hours).reset_index())
+    return table_of("Hardware", merged.reset_index())

@@ -8,17 +8,7 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
-from vit_jax.report.columns import unknown_pretraining
-from vit_jax.report.frame import (
-    WITHIN,
-    check_columns,
-    column,
-    differing_within,
-    in_natural_order,
-    observations,
-    select,
-    text_column,
-)
+from vit_jax.report.frame import column, in_natural_order
 from vit_jax.report.labels import (
     format_value,
     is_fraction,
@@ -28,16 +18,19 @@ from vit_jax.report.labels import (
     title_of,
 )
 from vit_jax.report.requests import PlotRequest
-from vit_jax.report.runs import Run
-from vit_jax.report.scores import means_over, summarize
+from vit_jax.report.run import Run
+from vit_jax.report.scores import WITHIN, differing_within, means_over, observe, summarize
 from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style
 
-# Columns that say which point an observation belongs to.
-_KEYS = ["panel", "series", "x"]
+# The axes of a plot: together they say which point an observation belongs to.
+_KEYS = ["@panel", "@series", "@x"]
 # Panels per row. Four panels also fit in one row.
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
 _MAX_PANELS = 9
+# The values of single runs, behind their mean.
+_FAINT = {"linestyle": "none", "marker": "o", "markersize": 3.6, "markeredgewidth": 0,
+          "alpha": 0.4, "zorder": 2}  # fmt: skip
 
 
 def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -54,21 +47,19 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     Raises:
         ConfigError: no run has a column or metric of that name.
     """
-    observed = observations(frame, request.y, "y")
-    check_columns(observed, x=request.x, series=request.series, panel=request.panel)
-    observed = select(observed, request.where)
-    xs = column(observed, request.x).map(lambda x: x if is_number(x) else format_value(x))
-    series = text_column(observed, request.series)
-    panels = text_column(observed, request.panel) if request.panel else ""
-    observed = observed.assign(panel=panels, series=series, x=xs.astype(object))
-    known = xs.map(lambda x: _has_place(x, log_x=request.log_x)).astype(bool) & (series != "")
+    axes = {"x": request.x, "series": request.series, "panel": request.panel}
+    observed = observe(frame, request.y, request.where, option="y", **axes)
+    xs = column(observed, request.x)  # As numbers where possible.
+    observed["@x"] = xs.where(xs.map(is_number).astype(bool), observed["@x"])
+    known = observed["@x"].map(lambda x: _has_place(x, log_x=request.log_x)).astype(bool)
+    known &= observed["@series"] != ""
     observed, unplaced = observed[known], observed[~known].index
     notes = _notes(request, observed, unplaced)
     if request.through is not None:
         observed = _add_through(request, observed)
         notes.append(f"The lines of all series go through {request.through}.")
     observed = in_natural_order(observed, _KEYS)
-    names, means = [*observed["panel"].unique()], observed[:0]
+    names, means = [*observed["@panel"].unique()], observed[:0]
     if len(names) > 1:
         sets = vtab.group_tasks(names) or {f"Mean of {len(names)} {_plural(request.panel)}": names}
         means = means_over(sets, observed, _KEYS)
@@ -77,7 +68,7 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
     else:
         observed = pd.concat([means, observed])
-    points = summarize(observed, _KEYS).reset_index()
+    points = summarize(observed, _KEYS).reset_index(names=["panel", "series", "x"])
     return points.assign(std=points["std"].fillna(points["within"])), notes
 
 
@@ -91,21 +82,17 @@ def _add_through(request: PlotRequest, observed: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ConfigError: there is no such series.
     """
-    shared = observed[observed["series"] == request.through]
-    names = {*observed["series"]}
+    shared = observed[observed["@series"] == request.through]
+    names = {*observed["@series"]}
     if names and shared.empty:
         raise ConfigError(
             f"through={request.through}: no {request.series} has this name",
             f"one of {first_few(sorted(names, key=natural_key), 8)}",
             f"did you mean {nearest(str(request.through), names)!r}?",
         )
-    lines = observed[["panel", "series"]].drop_duplicates().itertuples(index=False)
-    added = [
-        shared[shared["panel"] == panel].assign(series=name)
-        for panel, name in lines
-        if name != request.through
-    ]
-    return pd.concat([observed, *added])
+    others = observed.loc[observed["@series"] != request.through, ["@panel", "@series"]]
+    added = shared.drop(columns="@series").merge(others.drop_duplicates(), on="@panel")
+    return pd.concat([observed, added])
 
 
 def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]) -> list[str]:
@@ -121,13 +108,13 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
         n = str(low) if low == high else f"{low} to {high}"
         notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
     num_seeds = observed.groupby(_KEYS)["seed"].nunique()
-    if observed["panel"].nunique() > 1 and num_seeds.nunique() > 1:
+    if observed["@panel"].nunique() > 1 and num_seeds.nunique() > 1:
         notes.append("A mean over panels with different seeds has no bar.")
     differing = [name for name in differing_within(observed, _KEYS) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
     if names := sorted({run.name for run in unplaced}, key=natural_key):
-        reasons = sorted({unknown_pretraining(run) for run in unplaced} - {""})
+        reasons = sorted({run.unknown_pretraining for run in unplaced} - {""})
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
         notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
     return notes
@@ -197,21 +184,11 @@ def _draw_panel(
         style = palette.style(request.series, str(name)) | {"markeredgecolor": "none", "capsize": 0}
         shift = (i - (len(series) - 1) / 2) * step
         places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
-        means = scale * line["mean"]
-        bars = scale * line["std"].fillna(0)
+        means, bars = scale * line["mean"], scale * line["std"].fillna(0)
         for place, values in zip(places, line["values"], strict=True):
             if len(values) > 1:
-                faint = [place] * len(values), [scale * value for value in values]
-                panel.plot(
-                    *(faint if numeric else reversed(faint)),
-                    linestyle="none",
-                    marker="o",
-                    markersize=3.6,
-                    color=style["color"],
-                    alpha=0.4,
-                    markeredgewidth=0,
-                    zorder=2,
-                )
+                runs = [place] * len(values), [scale * value for value in values]
+                panel.plot(*(runs if numeric else runs[::-1]), color=style["color"], **_FAINT)
         if numeric:
             style |= {"yerr": bars, "elinewidth": 1.1, "zorder": 3 + (name == request.through)}
             handles[name] = panel.errorbar(places, means, **style)

@@ -1,6 +1,6 @@
 """Requests for tables, plots and learning curves, from the command line or a sweep file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.errors import ConfigError
@@ -83,29 +83,32 @@ class ReportRequest(Section):
 
 
 # Field of a report -> what its items are.
-KINDS: dict[str, type[_Request]] = {
+_KINDS: dict[str, type[_Request]] = {
     "tables": TableRequest,
     "plots": PlotRequest,
     "curves": CurvesRequest,
 }
 
 
-def parse_request(text: str, kind: type[R], source: str) -> R:
-    """Reads "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
+def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> tuple[R, ...] | None:
+    """Reads requests such as "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
     Args:
-        text: comma-separated KEY=VALUE; a KEY alone is true.
+        texts: comma-separated KEY=VALUE; a KEY alone is true. None: the option is not given.
         kind: TableRequest, PlotRequest or CurvesRequest.
-        source: the option, for error messages.
+        option: the option, for error messages.
 
     Raises:
         ConfigError: a key is unknown or missing.
     """
-    pairs = (item.partition("=") for item in text.split(","))
-    given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
-    if "log_x" in given:
-        given["log_x"] = given["log_x"] in (True, "true", "True", "1")
-    return _read(given, kind, source)
+    requests = []
+    for text in texts or ():
+        pairs = (item.partition("=") for item in text.split(","))
+        given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
+        if "log_x" in given:
+            given["log_x"] = given["log_x"] in (True, "true", "True", "1")
+        requests.append(_read(given, kind, option))
+    return tuple(requests) or None
 
 
 def read_report(given: Any, source: str) -> ReportRequest:
@@ -115,7 +118,7 @@ def read_report(given: Any, source: str) -> ReportRequest:
         ConfigError: a key is unknown or missing, or a value has a wrong type.
     """
     values = dict(given) if isinstance(given, Mapping) else given
-    for key, kind in KINDS.items():
+    for key, kind in _KINDS.items():
         if isinstance(values, dict) and isinstance(values.get(key), list | tuple):
             items = enumerate(values[key])
             values[key] = [_read(item, kind, f"{source}, {key}[{i}]") for i, item in items]

@@ -1,7 +1,5 @@
 """Finds run folders and reads their files."""
 
-import functools
-import math
 import os
 import re
 from collections import defaultdict
@@ -9,92 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.errors import FileError, RunFolderError
-from vit_jax.report.labels import is_number, natural_key
-from vit_jax.run.metrics import read_metrics
+from vit_jax.errors import RunFolderError
+from vit_jax.report.labels import natural_key
+from vit_jax.report.run import Run, flatten, read_optional
 from vit_jax.schema import default_values
-from vit_jax.storage.files import read_json
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
 # Folders inside a run folder that contain no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
-# Config keys with the weights that a run was initialised from.
-_INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
-# Config keys that change where a run is stored or how it is logged, but not what is trained.
-_BOOKKEEPING = re.compile(
-    r"seed|(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
-    r"|prefetch_batches)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*"
-    r"|compiler_options.*|load.*"
-)
 # A longer chain of initialisations must be a cycle.
 _MAX_ANCESTORS = 20
-
-
-class Run:
-    """The files of one run folder; a missing file counts as empty.
-
-    Args:
-        path: the folder.
-        name: used unless job.json has one.
-
-    Attributes:
-        config: config.json with dotted keys.
-        metrics: lines of metrics.jsonl.
-        result: result.json; {} if the run is not finished.
-        job: job.json, written by a sweep.
-        attempt: what the sweep recorded about the job's latest attempt.
-        figures: the final value of every metric; the latest one if the run is not finished.
-        ancestors: the runs this one was initialised from, nearest first.
-        unknown_init: why some ancestors are unknown; "" if all are known.
-        problems: files that could not be read, and why.
-    """
-
-    def __init__(self, path: Path, name: str = ""):
-        self.path = path
-        self.problems: list[str] = []
-        self.config = flatten(self._read("config.json"))
-        self.environment = self._read("env.json")
-        self.metrics = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
-        self.result = self._read("result.json")
-        self.job = self._read("job.json")
-        self.attempt = self._read(".sweep/attempt.json")
-        self.subset = self._read("subset.json")
-        self.classes: list[str] = self._read("classes.json").get("names") or []
-        self.name = str(self.job.get("name") or name)
-        self.labels: dict[str, Any] = self.job.get("labels") or {}
-        self.finished = bool(self.result)
-        latest = {k: v for row in self.metrics for k, v in row.items() if k not in ("step", "time")}
-        self.figures: dict[str, float] = {
-            k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
-        }
-        self.ancestors: list[Run] = []
-        self.unknown_init = ""
-
-    def _read(self, name: str) -> dict[str, Any]:
-        return _read_json(self.path / name, self.problems)
-
-    @property
-    def divergence_reports(self) -> list[Path]:
-        """The reports that training wrote when it diverged."""
-        return sorted(self.path.glob("report/divergence-*.txt"))
-
-    @functools.cached_property
-    def settings(self) -> dict[str, Any]:
-        """The config without the seed, and without keys that do not change what is trained."""
-        return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
-
-    @property
-    def init_from(self) -> str | None:
-        """The path or URL of the weights it started from; None for random weights."""
-        paths = (self.config.get(key) for key in _INIT_KEYS)
-        return next((path for path in paths if isinstance(path, str) and path), None)
-
-    def log_tail(self, lines: int = 12) -> list[str]:
-        """Returns the last lines of the job's log, if its sweep kept one."""
-        path = self.path / "log.txt"
-        text = path.read_bytes()[-4096:].decode(errors="replace") if path.is_file() else ""
-        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
 
 
 class Runs(NamedTuple):
@@ -144,7 +67,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
         # The folder may lie inside a sweep.
         above = [p for p in (root, *root.parents) if (p / "sweep.json").is_file()][:1]
         for path in above + sweep_folders:
-            sweeps[path] = _read_json(path / "sweep.json", [])
+            sweeps[path] = read_optional(path / "sweep.json", [])
         for path in paths:
             name = path.name if path == root else path.relative_to(root).as_posix()
             runs.setdefault(path.resolve(), Run(path, name))
@@ -194,19 +117,6 @@ def _fill_in_defaults(runs: Sequence[Run]) -> None:
         run.config |= {key: value for key, value in missing.items() if key in keys}
 
 
-def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns a nested dict with dotted keys; an empty dict counts as a value.
-
-    >>> flatten({"a": {"b": 1, "c": {}}, "d": [2]})
-    {'a.b': 1, 'a.c': {}, 'd': [2]}
-    """
-    found = {}
-    for key, value in mapping.items():
-        nested = isinstance(value, dict) and value
-        found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return found
-
-
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
     """Fills in the ancestors of a run; ancestors outside `known` are read from their folders."""
     current = run
@@ -243,12 +153,3 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
     same_sweep = [r for r in known.values() if r.job and r.job.get("sweep") == run.job.get("sweep")]
     moved = [r for r in same_sweep if f"/jobs/{r.name}/" in f"{folder.as_posix()}/"]
     return max(moved, key=lambda r: len(r.name), default=None)
-
-
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the content of a file, or {}. Adds to `problems` why a file cannot be read."""
-    try:
-        return read_json(path) if path.is_file() else {}
-    except FileError as error:
-        problems.append(error.got.replace(str(path), path.name))
-        return {}

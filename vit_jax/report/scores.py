@@ -1,11 +1,87 @@
-"""Means and standard deviations of a metric over runs that differ only by their seed."""
+"""The scores that tables and plots show, and their means over runs that differ only by their seed.
 
+An observation is one value of a metric: of one finished run, and of one metric if the request is
+for several.
+"""
+
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from vit_jax.report.frame import VALUE, WITHIN
+from vit_jax.errors import ConfigError, nearest
+from vit_jax.report.frame import differing, differing_settings, place
+from vit_jax.report.labels import is_number, natural_key
+from vit_jax.report.run import COLUMNS
+
+# Columns of observations.
+VALUE, WITHIN = "@value", "@within"
+
+
+def observe(
+    frame: pd.DataFrame,
+    pattern: str,
+    where: Mapping[str, str],
+    *,
+    option: str = "metric",
+    **axes: str | None,
+) -> pd.DataFrame:
+    """Returns the observations of a table or plot.
+
+    Args:
+        frame: of the runs to report.
+        pattern: name of a metric; {word} matches any part of a name and becomes a column.
+        where: column -> the value it must have.
+        option: command-line option that gave the pattern, for the error.
+        **axes: see `place`.
+
+    Returns:
+        The columns of `frame`, one column per {word}, one per axis, VALUE, and WITHIN: the standard
+        deviation over the draws of examples inside the run, or None.
+
+    Raises:
+        ConfigError: no run has a metric, column or value of this name.
+    """
+    return place(_find_values(frame, pattern, option), where, **axes)
+
+
+def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame:
+    """Returns all observations of a metric."""
+    matching = metric_regex(pattern)
+    known = {name for run in frame.index for name in run.figures}
+    known |= {name for name in COLUMNS if frame[name].dropna().map(is_number).all()}
+    if not any(map(matching.fullmatch, known)):
+        raise ConfigError(
+            f"{option}={pattern}: no run has such a metric",
+            "a metric in result.json or metrics.jsonl; {word} in its name matches any part",
+            f"did you mean {nearest(pattern, known)!r}?",
+        )
+    rows, index = [], []
+    for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
+        figures = {pattern: row.get(pattern), **run.figures} if run.finished else {}
+        for name in sorted(figures, key=natural_key):
+            match = matching.fullmatch(name)
+            if match and is_number(figures[name]):
+                words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
+                found = {VALUE: float(figures[name]), WITHIN: figures.get(f"{name}_std") or None}
+                rows.append({**row, **words, **found})
+                index.append(run)
+    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, VALUE, WITHIN]))
+    return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
+
+
+def metric_regex(pattern: str) -> re.Pattern[str]:
+    """Returns the regular expression for a metric in which {word} matches any one part.
+
+    >>> metric_regex("fewshot/{dataset}/{shots}_shot/l2").fullmatch("fewshot/pets/5_shot/l2")[2]
+    '5'
+    """
+    text = ""
+    for i, part in enumerate(re.split(r"\{([a-z_]+)\}", pattern)):
+        seen = f"(?P<{part}>" in text
+        text += re.escape(part) if i % 2 == 0 else f"(?P={part})" if seen else f"(?P<{part}>[^/]+?)"
+    return re.compile(text)
 
 
 def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -28,6 +104,14 @@ def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return pd.DataFrame({"values": values, "n": n, "mean": mean, "std": std, "within": within})
 
 
+def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:
+    """Returns the labels and settings, except the seed, in which runs with equal `keys` differ."""
+    found: set[str] = set()
+    for _, group in observed.groupby(keys):
+        found |= {*differing([run.labels for run in group.index]), *differing_settings(group.index)}
+    return sorted(found - {"seed"})
+
+
 def means_over(
     sets: Mapping[str, Sequence[str]], observed: pd.DataFrame, keys: list[str]
 ) -> pd.DataFrame:
@@ -44,9 +128,9 @@ def means_over(
     over, *rest = keys
     rows = []
     for name, members in sets.items():
-        for place, group in observed[observed[over].isin(members)].groupby(rest, sort=False):
+        for at, group in observed[observed[over].isin(members)].groupby(rest, sort=False):
             if group[over].nunique() == len(members):
-                rows += [[name, *place, value, None] for value in _means(group, over)]
+                rows += [[name, *at, value, None] for value in _means(group, over)]
     return pd.DataFrame(rows, columns=[*keys, VALUE, WITHIN], dtype=object)
 
 

@@ -144,6 +144,13 @@ def add_legend(
     )
 
 
+def start_at_zero(panel: Any) -> None:
+    """Lets the y-axis begin at zero and end a little above the largest finite value."""
+    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
+    if heights and max(heights) > 0:
+        panel.set_ylim(0, 1.06 * max(heights))
+
+
 def save(figure: Any, path: Path) -> str:
     """Writes PATH.png and PATH.svg and returns the SVG.
 

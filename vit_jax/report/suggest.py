@@ -6,16 +6,10 @@ from typing import TypeVar
 import pandas as pd
 
 from vit_jax.report.curves import main_score
-from vit_jax.report.frame import (
-    column,
-    differing,
-    differing_settings,
-    metric_regex,
-    observations,
-    text_column,
-)
+from vit_jax.report.frame import column, differing, differing_settings, text_column
 from vit_jax.report.labels import is_number, title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
+from vit_jax.report.scores import metric_regex, observe
 
 R = TypeVar("R", TableRequest, PlotRequest)
 
@@ -80,14 +74,14 @@ def _by_stage(frame: pd.DataFrame, suggest: Callable[[pd.DataFrame], Iterable[R]
     """Returns the suggestions for final runs, and then for other runs, with distinct titles."""
     frame = exclude_candidates(frame)
     is_final = frame["stage"] == "final"
-    if frame.empty or is_final.all() or not is_final.any():
+    if is_final.nunique() < 2:
         return [] if frame.empty else [*suggest(frame)]
     final = [r.replace(where={"stage": "final"}) for r in suggest(frame[is_final])]
-    known, others = {request.heading for request in final}, []
-    for request in suggest(frame[~is_final]):
-        title = request.heading + (", other runs" if request.heading in known else "")
-        others.append(request.replace(where={"stage": ""}, title=title))
-    return final + others
+    others = [r.replace(where={"stage": ""}) for r in suggest(frame[~is_final])]
+    taken = {r.heading for r in final}
+    return final + [
+        r.replace(title=f"{r.heading}, other runs") if r.heading in taken else r for r in others
+    ]
 
 
 def _tables(frame: pd.DataFrame) -> Iterator[TableRequest]:
@@ -105,7 +99,7 @@ def _tables(frame: pd.DataFrame) -> Iterator[TableRequest]:
 def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
     rows, metrics = row_column(frame), _metrics(frame)
     if score := main_score(metrics):
-        if text_column(observations(frame, score), rows).nunique() > 1:
+        if observe(frame, score, {}, rows=rows)["@rows"].nunique() > 1:
             first = rows.partition("+")[0]
             yield PlotRequest(x=rows, y=score, series=first, panel="dataset", title=title_of(score))
         yield from _against_pretraining(score, frame, rows)
@@ -120,7 +114,7 @@ def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:
 
 def _against_pretraining(pattern: str, frame: pd.DataFrame, rows: str) -> Iterator[PlotRequest]:
     """Yields plots of a score against pre-training data and compute, where these vary."""
-    observed = observations(frame, pattern)
+    observed = observe(frame, pattern, {})
     for x in ("pretrain_examples", "pretrain_exaflops"):
         places = [value for value in column(observed, x) if is_number(value) and value > 0]
         if places and max(places) > _MIN_RATIO * min(places):

@@ -2,28 +2,26 @@
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from vit_jax.report import labels, vtab
-from vit_jax.report.frame import (
-    check_columns,
-    differing_within,
-    metric_regex,
-    observations,
-    select,
-    text_column,
+from vit_jax.report.frame import text_column
+from vit_jax.report.labels import (
+    FROZEN_FEATURES,
+    format_metric,
+    format_value,
+    is_number,
+    natural_key,
 )
-from vit_jax.report.labels import format_metric, format_value, is_number, natural_key
 from vit_jax.report.requests import TableRequest
-from vit_jax.report.scores import means_over, summarize
+from vit_jax.report.run import Run
+from vit_jax.report.scores import differing_within, means_over, metric_regex, observe, summarize
 
-# Columns that say which cell an observation belongs to.
-_KEYS = ["@column", "@row"]
-_FROZEN_FEATURE_METRICS = ("fewshot/", "knn/", "linear_probe/")
+# The axes of a table: both together say which cell an observation belongs to.
+_KEYS = ["@columns", "@rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +92,9 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         ConfigError: no run has a column or metric of that name.
     """
     metric = request.metric
-    observed = observations(frame, metric)
-    check_columns(observed, rows=request.rows, columns=request.columns)
-    observed = select(observed, request.where)
-    for key, name in zip(_KEYS, (request.columns, request.rows), strict=True):
-        observed[key] = text_column(observed, name)
-        observed = observed[observed[key] != ""]
+    axes = {"rows": request.rows, "columns": request.columns}
+    observed = observe(frame, metric, request.where, **axes)
+    observed = observed[(observed[_KEYS] != "").all(axis="columns")]
     pending = _pending(request, frame)
     columns, rows = (
         sorted({*observed[key], *(cell[i] for cell in pending)}, key=natural_key)
@@ -142,20 +137,25 @@ def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
 
 def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
     """Returns the states of runs without a result, by the cell that they belong to."""
-    metric, found = request.metric, defaultdict(list)
     asked = {*request.rows.split("+"), *request.columns.split("+")}
-    if asked & {*metric_regex(metric).groupindex}:
+    if asked & {*metric_regex(request.metric).groupindex}:
         return {}  # The cell of a run is not known before it has a result.
     for name, wanted in request.where.items():
         frame = frame[text_column(frame, name) == wanted]
-    keys = text_column(frame, request.columns), text_column(frame, request.rows)
-    for run, state, column, row in zip(frame.index, frame["state"], *keys, strict=True):
-        measured = run.job.get("command", "train") == "train"
-        if metric.startswith(_FROZEN_FEATURE_METRICS):
-            measured = run.job.get("command") == "fewshot" or run.config.get("fewshot.datasets")
-        if measured and not run.finished and column and row:
-            found[column, row].append(state)
-    return found
+    frozen = request.metric.partition("/")[0] in FROZEN_FEATURES
+    frame = frame[[not r.finished and _measures(r, frozen=frozen) for r in frame.index]]
+    columns, rows = text_column(frame, request.columns), text_column(frame, request.rows)
+    placed = frame[(columns != "") & (rows != "")]
+    states: dict[Any, list[str]] = placed.groupby([columns, rows])["state"].agg(list).to_dict()
+    return states
+
+
+def _measures(run: Run, *, frozen: bool) -> bool:
+    """Whether a run measures scores of its frozen features, or else scores of its training."""
+    command = run.job.get("command", "train")
+    if frozen:
+        return command == "fewshot" or bool(run.config.get("fewshot.datasets"))
+    return command == "train"
 
 
 def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> Cell:

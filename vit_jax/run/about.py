@@ -19,6 +19,8 @@ COMMIT_FILE = "commit_success.txt"
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
+# Name of the file that Orbax adds to a complete checkpoint.
+_ORBAX_FILE = "_CHECKPOINT_METADATA"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +125,26 @@ def incomplete_steps(folder: Path) -> list[int]:
 
 def _steps(folder: Path) -> list[tuple[int, bool]]:
     """Returns (step, whether it is complete) of what is in a folder, in ascending order."""
-    mark = COMMIT_FILE if is_bucket(folder) else "_CHECKPOINT_METADATA"
+    mark = COMMIT_FILE if is_bucket(folder) else _ORBAX_FILE
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
+
+
+def write_time_s(folder: Path) -> float | None:
+    """Returns the time from the begin of the latest complete save until it was complete.
+
+    Args:
+        folder: the `checkpoints` folder of a run.
+
+    Returns:
+        The time in seconds; None: there is no checkpoint, or it does not say.
+    """
+    steps = saved_steps(folder)
+    if not steps:
+        return None
+    about = read_json(folder / str(steps[-1]) / _ORBAX_FILE, error=CheckpointError)
+    begin, end = about.get("init_timestamp_nsecs"), about.get("commit_timestamp_nsecs")
+    return (end - begin) / 1e9 if begin and end else None
 
 
 def read_checkpoint_info(path: Path) -> CheckpointInfo:

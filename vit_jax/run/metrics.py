@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl, examples-HOST.jsonl, TensorBoard files and Weights & Biases runs."""
+"""Metrics of a run: metrics.jsonl, examples-HOST.jsonl, TensorBoard and Weights & Biases."""
 
 import hashlib
 import io
@@ -24,6 +24,17 @@ _EVENTS_INTERVAL_S = 60.0
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a metrics.jsonl, without a last line that a crash cut off."""
     return read_log(path)
+
+
+def split_of(metric: str) -> str | None:
+    """Returns the name in evaluation.splits of the split that a metric is measured on, or None.
+
+    >>> split_of("eval/dev/accuracy_top1")
+    'dev'
+    >>> split_of("knn/pets/accuracy_top1")
+    """
+    parts = metric.split("/")
+    return parts[1] if parts[0] == "eval" and len(parts) > 2 else None
 
 
 class MetricsWriter:

@@ -7,15 +7,19 @@ errors that are OSErrors and name the object, and listings that are never out of
 
 import contextlib
 import errno
+import fnmatch
 import functools
+import hashlib
 import importlib.util
 import io
 import logging
 import os
 import pathlib
+import random
 import stat
+import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,9 +32,15 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "gcs": {"use_listings_cache": False},
     "s3": {
         "use_listings_cache": False,
-        "config_kwargs": {"retries": {"mode": "standard", "max_attempts": 8}},
+        "config_kwargs": {
+            "retries": {"mode": "standard", "max_attempts": 8},
+            "max_pool_connections": 64,
+        },
     },
 }
+# gcsfs repeats a read that was throttled or cut for about 30 s, with jitter. Of s3fs, botocore does
+# so for answers, but reads that are cut in the middle are repeated for 1 s without jitter.
+_READ_ATTEMPTS = {"gs": 1, "s3": 5}
 
 
 @functools.cache
@@ -92,8 +102,7 @@ def _is_refusal(error: Exception) -> bool:
         or text.startswith(("Forbidden", "Access Denied"))
         or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
         or "ExpiredToken" in text
-        # S3 answers an expired token with 400, and HEAD requests without the reason.
-        or text.endswith("Bad Request")
+        or text.endswith("Bad Request")  # S3 answers a HEAD with an expired token so.
     )
 
 
@@ -102,10 +111,10 @@ def reason_of(error: Exception) -> str:
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
-    said = getattr(error, "strerror", None) or str(error)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    text = getattr(error, "strerror", None) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     text = ": ".join(lines[:2]) or type(error).__name__
-    return (f"credentials were refused: {text}" if _is_refusal(error) else text)[:200]
+    return (f"access was refused: {text}" if _is_refusal(error) else text)[:200]
 
 
 def _translated(method: F) -> F:
@@ -117,6 +126,21 @@ def _translated(method: F) -> F:
             return method(self, *args, **kwargs)
 
     return wrapper  # pyright: ignore[reportReturnType]
+
+
+class StoredObject(NamedTuple):
+    """An object as a listing describes it.
+
+    Attributes:
+        path: address.
+        size: in bytes.
+        key: hash of address, size and the store's generation or entity tag; changes with the
+            content.
+    """
+
+    path: "BucketPath"
+    size: int
+    key: str
 
 
 class BucketPath(pathlib.PosixPath):
@@ -166,12 +190,57 @@ class BucketPath(pathlib.PosixPath):
         """Returns the address."""
         return str(self)
 
+    @property
+    def parent(self) -> "BucketPath":
+        """The folder that holds it; of a bucket, itself."""
+        return self if len(self.parts) <= 2 else BucketPath(*self.parts[:-1])
+
+    @property
+    def parents(self) -> tuple["BucketPath", ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The folders that hold it, from the innermost to the bucket."""
+        return tuple(BucketPath(*self.parts[:n]) for n in range(len(self.parts) - 1, 1, -1))
+
+    def joinpath(self, *others: Any) -> Any:
+        """Returns this path with others appended; an absolute path takes its place."""
+        path: Any = self
+        for other in others:
+            path = path / other
+        return path
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, str | pathlib.PurePath) and pathlib.PurePath(other).is_absolute():
+            return pathlib.Path(other)
+        if isinstance(other, BucketPath):
+            return other
+        if not isinstance(other, str | os.PathLike):
+            return NotImplemented
+        return BucketPath(*self.parts, other)
+
+    def __rtruediv__(self, other: Any) -> "BucketPath":
+        return self
+
     def relative_to(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *other: Any, **kwargs: Any
     ) -> pathlib.PurePosixPath:
-        """Returns the path from another path in the same bucket to this one."""
+        """Returns the path from another path in the same bucket to this one.
+
+        Raises:
+            ValueError: it is not below the other path.
+        """
         start = pathlib.PurePosixPath(*BucketPath(*other).parts)
         return pathlib.PurePosixPath(*self.parts).relative_to(start, **kwargs)
+
+    def is_relative_to(self, *other: Any) -> bool:
+        """Whether it is the other path or below it."""
+        try:
+            self.relative_to(*other)
+        except ValueError:
+            return False
+        return True
+
+    def match(self, path_pattern: Any, **kwargs: Any) -> bool:
+        """Whether its last parts match a pattern."""
+        return pathlib.PurePosixPath(*self.parts).match(path_pattern, **kwargs)
 
     def is_absolute(self) -> bool:
         """Returns True."""
@@ -195,7 +264,8 @@ class BucketPath(pathlib.PosixPath):
 
     def samefile(self, other_path: Any) -> bool:
         """Whether the other path is the same address."""
-        return str(self.resolve()) == str(other_path)
+        other = BucketPath(other_path)
+        return "://" in str(other_path) and self.resolve() == other.resolve()
 
     @_translated
     def _info(self) -> dict[str, Any] | None:
@@ -230,31 +300,65 @@ class BucketPath(pathlib.PosixPath):
         return os.stat_result((kind, 0, 0, 0, 0, 0, size, seconds, seconds, seconds))
 
     def iterdir(self) -> Generator["BucketPath", None, None]:
-        """Yields the objects and folders directly below this path."""
+        """Yields the objects and folders directly below this path, sorted by name."""
         with as_os_error(self):
-            names = self.fs.ls(self.key, detail=False)
-        inside = {name.rstrip("/").removeprefix(f"{self.key}/") for name in names}
-        yield from (self / name for name in sorted(inside) if name and name != self.key)
+            names = [name.rstrip("/") for name in self.fs.ls(self.key, detail=False)]
+            if names == [self.key] and self.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, "Not a folder", str(self))
+        inside = {name.removeprefix(f"{self.key}/") for name in names if name != self.key}
+        yield from (self / name for name in sorted(inside) if name)
 
     def glob(self, pattern: str, **kwargs: Any) -> Generator["BucketPath", None, None]:
-        """Yields what is below this path and matches a pattern."""
-        with as_os_error(self):
-            found = self.fs.glob(f"{self.key}/{pattern}")
-        yield from (BucketPath(f"{self.scheme}://{name}") for name in sorted(found))
+        """Yields what is below this path and matches a pattern, sorted by name.
+
+        With "**" in the pattern, all objects below this path are listed; otherwise only the folders
+        that match its first parts.
+        """
+        # The glob of fsspec would also read patterns into the name of this folder, and gcsfs lists
+        # all objects below it.
+        parts = pathlib.PurePosixPath(pattern).parts
+        if "**" in parts:
+            tree = self._tree()
+            found = [path for path in tree if _matches(path.relative_to(self).parts, parts)]
+        else:
+            found = [self]
+            for part in parts:
+                found = [inner for path in found for inner in path._named(part)]
+        yield from sorted(found)
 
     def rglob(self, pattern: str, **kwargs: Any) -> Generator["BucketPath", None, None]:
-        """Yields the objects at any depth whose last parts match a pattern."""
-        yield from (path for path, _ in self.find() if path.match(pattern))
+        """Yields what is at any depth below this path and matches a pattern, sorted by name."""
+        yield from self.glob(f"**/{pattern}")
 
-    @_translated
+    def _named(self, pattern: str) -> list["BucketPath"]:
+        """Returns what is directly below this path and has such a name."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return [path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern)]
+        return []
+
+    def _tree(self) -> list["BucketPath"]:
+        """Returns all objects and folders below this path."""
+        depth = len(self.parts)
+        paths = {path for path, _ in self.find() if path != self}
+        folders = {inner for path in paths for inner in path.parents if len(inner.parts) > depth}
+        return list(paths | folders)
+
     def find(self) -> list[tuple["BucketPath", int]]:
         """Returns all objects below this path with their sizes in bytes, sorted by name."""
-        found = self.fs.find(self.key, detail=True)
-        return [
-            (BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0))
-            for name, info in sorted(found.items())
-            if not name.endswith("/")
-        ]
+        return [(found.path, found.size) for found in self.list_objects()]
+
+    @_translated
+    def list_objects(self) -> list[StoredObject]:
+        """Returns all objects below this path, or the object itself, sorted by name."""
+        objects = []
+        for name, info in sorted(self.fs.find(self.key, detail=True).items()):
+            if not name.endswith("/"):
+                path, size = BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0)
+                version = info.get("generation") or info.get("ETag") or info.get("mtime")
+                described = f"{path}\0{size}\0{version}".encode(errors="surrogateescape")
+                key = hashlib.blake2b(described, digest_size=16).hexdigest()
+                objects.append(StoredObject(path, size, key))
+        return objects
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing, because buckets have no folders.
@@ -277,6 +381,9 @@ class BucketPath(pathlib.PosixPath):
     @_translated
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""
+        # S3 does not say whether there was an object.
+        if not missing_ok and self.scheme == "s3" and not self.is_file():
+            raise FileNotFoundError(errno.ENOENT, "No such object", str(self))
         try:
             self.fs.rm_file(self.key)
         except FileNotFoundError:
@@ -285,16 +392,30 @@ class BucketPath(pathlib.PosixPath):
 
     @_translated
     def remove_tree(self) -> None:
-        """Deletes all objects below this path."""
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.key, recursive=True)
+        """Deletes all objects below this path.
+
+        Raises:
+            OSError: an object is still there.
+        """
+        keys = [path.key for path, _ in self.find()]
+        # `rm` deletes many with one request, but takes names with these characters for patterns.
+        plain = [key for key in keys if not set("*?[") & set(key)]
+        if plain:
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm(plain)
+        for key in set(keys) - set(plain):
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm_file(key)
+        if keys and (left := self.find()):  # S3 names no error of a single object.
+            raise PermissionError(errno.EACCES, "Object was not deleted", str(left[0][0]))
 
     @_translated
     def replace(self, target: Any) -> "BucketPath":
         """Copies the object to a path in the same store, then deletes it."""
         target = self._beside(target)
-        self.fs.cp_file(self.key, target.key)
-        self.fs.rm_file(self.key)
+        if target != self:
+            self.fs.cp_file(self.key, target.key)
+            self.fs.rm_file(self.key)
         return target
 
     def rename(self, target: Any) -> "BucketPath":
@@ -302,19 +423,40 @@ class BucketPath(pathlib.PosixPath):
         return self.replace(target)
 
     def _beside(self, target: Any) -> "BucketPath":
-        if not isinstance(target, BucketPath) or target.scheme != self.scheme:
+        target = BucketPath(target)
+        if target.scheme != self.scheme:
             raise NotImplementedError(f"cannot rename {self} to {target}: not the same store")
         return target
 
     @_translated
     def read_bytes(self) -> bytes:
         """Returns the content, in one request."""
-        return self.fs.cat_file(self.key)
+        # By default s3fs asks for the size first.
+        return self.fs.cat_file(self.key, **({"max_concurrency": 1} if self.scheme == "s3" else {}))
 
-    @_translated
     def read_range(self, start: int, end: int) -> bytes:
-        """Returns bytes `start` to `end` (not included), in one request."""
-        return self.fs.cat_file(self.key, start=start, end=end)
+        """Returns bytes `start` to `end` (not included), in one request.
+
+        Throttled, failed and cut requests are repeated after a random pause.
+
+        Raises:
+            OSError: the object or the range does not exist, or the store cannot be reached.
+        """
+        for attempt in range(1, _READ_ATTEMPTS[self.scheme] + 1):
+            try:
+                with as_os_error(self):
+                    content = self.fs.cat_file(self.key, start=start, end=end)
+                    if len(content) != end - start:
+                        got = f"{len(content)} bytes of {start} to {end}"
+                        raise OSError(errno.EIO, f"the answer holds {got}")
+                return content
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                if attempt == _READ_ATTEMPTS[self.scheme]:
+                    raise
+                time.sleep(random.uniform(0, 0.5 * 2**attempt))
+        raise AssertionError  # The last attempt returns or raises.
 
     def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
         """Returns the content, which is UTF-8 by default."""
@@ -351,13 +493,35 @@ class BucketPath(pathlib.PosixPath):
 
     @_translated
     def upload(self, source: pathlib.Path) -> None:
-        """Writes the content of a local file, in parts if it is large."""
-        self.fs.put_file(str(source), self.key)
+        """Writes the content of a local file, or of all files of a local folder.
+
+        Of a folder, the files directly in it are written last: they describe the others.
+        """
+        if source.is_file():
+            self.fs.put_file(str(source), self.key)
+            return
+        files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+        for some in (
+            [path for path in files if path.parent != source],
+            [path for path in files if path.parent == source],
+        ):
+            keys = [f"{self.key}/{path.relative_to(source).as_posix()}" for path in some]
+            if some:
+                self.fs.put([str(path) for path in some], keys)
 
     @_translated
     def download(self, target: pathlib.Path) -> None:
-        """Writes the content to a local file."""
-        self.fs.get_file(self.key, str(target))
+        """Writes the content to a local file, or all objects below this path to a local folder."""
+        if self.is_file():
+            self.fs.get_file(self.key, str(target))
+            return
+        paths = [path for path, _ in self.find()]
+        if not paths:
+            raise FileNotFoundError(errno.ENOENT, "No such object", str(self))
+        files = [target / path.relative_to(self) for path in paths]
+        for folder in {file.parent for file in files}:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.fs.get([path.key for path in paths], [str(file) for file in files])
 
     @_translated
     def open(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -368,19 +532,32 @@ class BucketPath(pathlib.PosixPath):
         errors: str | None = None,
         newline: str | None = None,
     ) -> Any:
-        """Opens the object for reading (r), or for writing a new content (w, x).
+        """Opens the object for reading (r), or for writing a new content (w).
 
         Raises:
             OSError: the object cannot be opened.
-            NotImplementedError: `mode` is to append or to update.
+            NotImplementedError: `mode` is to append, to update or to create; see `create`.
         """
         binary = mode.replace("b", "").replace("t", "")
-        if binary not in ("r", "w", "x"):
+        if binary not in ("r", "w"):
             raise NotImplementedError(f"{self}: objects cannot be opened with mode {mode!r}")
         file = self.fs.open(self.key, f"{binary}b")
         if "b" in mode:
             return file
         return io.TextIOWrapper(file, encoding or "utf-8", errors, newline)
+
+
+def _matches(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether the parts of a path match those of a pattern, where "**" is any number of parts."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(_matches(names[n:], pattern[1:]) for n in range(len(names) + 1))
+    return (
+        bool(names)
+        and fnmatch.fnmatchcase(names[0], pattern[0])
+        and _matches(names[1:], pattern[1:])
+    )
 
 
 def _refuse(name: str) -> Callable[..., Any]:

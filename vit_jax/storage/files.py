@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,6 +85,90 @@ def read_json(
     if not isinstance(content, kind):
         raise error(f"{path} holds a {type(content).__name__}", expected, fix)
     return content
+
+
+def append_text(path: Path, text: str) -> None:
+    """Appends text to a file. Objects in a bucket are written again, by one process at a time.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if is_bucket(path):
+        write_atomically(path, (path.read_text() if path.exists() else "") + text)
+        return
+    with path.open("a", newline="") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def local_copy(path: Path) -> Iterator[Path]:
+    """Yields a file or folder on a local disk, for libraries that cannot read from a bucket.
+
+    Args:
+        path: if it is in a bucket, it is copied to a temporary folder, which is deleted after the
+            block; a local path is yielded as it is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not isinstance(path, BucketPath):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="vit_jax-") as folder:
+        target = Path(folder) / path.name
+        path.download(target)
+        yield target
+
+
+@contextlib.contextmanager
+def write_through(path: Path) -> Iterator[Path]:
+    """Yields a path on a local disk where a library can write a file or a folder.
+
+    Args:
+        path: if it is in a bucket, what the block has written to a temporary folder is copied there
+            if the block succeeds; a local path is yielded as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not is_bucket(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="vit_jax-") as folder:
+        source = Path(folder) / path.name
+        yield source
+        if isinstance(path, BucketPath):
+            path.upload(source)
+        elif source.is_dir():
+            shutil.copytree(source, path, dirs_exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Returns all files at any depth below a folder, sorted by name."""
+    if isinstance(folder, BucketPath):  # One listing, where `is_file` would ask for each.
+        return [path for path, _ in folder.find()]
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file from and to a disk or a bucket, where it appears whole.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, BucketPath):
+        if isinstance(target, BucketPath):
+            target.write_bytes(source.read_bytes())
+        else:
+            source.download(target)
+    elif isinstance(target, BucketPath):
+        target.upload(source)
+    else:
+        shutil.copyfile(source, target)
 
 
 def remove_tree(path: Path) -> None:

@@ -4,7 +4,8 @@ A lease is an object that names its owner. Its number counts up: the owner of th
 holds the lock. Each number is created with the store's if-not-exists precondition, so that one
 process gets it. The owner writes the object again every few seconds. A lease that was not renewed
 for `STALE_S` is stale, and the next number may be taken. Ages are differences of times that the
-store has stamped; clocks of hosts do not count.
+store has stamped; clocks of hosts do not count. An owner that could not renew its lease gives up
+before it is stale.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import random
 import threading
 import time
 import uuid
@@ -34,6 +36,10 @@ STALE_S = 60.0
 RENEWAL_INTERVAL_S = 10.0
 # Seconds after which the renewal of a lease counts as failed: before others may take it.
 _RENEWAL_TIMEOUT_S = 45.0
+# Mounted buckets show other hosts what they have cached for up to this many seconds, and times
+# there are those of the hosts' clocks, which are right to this many seconds.
+_CACHED_S = 90.0
+_CLOCK_ERROR_S = 600.0
 
 
 def _end_process(reason: str) -> None:
@@ -119,26 +125,35 @@ class _Lease:
 
     def __init__(self, path: Path, on_lost: Callable[[str], None] = _end_process):
         self._path, self._on_lost = path, on_lost
+        self._stale_s = STALE_S + (0 if isinstance(path, BucketPath) else _CACHED_S)
         self._content = {
             "id": uuid.uuid4().hex,
             "host": platform.node(),
+            "machine": _machine(),
             "pid": os.getpid(),
             "started": psutil.Process().create_time(),
         }
         self._mine: Path | None = None
+        self._renewed, self._problem = time.monotonic(), None
         self._closed = threading.Event()
 
     @contextlib.contextmanager
     def held(self, timeout_s: float | None) -> Iterator[None]:
         """Holds the lease during the block."""
         self._mine = self._acquire(timeout_s)
-        thread = threading.Thread(target=self._renew_often, name="lease", daemon=True)
-        thread.start()
+        self._renewed = time.monotonic()
+        threads = [
+            threading.Thread(target=target, name="lease", daemon=True)
+            for target in (self._renew_often, self._watch)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             self._closed.set()
-            thread.join()
+            for thread in threads:
+                thread.join()
             with contextlib.suppress(OSError):
                 if self._newest() == self._mine:
                     _write(self._mine, self._content | {"released": True})
@@ -151,32 +166,38 @@ class _Lease:
 
     def _acquire(self, timeout_s: float | None) -> Path:
         """Creates the next number and returns its path."""
-        begin, seen, said = time.monotonic(), None, False
+        begin = changed = time.monotonic()
+        seen: dict[str, Any] | None = None
         while True:
             newest = self._newest()
-            content = None if newest is None else _read(newest)
-            if newest is None or content is None or self._is_free(newest, content):
+            content = {} if newest is None else _read(newest)
+            now = time.monotonic()
+            if content is None:  # The next owner has just deleted it.
+                time.sleep(0.1)
+                continue
+            is_stale = seen == content and now - changed > self._stale_s
+            if newest is None or is_stale or self._is_free(newest, content):
                 mine = self._create_after(newest)
                 if mine is not None:
                     return mine
+                time.sleep(random.uniform(0.1, 0.5))
                 continue
-            lives = seen is not None and content != seen
-            waited = time.monotonic() - begin
-            if lives and timeout_s is not None and waited >= timeout_s:
+            lives = self._owner_lives(content) or (bool(seen) and content != seen)
+            if lives and timeout_s is not None and now - begin >= timeout_s:
                 raise LockedError(
                     f"{self._path} is locked by process {content.get('pid')} on host"
                     f" {content.get('host')}",
                     "one process at a time",
                     "wait for it to end",
                 )
-            if not said:
-                said = True
+            if seen is None:
                 log.info(
                     "%s is locked by process %s on host %s: waiting until it renews its lease"
                     " or %.0f s have passed",
-                    self._path, content.get("pid"), content.get("host"), STALE_S,
+                    self._path, content.get("pid"), content.get("host"), self._stale_s,
                 )  # fmt: skip
-            seen = content if seen is None else seen
+            if content != seen:
+                seen, changed = content, now
             time.sleep(1)
 
     def _newest(self) -> Path | None:
@@ -185,27 +206,35 @@ class _Lease:
 
     def _is_free(self, lease: Path, content: dict[str, Any]) -> bool:
         """Whether a lease was released, or its owner is dead or was not heard of for too long."""
-        if content.get("released") or self._owner_is_dead(content):
+        if content.get("released") or self._owner_lives(content) is False:
             return True
+        # On a mounted bucket the owner's clock has stamped it.
+        limit_s = STALE_S if isinstance(lease, BucketPath) else _CLOCK_ERROR_S + self._stale_s
         try:
-            return self._store_time() - lease.stat().st_mtime > STALE_S
+            return self._store_time() - lease.stat().st_mtime > limit_s
         except FileNotFoundError:  # Deleted by the next owner.
             return False
 
-    def _owner_is_dead(self, content: dict[str, Any]) -> bool:
-        """Whether the owner was a process of this host that has ended."""
-        if content.get("host") != platform.node() or "pid" not in content:
-            return False
+    def _owner_lives(self, content: dict[str, Any]) -> bool | None:
+        """Whether the owner is running; None: it is or was on another machine."""
+        if content.get("machine") != _machine():
+            return None
         try:
             started = psutil.Process(content["pid"]).create_time()
         except psutil.NoSuchProcess:
-            return True
-        return abs(started - content.get("started", started)) > 1
+            return False
+        return abs(started - content["started"]) <= 1
 
     def _store_time(self) -> float:
-        """Returns the time of the store: when it stamps an object that is written now."""
+        """Returns the time of the store: when it stamps an object that is written now.
+
+        Where this process may only read, it is the time of this host.
+        """
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}")
-        probe.write_text("")
+        try:
+            probe.write_text("")
+        except PermissionError:
+            return time.time()
         try:
             return probe.stat().st_mtime
         finally:
@@ -215,7 +244,7 @@ class _Lease:
         """Creates the number after `newest`; returns None if another process was faster."""
         number = 1 if newest is None else _number(newest) + 1
         mine = self._path.with_name(f"{self._path.name}-{number:06}")
-        # It may be ours all the same: a client whose answer was lost has tried again.
+        # If the answer to the request is lost, it is made again and finds this process's own lease.
         with contextlib.suppress(FileExistsError):
             _create(mine, self._content)
         # A process that was slow to create its number may find that the lock went on without it.
@@ -227,25 +256,48 @@ class _Lease:
         return mine
 
     def _renew_often(self) -> None:
-        last, count = time.monotonic(), 0
+        """Renews the lease until it is released or lost."""
+        count = 0
         while not self._closed.wait(RENEWAL_INTERVAL_S):
             count += 1
+            # The store stamps the lease at some time after this.
+            now = time.monotonic()
             try:
                 newest = self._newest()
                 if newest != self._mine or newest is None:
-                    owner = _read(newest) if newest is not None else None
-                    self._on_lost(
-                        f"{self._path} was taken over by process {(owner or {}).get('pid')} on host"
-                        f" {(owner or {}).get('host')}: this process was not heard of for"
-                        f" {STALE_S:.0f} s"
+                    owner = (None if newest is None else _read(newest)) or {}
+                    self._lose(
+                        f"{self._path} was taken over by process {owner.get('pid')} on host"
+                        f" {owner.get('host')}: this process was not heard of for {STALE_S:.0f} s"
                     )
                     return
                 _write(newest, self._content | {"renewals": count})
-                last = time.monotonic()
+                self._renewed, self._problem = now, None
             except OSError as error:
-                if time.monotonic() - last > _RENEWAL_TIMEOUT_S:
-                    self._on_lost(f"the lease of {self._path} cannot be renewed: {error}")
-                    return
+                self._problem = error
+
+    def _watch(self) -> None:
+        """Gives the lease up before others may take it, even while a request hangs."""
+        while not self._closed.wait(min(1, _RENEWAL_TIMEOUT_S / 10)):
+            if time.monotonic() - self._renewed > _RENEWAL_TIMEOUT_S:
+                reason = self._problem or "the store does not answer"
+                self._lose(f"the lease of {self._path} cannot be renewed: {reason}")
+
+    def _lose(self, reason: str) -> None:
+        self._closed.set()
+        self._on_lost(reason)
+
+
+def _machine() -> str:
+    """Returns what processes that see the same process ids have in common.
+
+    Containers can have the name of their host and ids of their own.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # Not Linux.
+        return platform.node()
 
 
 def _numbered(path: Path) -> list[Path]:
@@ -282,8 +334,10 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a lease; None: it is gone, or not yet written."""
+    """Returns the content of a lease; {}: it is not yet written; None: it is gone."""
     try:
         return json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except FileNotFoundError:
         return None
+    except json.JSONDecodeError:  # On a mounted bucket a file is empty until it is closed.
+        return {}

@@ -141,7 +141,9 @@ class _Segments:
         self._number = int(there[-1].stem.rpartition("-")[2]) + 1 if there else 1
         self._text, self._written = "", 0
         self._error: OSError | None = None
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        # `_lock` is held for moments, so that `add` never waits for the store.
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_often, name="log file", daemon=True)
         self._thread.start()
 
@@ -153,13 +155,17 @@ class _Segments:
             raise error
 
     def flush(self) -> None:
-        with self._lock:
-            if self._written == len(self._text):
+        with self._writing:
+            with self._lock:
+                text = self._text
+            if self._written == len(text):
                 return
-            write_atomically(_segment(self._path, self._number), self._text)
-            self._written = len(self._text)
+            write_atomically(_segment(self._path, self._number), text)
+            self._written, self._error = len(text), None
             if self._written >= _SEGMENT_CHARACTERS:
-                self._number, self._text, self._written = self._number + 1, "", 0
+                with self._lock:
+                    self._text = self._text[self._written :]
+                self._number, self._written = self._number + 1, 0
 
     def close(self) -> None:
         self._closed.set()

@@ -4,6 +4,7 @@ No other module makes a path from a user's string; `tests/storage/test_paths.py`
 """
 
 import os
+import re
 from pathlib import Path
 
 from vit_jax.errors import FileError, nearest
@@ -21,12 +22,12 @@ _MOUNTED_BUCKETS = (
 )
 
 
-def user_path(text: str | Path) -> Path:
+def user_path(text: str | os.PathLike[str]) -> Path:
     """Returns the path that a user means. Nothing is opened or created.
 
     Args:
         text: local path, where "~" is the home folder; or `gs://BUCKET/...` or `s3://BUCKET/...`.
-            For S3-compatible stores set AWS_ENDPOINT_URL. A path is returned as it is.
+            For S3-compatible stores set AWS_ENDPOINT_URL. Also a path.
 
     Returns:
         A `pathlib.Path`; for a bucket a `BucketPath`, which is one.
@@ -35,8 +36,9 @@ def user_path(text: str | Path) -> Path:
         FileError: the text is empty, has another scheme or no bucket, or the package that speaks
             the scheme is not installed.
     """
-    if isinstance(text, Path):
-        return text.expanduser()
+    if isinstance(text, BucketPath):
+        return text
+    text = os.fspath(text)
     if not text.strip():
         raise FileError("the path is empty", "a path", "check the shell variable that it came from")
     scheme, separator, rest = text.partition("://")
@@ -44,7 +46,12 @@ def user_path(text: str | Path) -> Path:
         first, slash, rest = text.partition(":/")
         if slash and first in PACKAGES:
             raise FileError(f"the path {text!r}", "two slashes", f"write {first}://{rest}")
-        return Path(text).expanduser()
+        try:
+            return Path(text).expanduser()
+        except RuntimeError as error:
+            raise FileError(
+                f"the path {text!r}: {error}", "a known user after ~", "correct it"
+            ) from None
     if scheme not in PACKAGES:
         near = nearest(scheme, PACKAGES)
         raise FileError(
@@ -59,13 +66,13 @@ def user_path(text: str | Path) -> Path:
             f"{text} cannot be opened: {PACKAGES[scheme]} is not installed",
             f"the package {PACKAGES[scheme]}",
             f"run pip install 'vit_jax[{ {'gs': 'gcs'}.get(scheme, scheme) }]',"
-            f" or {PACKAGES[scheme]} in a clone",
+            f" or pip install {PACKAGES[scheme]} in a clone",
         )
     configure_clients()
     return BucketPath(text)
 
 
-def local_path(text: str | Path, what: str) -> Path:
+def local_path(text: str | os.PathLike[str], what: str) -> Path:
     """Returns a local path that a user means.
 
     Args:
@@ -92,9 +99,9 @@ def is_bucket(path: Path) -> bool:
 
 def _mount_type(path: Path) -> str:
     """Returns the type of the file system that holds a local path; "" if it is not known."""
-    mounts = _mounts()
+    path = path.resolve()
     # Of several mounts at one place the last one counts.
-    inside = [m for m in mounts if path.absolute().is_relative_to(m[0])]
+    inside = [mount for mount in _mounts() if path.is_relative_to(mount[0])]
     return max(enumerate(inside), key=lambda m: (len(m[1][0]), m[0]))[1][1] if inside else ""
 
 
@@ -105,10 +112,12 @@ def _mounts() -> list[tuple[str, str]]:
     except OSError:  # Not Linux.
         return []
     fields = [line.split(" - ", 1) for line in lines]
-    return [
-        (before.split()[4].encode().decode("unicode_escape"), after.split()[0])
-        for before, after in fields
-    ]
+    return [(_decoded(before.split()[4]), after.split()[0]) for before, after in fields]
+
+
+def _decoded(mount_point: str) -> str:
+    """Returns a mount point with the octal codes of spaces and other characters replaced."""
+    return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mount_point)
 
 
 def cache_dir() -> Path:

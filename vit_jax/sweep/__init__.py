@@ -11,14 +11,14 @@ A sweep file imports its building blocks from here:
 
 The files of the jobs' folders are the only state of a sweep. Data flow one way:
 
-    sweep_file   FILE.py -> jobs and selections
-    plan         -> jobs with names, folders, checked configs and needs; `selection` checks splits
-    records      writes sweep.json and job.json; checks that a folder holds the same sweep
-    status       plan and folders -> the state of every job; makes selections
+    sweep_file   FILE.py -> `jobs` and `selection`s
+    plan         -> jobs with names, folders, checked configs and needs
+    state        plan and folders -> the state of every job; makes selections; writes sweep.json
     scheduler    starts jobs that are ready on an executor: `local` or `slurm`
-    job_process  runs one job and records its end in the job's folder; see `job_folder`
+    job_process  runs one job and records its end in the job's folder; see `run.job_folder`
 """
 
-from vit_jax.sweep.sweep_file import Job, Selection, folder_name, product, vary
+from vit_jax.sweep.jobs import Job, folder_name, product, vary
+from vit_jax.sweep.selection import Selection
 
 __all__ = ["Job", "Selection", "folder_name", "product", "vary"]

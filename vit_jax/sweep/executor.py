@@ -1,20 +1,15 @@
 """The interface of executors, which run the jobs of a sweep.
 
-To add an executor, write a subclass of `Executor` with `submit` and `running` in a file of its own,
-and add a line to EXECUTORS.
+To add an executor, write a subclass of `Executor` with `submit`, `running` and `stop` in a file of
+its own, and add a line to EXECUTORS.
 """
 
 import abc
-import contextlib
-import os
 import pkgutil
-import platform
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vit_jax.sweep.job_folder import read_attempt
 from vit_jax.sweep.plan import PlannedJob
 
 # Value of --executor -> class, imported when needed because submitit imports slowly.
@@ -58,13 +53,9 @@ class Executor(abc.ABC):
         only once its files can be read on this machine.
         """
 
+    @abc.abstractmethod
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
         """Asks jobs to save and end. It is called until `running` no longer returns them."""
-        for job in jobs:
-            attempt = read_attempt(job.folder)
-            if attempt and not attempt.ended and attempt.host == platform.node():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(attempt.pid, signal.SIGTERM)
 
     def final_state(self, job: PlannedJob) -> str | None:
         """Returns the cluster's final state of a job, such as "CANCELLED"; None: unknown."""

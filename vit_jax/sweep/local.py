@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import submitit
 
+from vit_jax.run.job_folder import is_running, read_attempt
 from vit_jax.sweep.devices import divide_devices
 from vit_jax.sweep.executor import Executor, JobState
-from vit_jax.sweep.job_folder import is_running, read_attempt
 from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import PlannedJob
 
@@ -65,8 +66,12 @@ class LocalExecutor(Executor):
     def stop(self, jobs: Sequence[PlannedJob]) -> None:
         """Sends SIGTERM to all jobs, including those whose run has not started yet."""
         for job in jobs:
-            if job.name in self._submitted:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(self._submitted[job.name].job_id), signal.SIGTERM)
+            own, attempt = self._submitted.get(job.name), read_attempt(job.folder)
+            if own is not None:
+                process = int(own.job_id)
+            elif attempt is not None and attempt.ended is None and attempt.host == platform.node():
+                process = attempt.pid
             else:
-                super().stop([job])
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)

@@ -12,8 +12,9 @@ from typing import Any
 from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
-from vit_jax.sweep.selection import check_selection
-from vit_jax.sweep.sweep_file import Job, Selection, Sweep, derive_names
+from vit_jax.sweep.jobs import Job, derive_names
+from vit_jax.sweep.selection import Selection, check_selection
+from vit_jax.sweep.sweep_file import Sweep
 
 # "job:NAME" or "--option=job:NAME".
 _REFERENCE = re.compile(r"([^=]*=|)job:(.*)")

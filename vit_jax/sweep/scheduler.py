@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
-from vit_jax.storage.lock import locked
-from vit_jax.sweep.executor import Executor
-from vit_jax.sweep.job_folder import (
+from vit_jax.run.job_folder import (
     Attempt,
     clear_failure,
     read_attempt,
     read_progress,
     write_attempt,
 )
+from vit_jax.storage.lock import locked
+from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.records import write_record
-from vit_jax.sweep.status import JobStatus, read_status
+from vit_jax.sweep.state import JobStatus, read_state, write_record
 
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
@@ -121,7 +120,7 @@ class Scheduler:
         for name in running.keys() - self._running:
             self.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
-        self.jobs = read_status(self.plan, running, self.jobs, self.say)
+        self.jobs = read_state(self.plan, running, self.jobs, self.say)
         self.show(list(self.jobs.values()))
 
     def _start_ready(self) -> None:
@@ -158,6 +157,6 @@ class Scheduler:
             self.say(f"{job.name}: stopped{state and f' ({state})'}, resumes")
             return
         now = time.time()
-        attempt = attempt or Attempt(1, "", "", platform.node(), 0, 0, now)
+        attempt = attempt or Attempt(number=1, host=platform.node(), started=now)
         attempt = dataclasses.replace(attempt, ended=attempt.ended or now, failure=failure)
         write_attempt(job.folder, attempt)

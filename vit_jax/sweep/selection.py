@@ -1,24 +1,112 @@
-"""Selects the best of several runs, and checks that the selection uses no test examples."""
+"""Selections: compare runs on a dev split, and repeat the best with several seeds."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
 from vit_jax.errors import SweepError, nearest
-from vit_jax.sweep.sweep_file import Selection
+from vit_jax.run.metrics import split_of
+from vit_jax.sweep.jobs import Job, Overrides, as_job, check_choice, check_name, derive_names
 
 
-def split_of(metric: str) -> str | None:
-    """Returns the name in evaluation.splits of the split that a metric is measured on, or None.
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Runs candidates, selects the best by a metric, and repeats it with several seeds.
 
-    >>> split_of("eval/dev/accuracy_top1")
-    'dev'
-    >>> split_of("knn/pets/accuracy_top1")
+    The selection is made when all candidates are finished; of equal scores, the first wins. The
+    final runs use the config and overrides of the selected candidate. `final_config` and
+    `final_overrides` override them, usually to train on the whole training split and to evaluate
+    the test split. Candidates are named search/NAME/..., final runs final/NAME/seed0, ...
+
+    Source: arXiv:2010.11929, sections 4.1 and B.1.1: hyperparameters are selected on a dev split;
+    results are reported on the test split.
+
+    Attributes:
+        name: of the selection; may contain "/".
+        candidates: training jobs or (config, overrides) pairs.
+        metric: key of result.json, e.g. "eval/dev/accuracy_top1".
+        mode: whether the largest or the smallest value is best.
+        seeds: one final run per seed; empty: no final runs.
+        final_config: config of the final runs; None: the candidate's.
+        final_overrides: overrides of the final runs, on top of the candidate's.
+        labels: of all jobs of the selection.
+        on_failed: "wait": the selection waits until failed candidates have been run again; "skip":
+            it ignores failed candidates.
+        choose_on_test: allows selection by a metric on a split that the final runs report.
+
+    Raises:
+        SweepError: an attribute is invalid.
     """
-    parts = metric.split("/")
-    return parts[1] if parts[0] == "eval" and len(parts) > 2 else None
+
+    name: str
+    candidates: Sequence[Any]
+    metric: str
+    mode: Literal["max", "min"] = "max"
+    seeds: Sequence[int] = (0, 1, 2)
+    final_config: str | None = None
+    final_overrides: Overrides = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    on_failed: Literal["wait", "skip"] = "wait"
+    choose_on_test: bool = False
+
+    def __post_init__(self):
+        where = f"selection {self.name!r}"
+        check_name(self.name, where)
+        check_choice(where, "mode", self.mode, ("max", "min"))
+        check_choice(where, "on_failed", self.on_failed, ("wait", "skip"))
+        if len(set(self.seeds)) < len(self.seeds):
+            raise SweepError(
+                f"{where} has the seeds {list(self.seeds)}", "different seeds", "remove one"
+            )
+        object.__setattr__(self, "candidates", tuple(as_job(c, where) for c in self.candidates))
+        if not self.candidates:
+            raise SweepError(f"{where} has no candidates", "at least one", "add some")
+        if any(job.command != "train" for job in self.candidates):
+            raise SweepError(
+                f"{where} has candidates that do not train",
+                "training runs",
+                "make them jobs of their own that refer to job:final/NAME/seed0, ...",
+            )
+        if len(self.candidate_jobs) < len(self.candidates):
+            raise SweepError(
+                f"{where} has two candidates with the same name or settings",
+                "different candidates with different names",
+                "remove one, or pass them as Job(config, overrides, name=...)",
+            )
+
+    @functools.cached_property
+    def candidate_jobs(self) -> dict[str, Job]:
+        """Name -> candidate."""
+        return {
+            f"search/{self.name}/{name}": dataclasses.replace(
+                job, labels={**self.labels, **job.labels}, stage="search"
+            )
+            for name, job in zip(derive_names(self.candidates), self.candidates, strict=True)
+        }
+
+    @property
+    def final_names(self) -> list[str]:
+        """Names of the final runs."""
+        return [f"final/{self.name}/seed{seed}" for seed in self.seeds]
+
+    def final_jobs(self, candidate: str) -> dict[str, Job]:
+        """Returns name -> final run with the settings of a candidate."""
+        job, changed = self.candidate_jobs[candidate], self.final_overrides
+        kept = {key: value for key, value in job.overrides.items() if key not in changed}
+        return {
+            name: dataclasses.replace(
+                job,
+                config=self.final_config or job.config,
+                overrides={**kept, **changed, "seed": seed},
+                labels=dict(self.labels),
+                stage="final",
+            )
+            for name, seed in zip(self.final_names, self.seeds, strict=True)
+        }
 
 
 def check_selection(

@@ -18,8 +18,8 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from vit_jax.errors import SweepError
+from vit_jax.run.job_folder import read_attempt
 from vit_jax.sweep.executor import Executor, JobState
-from vit_jax.sweep.job_folder import read_attempt
 from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import PlannedJob
 

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from vit_jax.sweep.job_folder import last_log_lines, read_attempt, read_progress
+from vit_jax.run.job_folder import last_log_lines, read_attempt, read_progress
 from vit_jax.sweep.plan import PlannedJob
-from vit_jax.sweep.status import STATES, JobStatus
+from vit_jax.sweep.state import STATES, JobStatus
 
 _COLOURS = {"failed": "red", "blocked": "red", "running": "green", "finished": "dim"}
 _WIDTH_WITHOUT_TERMINAL = 160

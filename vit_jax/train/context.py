@@ -21,6 +21,9 @@ from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.local_tier import LocalTier, run_id
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
+from vit_jax.run.time_account import FILE as SESSIONS
+from vit_jax.run.time_account import TimeAccount
+from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import local_path
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
@@ -53,6 +56,7 @@ class RunContext:
         stop_requested: returns whether to stop now. All processes must call it at the same points.
         on_exit: registers a function to call at the end of the session, also after an error.
         begin_s: start time of the run, shifted by the breaks between its sessions.
+        account: the parts of the run's time.
     """
 
     config: Config
@@ -72,6 +76,7 @@ class RunContext:
     stop_requested: Callable[[], bool]
     on_exit: Callable[[Callable[[], None]], Any]
     begin_s: float
+    account: TimeAccount
 
     def is_last(self, step: int) -> bool:
         """Whether training ends after this step."""
@@ -143,7 +148,11 @@ class Hook(Protocol):
 
 @contextlib.contextmanager
 def open_context(
-    inputs: RunInputs, folder: RunFolder, stop: StopSignals, skipped_batches: int | None
+    inputs: RunInputs,
+    folder: RunFolder,
+    stop: StopSignals,
+    account: TimeAccount,
+    skipped_batches: int | None,
 ) -> Iterator[RunContext]:
     """Restores or initialises a run, and opens its outputs.
 
@@ -151,6 +160,7 @@ def open_context(
         inputs: data, program and evaluators.
         folder: open run folder.
         stop: asks the run to stop.
+        account: opened in the run folder, and told where the run continues.
         skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
 
     Raises:
@@ -160,13 +170,21 @@ def open_context(
     with contextlib.ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.path / "checkpoints", config.checkpoint)
         stack.enter_context(checkpoints)
+        if log_exists(folder.path / SESSIONS) and folder.is_writer:
+            account.open(folder.path)
         local = _open_local_tier(config.checkpoint, folder.path, program)
         if local is not None:
             stack.callback(local.close)
+        begin = time.perf_counter()
         start = restore_or_init(program, checkpoints, local, training.source)
+        if start.step:
+            account.move(time.perf_counter() - begin, "restore")
         if skipped_batches is not None:
             start = dataclasses.replace(start, skipped_batches=skipped_batches)
         folder.write_config()
+        if folder.is_writer:
+            account.open(folder.path)
+        account.resume(start.step, start.seconds)
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:
             folder.write_json("init.json", start.report.to_mapping())
@@ -207,6 +225,7 @@ def open_context(
             stop_requested=StopAgreement(lambda: stop.requested).reached,
             on_exit=stack.callback,
             begin_s=time.perf_counter() - start.elapsed_s,
+            account=account,
         )
 
 

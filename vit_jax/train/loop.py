@@ -1,7 +1,8 @@
 """The training loop."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vit_jax.errors import DivergenceError
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.run.folder import RunFolder
+from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
 from vit_jax.train.divergence import explain_divergence
 from vit_jax.train.hooks.evaluate import EvaluateHook
@@ -21,14 +23,18 @@ from vit_jax.train.hooks.stop import StopHook
 from vit_jax.train.hooks.watch_attention import WatchAttentionHook
 from vit_jax.train.inputs import RunInputs, open_inputs
 from vit_jax.train.program import Program
-from vit_jax.train.signals import StopSignals
+from vit_jax.train.signals import Stopped, StopSignals
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, workdir: Path, stop: StopSignals, program: Program | None = None
+    config: Config,
+    workdir: Path,
+    stop: StopSignals,
+    program: Program | None = None,
+    began_s: float | None = None,
 ) -> dict[str, Any]:
     """Trains to the end of a run, resuming it if it was interrupted.
 
@@ -37,6 +43,7 @@ def train(
         workdir: run folder. A run that was started there with the same config is resumed.
         stop: asks the run to stop.
         program: program of this config, if it is already built; None: build it.
+        began_s: start of this session in unix seconds, for the account of its time; None: now.
 
     Returns:
         The content of result.json.
@@ -47,23 +54,42 @@ def train(
             allows.
         Stopped: the run was asked to stop; its state is saved.
     """
+    account = TimeAccount(began_s)
     inputs = open_inputs(config, workdir, program)
     with RunFolder(workdir, inputs.config) as folder:
         result = on_first_host("look for a result", lambda: folder.result)
         if result is not None:
             log.info("run in %s is already finished; nothing to do", folder.path)
             return result
-        result = _train_with_rewinds(inputs, folder, stop)
+        with _closing(account):
+            result = _train_with_rewinds(inputs, folder, stop, account)
+        result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result
 
 
-def _train_with_rewinds(inputs: RunInputs, folder: RunFolder, stop: StopSignals) -> dict[str, Any]:
+@contextlib.contextmanager
+def _closing(account: TimeAccount) -> Iterator[None]:
+    """Closes the account, and notes in it how the session has ended."""
+    event = "failed"
+    try:
+        yield
+        event = "finished"
+    except Stopped:
+        event = "stopped"
+        raise
+    finally:
+        account.close(event)
+
+
+def _train_with_rewinds(
+    inputs: RunInputs, folder: RunFolder, stop: StopSignals, account: TimeAccount
+) -> dict[str, Any]:
     """Trains to the end. Returns to the last checkpoint after each divergence but the last."""
     config, skipped_batches = inputs.config.divergence, None
     for rewind in range(config.rewinds):
         try:
-            with open_context(inputs, folder, stop, skipped_batches) as context:
+            with open_context(inputs, folder, stop, account, skipped_batches) as context:
                 return _train(context)
         except DivergenceError as error:
             skipped_batches = error.skip_batches
@@ -74,11 +100,14 @@ def _train_with_rewinds(inputs: RunInputs, folder: RunFolder, stop: StopSignals)
                 rewind + 1,
                 config.rewinds,
             )
-    with open_context(inputs, folder, stop, skipped_batches) as context:
+    with open_context(inputs, folder, stop, account, skipped_batches) as context:
         try:
             return _train(context)
         except DivergenceError as error:
-            raise explain_divergence(context, error) if config.report else error from None
+            if not config.report:
+                raise error from None
+            with account.part("lost"):
+                raise explain_divergence(context, error) from None
 
 
 def _train(context: RunContext) -> dict[str, Any]:
@@ -98,7 +127,8 @@ def _train(context: RunContext) -> dict[str, Any]:
             ProfileHook(context, logger),
         )
         step, state = _run_steps(context, logger, hooks)
-    result = context.result(step, evaluation.final_metrics(step, state))
+    with context.account.part("evaluation"):
+        result = context.result(step, evaluation.final_metrics(step, state))
     if context.local is not None:
         context.checkpoints.wait()
         context.local.remove()
@@ -110,10 +140,11 @@ def _run_steps(
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
     mesh, step, state = context.program.mesh, context.start.step, context.start.state
-    step_fn = logger.compile_step()
-    # Gloo fails if processes reach the first collective more than 30 s apart.
-    barrier("compile the training step")
-    with context.open_feed(step) as feed:
+    with context.account.part("compile"):
+        step_fn = logger.compile_step()
+        # Gloo fails if processes reach the first collective more than 30 s apart.
+        barrier("compile the training step")
+    with context.account.part("steps"), context.open_feed(step) as feed:
         logger.restart_clock()
         while not context.is_last(step):
             step += 1

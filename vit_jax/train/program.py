@@ -27,6 +27,7 @@ from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
+from vit_jax.train.precompiled import load_step
 from vit_jax.train.schedules import build_schedule
 from vit_jax.train.state import (
     InitState,
@@ -91,10 +92,24 @@ class Program:
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
         return jax.jit(lambda: self.init_state(self.init_params()), out_shardings=shardings)
 
-    @functools.cached_property
+    @property
     def compiled(self) -> jax.stages.Compiled:
-        """The result of `compile`, compiled on first use."""
-        return self.compile()
+        """The step of `config.precompiled` if it fits, else the result of `compile`."""
+        return self._compiled[0]
+
+    @property
+    def is_precompiled(self) -> bool:
+        """Whether `compiled` is the step of `config.precompiled`."""
+        return self._compiled[1]
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[jax.stages.Compiled, bool]:
+        lowered, config = self.lower(), self.config
+        if config.precompiled is not None:
+            step = load_step(config.precompiled, lowered, self.mesh, config.compiler_options)
+            if step is not None:
+                return step, True
+        return self.compile(lowered), False
 
     def load_frozen(self) -> tuple[Any, ...]:
         """Returns the frozen arguments of the step, sharded: () or one tree."""
@@ -125,14 +140,17 @@ class Program:
         jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, replicated))
         return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
-    def compile(self) -> jax.stages.Compiled:
+    def compile(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Returns the compiled step: (state, batch, *frozen) -> (state, metrics).
+
+        Args:
+            lowered: the result of `lower`, if it is already there.
 
         Raises:
             ConfigError: a compiler option that XLA does not know.
         """
         options: Any = self.config.compiler_options
-        lowered = self.lower()
+        lowered = lowered or self.lower()
         try:
             return lowered.compile(compiler_options=dict(options) or None)
         except jax.errors.JaxRuntimeError as error:

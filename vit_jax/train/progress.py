@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from vit_jax.run.time_account import PARTS
+
 
 class ProgressView:
     """Shows steps, loss, speed and time left. Use as a context manager.
@@ -15,15 +17,18 @@ class ProgressView:
         total_steps: number of steps of the run.
         start_step: step that this session starts from.
         enabled: False prints nothing. Only the first host prints.
+
+    Attributes:
+        console: what is printed here appears above the bar.
     """
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool = True):
-        self._console = Console(quiet=not enabled)
+        self.console = Console(quiet=not enabled)
         self._total, self._first = total_steps, start_step
         self._begin: float | None = None
         self._last_line = 0.0
         self._bar: Progress | None = None
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("[bold]train"),
                 BarColumn(bar_width=None),
@@ -31,7 +36,7 @@ class ProgressView:
                 TextColumn("loss {task.fields[loss]}"),
                 TextColumn("{task.fields[speed]} images/s"),
                 TextColumn("eta {task.fields[eta]}"),
-                console=self._console,
+                console=self.console,
             )
             self._task = self._bar.add_task(
                 "", total=total_steps, completed=start_step, loss="-", speed="-", eta="-"
@@ -46,7 +51,7 @@ class ProgressView:
 
     def print_line(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def advance(self, step: int) -> None:
         """Advances the bar to a step."""
@@ -88,13 +93,29 @@ class ProgressView:
         return f"{int(left // 3600)}:{int(left % 3600 // 60):02d}:{int(left % 60):02d}"
 
 
-def print_summary(title: str, metrics: dict[str, Any]) -> None:
-    """Prints a table of metrics."""
+def print_summary(title: str, result: dict[str, Any]) -> None:
+    """Prints the figures of a result.json, and where the time of the run went."""
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name, _format(value))
+    for name, value in result.items():
+        if name != "seconds":
+            table.add_row(name, _format(value))
+    Console().print(table)
+    if "seconds" in result:  # Older versions did not write them.
+        _print_seconds(result["seconds"])
+
+
+def _print_seconds(seconds: dict[str, float]) -> None:
+    total = sum(seconds.values())
+    table = Table(title=f"where {total:,.1f} s went", title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("what it is")
+    for part, value in seconds.items():
+        if value:
+            table.add_row(part, f"{value:,.1f}", f"{value / total:.1%}", PARTS[part])
     Console().print(table)
 
 

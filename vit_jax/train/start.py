@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ class Start:
         skipped_batches: batches skipped after divergences; step s reads batch s + skipped_batches.
         report: report of loading other weights; None: the run does not start from other weights.
         early_stopping: saved state of early stopping; None: a new run, or early stopping is off.
+        seconds: parts of the run's time when the checkpoint was saved, see `TimeAccount`.
     """
 
     state: TrainState
@@ -40,6 +42,7 @@ class Start:
     skipped_batches: int = 0
     report: LoadReport | None = None
     early_stopping: dict[str, Any] | None = None
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -97,6 +100,7 @@ def restore_or_init(
         found.data["elapsed_s"],
         found.data.get("left_out", 0),
         early_stopping=found.data.get("early_stopping"),
+        seconds=found.data.get("seconds", {}),
     )
 
 

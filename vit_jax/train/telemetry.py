@@ -63,6 +63,11 @@ class DeviceClock:
         """Starts to wait for a step that was just dispatched, given one of its outputs."""
         self._done = self._waiter.submit(_time_when_ready, result)
 
+    @property
+    def is_started(self) -> bool:
+        """Whether a step was dispatched."""
+        return self._done is not None
+
     def idle_since(self) -> float | None:
         """Returns the time at which the newest step finished; None while it is running."""
         if self._done is None or not self._done.done():

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import re
-import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +20,7 @@ from vit_jax.data.progress import ProgressBar
 from vit_jax.data.records import encode_record
 from vit_jax.data.sources.listing import Listing
 from vit_jax.errors import DataError
+from vit_jax.storage.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ R = TypeVar("R")
 VERSION = "1.0.0"
 # This number of images keeps all threads busy and needs little memory.
 _IN_FLIGHT_PER_THREAD = 4
+# Images in a bucket are read ahead in groups of this size.
+_ROWS_AHEAD = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
 
     Args:
         listing: images.
-        data_dir: folder of TFDS datasets.
+        data_dir: folder of TFDS datasets, on a disk or in a bucket.
         options: how to pack them.
 
     Raises:
@@ -104,7 +107,7 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
         "short_side": options.short_side,
         "jpeg_quality": JPEG_QUALITY,
     }
-    path = data_dir.expanduser().absolute() / options.name / VERSION
+    path = data_dir.absolute() / options.name / VERSION
     if (path / "dataset_info.json").exists() and not (path / JOURNAL).exists():
         raise DataError(
             f"{path} holds a dataset that another program wrote",
@@ -216,7 +219,7 @@ def _write_shard(
 
     def records() -> Iterator[bytes]:
         window = _IN_FLIGHT_PER_THREAD * (options.threads or os.cpu_count() or 1)
-        results = _ordered_map(pool, load, (int(row) for row in rows), window)
+        results = _ordered_map(pool, load, _announced(listing, rows), window)
         for row, result in zip(rows, results, strict=True):
             progress.advance()
             if not isinstance(result, DataError):
@@ -236,6 +239,14 @@ def _write_shard(
                 )
 
     folder.write(name, records(), facts)
+
+
+def _announced(listing: Listing, rows: np.ndarray) -> Iterator[int]:
+    """Yields rows, and lets a listing in a bucket read ahead."""
+    for start in range(0, len(rows), _ROWS_AHEAD):
+        first = start and start + _ROWS_AHEAD
+        listing.read_ahead(int(row) for row in rows[first : start + 2 * _ROWS_AHEAD])
+        yield from (int(row) for row in rows[start : start + _ROWS_AHEAD])
 
 
 def _ordered_map(
@@ -297,7 +308,7 @@ def _write_metadata(
     shards = [shard for _, shard in sorted(folder.shards.items())]
     template = tfds.core.ShardedFileTemplate(
         dataset_name=options.name,
-        data_dir=tfds.core.Path(folder.path),
+        data_dir=tfds.core.Path(str(folder.path)),
         filetype_suffix="array_record",
     )
     split_infos = [
@@ -310,11 +321,9 @@ def _write_metadata(
         for split in splits
     ]
     info.set_splits(tfds.core.SplitDict(split_infos))
-    temporary = folder.path / ".metadata"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    info.write_to_directory(str(temporary))
-    # dataset_info.json comes last: its presence means that the dataset is complete.
-    for path in sorted(temporary.iterdir(), key=lambda p: p.name == "dataset_info.json"):
-        path.replace(folder.path / path.name)
-    temporary.rmdir()
+    with tempfile.TemporaryDirectory() as temporary:
+        info.write_to_directory(temporary)
+        # dataset_info.json comes last: its presence means that the dataset is complete.
+        written = sorted(Path(temporary).iterdir(), key=lambda p: p.name == "dataset_info.json")
+        for path in written:
+            write_atomically(folder.path / path.name, path.read_text())

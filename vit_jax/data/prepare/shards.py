@@ -5,14 +5,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.errors import DataError, LockedError
-from vit_jax.storage.files import write_atomically
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import copy_file, write_atomically
 from vit_jax.storage.lock import locked
+from vit_jax.storage.paths import is_bucket
 
 JOURNAL = "prepare.jsonl"
 """First line: the plan, which determines the content of the shards; then one line per shard."""
@@ -44,10 +47,10 @@ class ShardFolder:
 
     A complete shard is flushed to disk, gets its final name, and then a line in the journal. A
     later process with the same plan resumes after the last line. The same records give the same
-    bytes.
+    bytes. For a bucket, a shard is written to a temporary local file, which is then uploaded.
 
     Args:
-        path: created if missing.
+        path: folder on a disk or in a bucket; created if missing.
         plan: JSON-like; determines the content of all shards.
 
     Raises:
@@ -56,6 +59,10 @@ class ShardFolder:
 
     def __init__(self, path: Path, plan: dict[str, Any]):
         self.path, self.shards = path, dict[str, Shard]()
+        self._in_bucket = is_bucket(path)
+        # Where shards are written before they are complete.
+        self._staging = path
+        self._journal = ""
         self._plan = json.loads(json.dumps(plan))
         self._lock = contextlib.ExitStack()
 
@@ -71,6 +78,8 @@ class ShardFolder:
                 ) from None
             except OSError as error:
                 raise _unwritable_error(self.path, error.strerror) from None
+            if self._in_bucket:
+                self._staging = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             self._resume(self._plan)
             self._lock = stack.pop_all()
         return self
@@ -82,7 +91,7 @@ class ShardFolder:
         """Writes a shard. Reads `facts` after the last record."""
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        incomplete = self.path / f".{name}.incomplete"
+        incomplete = self._staging / f".{name}.incomplete"
         examples = num_bytes = 0
         try:
             writer = ArrayRecordWriter(str(incomplete), "group_size:1")
@@ -94,13 +103,17 @@ class ShardFolder:
             finally:
                 writer.close()
             checksum = sha256_of(incomplete, sync=True)
+            file_bytes = incomplete.stat().st_size
+            if self._in_bucket:
+                copy_file(incomplete, self.path / name)
+                incomplete.unlink()
+            else:
+                incomplete.replace(self.path / name)
+            shard = Shard(name, examples, num_bytes, checksum, file_bytes, dict(facts))
+            self._append_to_journal(dataclasses.asdict(shard))
         except (RuntimeError, OSError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
             raise _unwritable_error(self.path / name, reason) from None
-        file_bytes = incomplete.stat().st_size
-        incomplete.replace(self.path / name)
-        shard = Shard(name, examples, num_bytes, checksum, file_bytes, dict(facts))
-        self._append_to_journal(dataclasses.asdict(shard))
         self.shards[name] = shard
         return shard
 
@@ -111,7 +124,7 @@ class ShardFolder:
 
     def _resume(self, plan: dict[str, Any]) -> None:
         """Reads the journal of an earlier process, or starts one."""
-        for path in self.path.glob(".*.incomplete"):
+        for path in self._staging.glob(".*.incomplete"):
             path.unlink()
         journal = self.path / JOURNAL
         # If the process was killed, the last line may be incomplete.
@@ -128,22 +141,34 @@ class ShardFolder:
                 "the same images and options",
                 "remove that folder, or choose another name",
             )
-        whole = sum(len(line) + 1 for line in lines)
-        if journal.stat().st_size != whole:
-            os.truncate(journal, whole)
+        self._journal = "".join(f"{line.decode()}\n" for line in lines)
+        if not self._in_bucket and journal.stat().st_size != len(self._journal.encode()):
+            os.truncate(journal, len(self._journal.encode()))
+        sizes = _sizes_in(self.path)
         for line in lines[1:]:
             shard = Shard(**json.loads(line))
-            path = self.path / shard.name
-            if path.is_file() and path.stat().st_size == shard.file_bytes:
+            if sizes.get(shard.name) == shard.file_bytes:
                 self.shards[shard.name] = shard
             else:  # Missing or truncated. An earlier line may name the same shard.
                 self.shards.pop(shard.name, None)
 
     def _append_to_journal(self, content: dict[str, Any]) -> None:
+        line = json.dumps(content) + "\n"
+        self._journal += line
+        if self._in_bucket:  # Objects cannot be appended to.
+            write_atomically(self.path / JOURNAL, self._journal)
+            return
         with (self.path / JOURNAL).open("ab") as file:
-            file.write(json.dumps(content).encode() + b"\n")
+            file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def _sizes_in(folder: Path) -> dict[str, int]:
+    """Returns name -> size in bytes of the files in a folder."""
+    if isinstance(folder, BucketPath):
+        return {path.name: size for path, size in folder.find()}
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
 
 
 def _unwritable_error(path: Path, reason: str | None) -> DataError:

@@ -5,17 +5,21 @@ the record, masked CRC-32C of the record (u32).
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
 
+import contextlib
 import dataclasses
-import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.progress import ProgressBar
+from vit_jax.data.sources.base import bucket_error
 from vit_jax.errors import DataError
-from vit_jax.storage.files import read_json, write_json
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import copy_file, read_json, write_json
+from vit_jax.storage.paths import user_path
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -50,7 +54,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
     """
     from tensorflow_datasets.core import FileFormat
 
-    info, old_folder = builder.info, Path(builder.data_path)
+    info, old_folder = builder.info, user_path(str(builder.data_path))
     examples = sum(split.num_examples for split in info.splits.values())
     if FileFormat.ARRAY_RECORD in {info.file_format, *info.alternative_file_formats}:
         return Converted(old_folder, examples, was_complete=True)
@@ -60,7 +64,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
             "tfrecord",
             "prepare it again with --file_format=array_record",
         )
-    new_folder = old_folder if destination is None else destination.expanduser() / info.full_name
+    new_folder = old_folder if destination is None else destination / info.full_name
     pairs = [
         (old, new.name, length)
         for split in info.splits.values()
@@ -68,7 +72,7 @@ def convert(builder: Any, destination: Path | None) -> Converted:
             sorted(split.filename_template.sharded_filepaths(split.num_shards)),
             sorted(
                 split.filename_template.replace(
-                    data_dir=new_folder, filetype_suffix="array_record"
+                    data_dir=str(new_folder), filetype_suffix="array_record"
                 ).sharded_filepaths(split.num_shards)
             ),
             split.shard_lengths,
@@ -82,10 +86,26 @@ def convert(builder: Any, destination: Path | None) -> Converted:
         with ProgressBar(f"converting {info.full_name}", examples, done) as progress:
             for old, name, length in pairs:
                 if name not in folder.shards:
-                    folder.write(name, _checked_records(Path(old), checksum, length, progress), {})
+                    with _on_disk(user_path(str(old))) as path:
+                        records = _checked_records(path, checksum, length, progress)
+                        folder.write(name, records, {})
         folder.write_checksums()
     _write_metadata(old_folder, new_folder)
     return Converted(new_folder, examples, was_complete=False)
+
+
+@contextlib.contextmanager
+def _on_disk(path: Path) -> Iterator[Path]:
+    """Gives a local path of a file: a temporary copy if it is in a bucket."""
+    if not isinstance(path, BucketPath):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            copy_file(path, Path(folder) / path.name)
+        except OSError as error:
+            raise bucket_error(error) from None
+        yield Path(folder) / path.name
 
 
 def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[bytes]:
@@ -174,5 +194,5 @@ def _write_metadata(old_folder: Path, new_folder: Path) -> None:
         info.pop("alternativeFileFormats", None)
         for path in [*old_folder.glob("*.json"), *old_folder.glob("*.txt")]:
             if path.name != "dataset_info.json":
-                shutil.copyfile(path, new_folder / path.name)
+                copy_file(path, new_folder / path.name)
     write_json(new_folder / "dataset_info.json", info)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, UnreachableError
 
 # Features that are read with the image by default.
 LABEL_ONLY = ("label",)
@@ -62,6 +62,47 @@ class LabelledSource(Source, Protocol):
     def labels(self) -> np.ndarray:
         """Returns the label of every example: i[N], or u[N]."""
         ...
+
+
+@runtime_checkable
+class RemoteSource(Source, Protocol):
+    """A source that may be in a bucket.
+
+    Attributes:
+        remote: whether it is; then callers should announce what they will read.
+    """
+
+    remote: bool
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background."""
+        ...
+
+
+def is_remote(source: Source) -> bool:
+    """Whether a source is in a bucket."""
+    return isinstance(source, RemoteSource) and source.remote
+
+
+def read_ahead(source: Source, indices: Sequence[int]) -> None:
+    """Starts to read examples in the background if the source is in a bucket."""
+    if isinstance(source, RemoteSource) and source.remote:
+        source.read_ahead(indices)
+
+
+def bucket_error(error: OSError) -> DataError:
+    """Returns the error of a user for an object that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"no object {error.filename}",
+            "the objects that existed when the dataset was opened",
+            "restore it, or start again",
+        )
+    return UnreachableError(
+        f"cannot read {error.filename}: {error.strerror or error}",
+        "a bucket that can be reached and read",
+        "check the network and the credentials, then run the same command again",
+    )
 
 
 def hash_of(*parts: Any) -> str:

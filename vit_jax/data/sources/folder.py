@@ -40,6 +40,7 @@ class FolderSource:
         self._listing, self._rows = listing, np.concatenate(parts)
         self.name = f"{name} {split}"
         self.class_names = listing.class_names
+        self.remote = listing.files.remote
         self.fingerprint = hash_of(expanded, listing.identity(self._rows))
         empty = [listing.names[row] for row in self._rows if not listing.sizes[row]]
         if empty and empty_files == "error":
@@ -60,7 +61,12 @@ class FolderSource:
 
     def read(self, indices: Sequence[int]) -> list[Example]:
         """Returns several examples."""
+        self.read_ahead(indices)
         return [self[i] for i in indices]
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background if they are in a bucket."""
+        self._listing.read_ahead(int(self._rows[i]) for i in indices)
 
     def labels(self) -> np.ndarray:
         """Returns the label of every example."""

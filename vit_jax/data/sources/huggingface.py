@@ -16,6 +16,7 @@ from vit_jax.data.sources.base import (
 )
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
+from vit_jax.storage.paths import local_path
 
 
 class HuggingFaceSource:
@@ -155,7 +156,7 @@ def _load_splits(datasets: Any, name: str, data_dir: str | None) -> Any:
                 "OWNER/NAME or OWNER/NAME:CONFIG on the hub or in its cache",
                 "check data.name, or set data_dir to a folder that save_to_disk wrote",
             ) from None
-    folder = Path(data_dir).expanduser()
+    folder = local_path(data_dir, "a dataset of data.source=huggingface")
     try:
         found = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, OSError, IndexError):  # IndexError: no examples.

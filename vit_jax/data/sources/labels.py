@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.progress import track
+from vit_jax.storage.paths import cache_dir
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,6 @@ def cached_labels(
     if count >= _MIN_CACHED:
         _save_cache(path, labels)
     return labels
-
-
-def cache_dir() -> Path:
-    """Returns the cache folder; its files can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"
 
 
 def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[int]]) -> np.ndarray:

@@ -22,20 +22,27 @@ path. So every slice, such as train[90%:], is class-balanced and the same on eve
 import csv
 import dataclasses
 import hashlib
-import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from vit_jax.data.progress import track
+from vit_jax.data.sources.base import bucket_error
+from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
 from vit_jax.errors import DataError
+from vit_jax.storage.block_cache import BlockCache
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.paths import user_path
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
 )  # fmt: skip
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
+_THREADS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +58,7 @@ class Listing:
         class_names: in label order.
         splits: split -> rows in reading order.
         num_skipped: number of files that are not images.
+        files: reads them.
     """
 
     root: Path
@@ -61,6 +69,7 @@ class Listing:
     class_names: tuple[str, ...]
     splits: dict[str, np.ndarray]
     num_skipped: int
+    files: LocalFiles | BucketFiles
 
     def read(self, row: int) -> bytes:
         """Returns the encoded bytes of an image.
@@ -68,18 +77,19 @@ class Listing:
         Raises:
             DataError: the file is missing or cannot be read.
         """
-        name = self.names[row]
-        try:
-            if self.offsets is None:
-                return (self.root / name).read_bytes()
-            with (self.root / f"{name.partition('.tar/')[0]}.tar").open("rb") as file:
-                return os.pread(file.fileno(), int(self.sizes[row]), int(self.offsets[row]))
-        except OSError as error:
-            raise DataError(
-                f"{self.root / name}: {error.strerror}",
-                "a file that existed when the folder was listed",
-                "restore it, or start again",
-            ) from None
+        return self.files.read(*self._place(row))
+
+    def read_ahead(self, rows: Iterable[int]) -> None:
+        """Starts to read images in the background if they are in a bucket."""
+        if self.files.remote:
+            self.files.read_ahead([self._place(row) for row in rows])
+
+    def _place(self, row: int) -> tuple[str, int | None, int]:
+        """Returns file, start and size of an image; the start is None if the file is the image."""
+        name, size = self.names[row], int(self.sizes[row])
+        if self.offsets is None:
+            return name, None, size
+        return f"{name.partition('.tar/')[0]}.tar", int(self.offsets[row]), size
 
     def identity(self, rows: np.ndarray) -> str:
         """Returns a hash of the class names and of each row's name, size and label, in order."""
@@ -90,20 +100,26 @@ class Listing:
         return digest.hexdigest()[:16]
 
 
-def list_images(path: Path) -> Listing:
+def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
     """Lists the images of a folder or CSV file.
+
+    Args:
+        path: local path or address in a bucket.
+        cache: for images in a bucket; None: a cache of the default size in the default folder.
 
     Raises:
         DataError: the path does not exist or has none of the layouts, a class has no images, a file
             named in the CSV is missing, or a tar file is damaged.
     """
-    path = path.expanduser()
+    path = user_path(path)
     try:
         if path.is_file():
-            return _list_csv(path)
+            return _list_csv(path, _files_in(path.parent, cache))
         if path.is_dir():
-            return _list_folder(path)
+            return _list_folder(path, _files_in(path, cache))
     except OSError as error:
+        if isinstance(path, BucketPath):
+            raise bucket_error(error) from None
         raise DataError(
             f"{error.filename or path}: {error.strerror}",
             "readable folders and files",
@@ -112,6 +128,10 @@ def list_images(path: Path) -> Listing:
     raise DataError(
         f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
     )
+
+
+def _files_in(folder: Path, cache: BlockCache | None) -> LocalFiles | BucketFiles:
+    return BucketFiles(folder, cache) if isinstance(folder, BucketPath) else LocalFiles(folder)
 
 
 def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -141,120 +161,117 @@ class _ImageEntry:
     offset: int
 
 
-def _list_folder(root: Path) -> Listing:
-    folders, tars = _list_children(root)
+def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
+    folders, tars = _list_children(root, files, "")
     split_names = [f for f in folders if f in SPLIT_FOLDERS]
     has_splits = "train" in split_names and split_names == folders and not tars
-    groups: list[tuple[str, str, Path]] = []
-    for split, base in [(s, root / s) for s in folders] if has_splits else [("train", root)]:
-        subfolders, subtars = _list_children(base)
+    groups: list[tuple[str, str, str]] = []
+    for split, base in [(s, f"{s}/") for s in folders] if has_splits else [("train", "")]:
+        subfolders, subtars = _list_children(root, files, base.rstrip("/"))
         if subfolders and subtars:
             raise DataError(
-                f"{base} holds both folders and tar files",
+                f"{root / base} holds both folders and tar files",
                 "only one of the two",
                 "move one kind elsewhere",
             )
-        groups += [(split, name, base / name) for name in subfolders]
-        groups += [(split, name.removesuffix(".tar"), base / name) for name in subtars]
+        groups += [(split, name, f"{base}{name}") for name in subfolders]
+        groups += [(split, name.removesuffix(".tar"), f"{base}{name}") for name in subtars]
     if not groups:
         raise DataError(
             f"no folders in {root}",
             "one subfolder (or tar file) of images per class",
             "sort the images into folders, or list them in a CSV file of path,label",
         )
-    packed = groups[0][2].suffix == ".tar" and groups[0][2].is_file()
+    packed = groups[0][2].endswith(".tar") and not files.is_folder(groups[0][2])
     found, num_skipped = [], 0
-    for split, group, place in track(groups, f"listing {root}", len(groups)):
-        images, others = _images_in(root, split, group, place)
+    # Several tar files of a bucket at a time.
+    with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
+        listed = pool.map(lambda group: _images_in(root, files, *group), groups)
+        rows = list(track(zip(groups, listed, strict=True), f"listing {root}", len(groups)))
+    for (split, _, place), (images, others) in rows:
         if not images and split == "train":
             kind = "tar file" if packed else "folder"
             raise DataError(
-                f"class {kind} {place} holds no image",
+                f"class {kind} {root / place} holds no image",
                 f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
                 f"remove the {kind}, or put images there",
             )
         found += images
         num_skipped += others
     classes = sorted({group for _, group, _ in groups})
-    return _make_listing(root, found, classes, num_skipped, packed=packed)
+    return _make_listing(root, files, found, classes, num_skipped, packed=packed)
 
 
-def _list_children(folder: Path) -> tuple[list[str], list[str]]:
+def _list_children(
+    root: Path, files: LocalFiles | BucketFiles, folder: str
+) -> tuple[list[str], list[str]]:
     """Returns the names of subfolders and of tar files, sorted."""
-    with os.scandir(folder) as entries:
-        entries = [e for e in entries if not e.name.startswith(".")]
-    compressed = [e.name for e in entries if e.name.endswith((".tar.gz", ".tgz", ".tar.xz"))]
+    folders, others = files.children(folder)
+    compressed = [name for name in others if name.endswith((".tar.gz", ".tgz", ".tar.xz"))]
     if compressed:
         raise DataError(
-            f"{folder / compressed[0]} is compressed",
+            f"{root / folder / compressed[0]} is compressed",
             "plain tar files",
             "uncompress it, e.g. with gunzip",
         )
-    tars = sorted(e.name for e in entries if e.name.endswith(".tar") and e.is_file())
-    return sorted(e.name for e in entries if e.is_dir()), tars
+    return folders, [name for name in others if name.endswith(".tar")]
 
 
-def _images_in(root: Path, split: str, group: str, place: Path) -> tuple[list[_ImageEntry], int]:
+def _images_in(
+    root: Path, files: LocalFiles | BucketFiles, split: str, group: str, place: str
+) -> tuple[list[_ImageEntry], int]:
     """Returns the images of a class sorted by name, and the number of other files."""
     images, others = [], 0
-    files = _walk_folder(place) if place.is_dir() else _tar_members(place)
-    prefix = place.relative_to(root).as_posix()
-    for name, size, offset in files:
+    if files.is_folder(place):
+        members = ((name, size, 0) for name, size in files.walk(place))
+    else:
+        members = _tar_members(root, files, place)
+    for name, size, offset in members:
         if name.lower().endswith(IMAGE_SUFFIXES):
-            images.append(_ImageEntry(split, group, f"{prefix}/{name}", size, offset))
+            images.append(_ImageEntry(split, group, f"{place}/{name}", size, offset))
         else:
             others += 1
     return sorted(images, key=lambda image: image.name), others
 
 
-def _walk_folder(folder: Path, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    with os.scandir(folder) as entries:
-        entries = [e for e in entries if not e.name.startswith(".")]
-    for entry in entries:
-        if entry.is_dir():
-            _check_cycle(folder, entry)
-            yield from _walk_folder(folder / entry.name, f"{prefix}{entry.name}/")
-        else:
-            try:
-                yield f"{prefix}{entry.name}", entry.stat().st_size, 0
-            except OSError as error:  # A dangling link.
-                raise DataError(
-                    f"{entry.path}: {error.strerror}", "a file", "remove the link"
-                ) from None
+def _tar_members(
+    root: Path, files: LocalFiles | BucketFiles, name: str
+) -> Iterable[tuple[str, int, int]]:
+    """Returns (name, size, offset) of the files in a tar file.
+
+    To list a tar file is to read all of it, so the list of one in a bucket is cached.
+    """
+    if not isinstance(files, BucketFiles):
+        return _read_tar(root / name, files.open(name))
+    return files.cache.remembered(
+        f"tar-{files.key(name)}", lambda: list(_read_tar(root / name, files.open(name)))
+    )
 
 
-def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
-    """Raises DataError for a link to a folder that contains the link, which is an endless loop."""
-    if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
-        raise DataError(
-            f"{entry.path} is a link to a folder that contains it",
-            "no cycles of links",
-            "remove the link",
-        )
-
-
-def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
+def _read_tar(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
     try:
-        with tarfile.open(path, "r:") as archive:
+        with file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
-                if member.isreg() and not Path(member.name).name.startswith("."):
+                if member.isreg() and not member.name.rpartition("/")[2].startswith("."):
                     yield member.name, member.size, member.offset_data
                 # tarfile keeps every member in memory otherwise.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
     except (tarfile.TarError, OSError) as error:
+        if isinstance(error, OSError) and isinstance(path, BucketPath):
+            raise bucket_error(error) from None
         raise DataError(
             f"{path} cannot be read: {error}", "an intact tar file", "download it again"
         ) from None
 
 
-def _list_csv(path: Path) -> Listing:
+def _list_csv(path: Path, files: LocalFiles | BucketFiles) -> Listing:
     rows = _csv_rows(path)
     labels = {label for _, label, _ in rows}
     numbers = all(label.isascii() and label.isdecimal() for label in labels)
     found, missing = [], []
     for name, label, split in track(rows, f"listing {path}", len(rows)):
         try:
-            found.append(_ImageEntry(split, label, name, (path.parent / name).stat().st_size, 0))
+            found.append(_ImageEntry(split, label, name, files.size(name), 0))
         except (OSError, ValueError):  # A zero byte in the name is a ValueError.
             missing.append(name.replace("\0", r"\0"))
     if missing:
@@ -265,7 +282,7 @@ def _list_csv(path: Path) -> Listing:
             "correct the paths",
         )
     classes = sorted(labels, key=(lambda text: (int(text), text)) if numbers else str)
-    return _make_listing(path.parent, found, classes, 0, packed=False)
+    return _make_listing(path.parent, files, found, classes, 0, packed=False)
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -296,7 +313,13 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _make_listing(
-    root: Path, found: list[_ImageEntry], classes: list[str], num_skipped: int, *, packed: bool
+    root: Path,
+    files: LocalFiles | BucketFiles,
+    found: list[_ImageEntry],
+    classes: list[str],
+    num_skipped: int,
+    *,
+    packed: bool,
 ) -> Listing:
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
@@ -314,6 +337,7 @@ def _make_listing(
         class_names=tuple(classes),
         splits=splits,
         num_skipped=num_skipped,
+        files=files,
     )
 
 

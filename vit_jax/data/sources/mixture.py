@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 
-from vit_jax.data.sources.base import Example, Source, hash_of
+from vit_jax.data.sources.base import Example, Source, hash_of, is_remote, read_ahead
 from vit_jax.errors import DataError
 
 # Grain shuffles 32-bit positions.
@@ -46,6 +46,7 @@ class MixtureSource:
         self._offsets, self.class_names = _join_labels(dict(zip(names, self._members, strict=True)))
         shares = [f"{slots[n] / len(self):.1%} {members[n].name}" for n in names]
         self.name = f"mixture of {', '.join(shares)}"
+        self.remote = any(is_remote(member) for member in self._members)
         self.fingerprint = hash_of([(n, members[n].fingerprint, slots[n]) for n in names])
 
     def __len__(self) -> int:
@@ -71,6 +72,12 @@ class MixtureSource:
                     found[i] = self._relabel(number, example)
         return [found[i] for i in range(len(places))]
 
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples of the members that are in buckets."""
+        places = [self.locate(i) for i in indices]
+        for number, member in enumerate(self._members):
+            read_ahead(member, [index for owner, index in places if owner == number])
+
     def _relabel(self, number: int, example: Example) -> Example:
         """Returns the example with its label in the mixture, or -1 if it is out of range."""
         within = 0 <= example.label < len(self._members[number].class_names)
@@ -93,6 +100,7 @@ class MixtureMember:
         self._length = len(members[name])
         self.name = members[name].name
         self.class_names = self._mixture.class_names
+        self.remote = is_remote(members[name])
         self.fingerprint = hash_of(self._mixture.fingerprint, name)
 
     def __len__(self) -> int:
@@ -104,6 +112,10 @@ class MixtureMember:
     def read(self, indices: Sequence[int]) -> list[Example]:
         """Returns several examples; faster than one by one."""
         return self._mixture.read([self._start + i for i in indices])
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background if they are in a bucket."""
+        self._mixture.read_ahead([self._start + i for i in indices])
 
 
 def slots_by_weight(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vit_jax.config.data import DataConfig, MemberConfig
@@ -15,6 +14,8 @@ from vit_jax.data.sources.mixture import MixtureMember, MixtureSource, slots_by_
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
 from vit_jax.errors import DataError, nearest
+from vit_jax.storage.block_cache import BlockCache, block_cache
+from vit_jax.storage.paths import local_path, user_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,16 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] = LABEL_ON
     return MixtureMember(opened, name)
 
 
+def data_cache(data: DataConfig) -> BlockCache:
+    """Returns the cache for data in buckets.
+
+    Raises:
+        FileError: `data.cache_dir` is in a bucket.
+    """
+    folder = None if data.cache_dir is None else local_path(data.cache_dir, "data.cache_dir")
+    return block_cache(folder, data.cache_dir_gb)
+
+
 def with_subset_hash(config: Config, training: TrainingData) -> Config:
     """Returns the config with `data.subset.hash` set to the hash of its training subset."""
     if training.manifest is None:
@@ -122,7 +133,15 @@ def _open_one(
     keys = {"image_key": which.image_key, "label_key": which.label_key}
     if which.source == "tfds":
         rule = which.label_rule if isinstance(which, DataConfig) else None
-        return TfdsSource(which.name, split, data_dir, **keys, label_rule=rule, features=features)
+        return TfdsSource(
+            which.name,
+            split,
+            data_dir,
+            **keys,
+            label_rule=rule,
+            features=features,
+            cache=data_cache(data),
+        )
     if which.source == "huggingface":
         return HuggingFaceSource(which.name, split, data_dir, **keys, features=features)
     what = "the CSV file" if which.source == "csv" else "the folder of images"
@@ -132,7 +151,7 @@ def _open_one(
             what,
             "add --config.data.data_dir=PATH",
         )
-    path = Path(data_dir).expanduser()
+    path = user_path(data_dir)
     if path.exists() and path.is_file() != (which.source == "csv"):
         found = "csv" if path.is_file() else "folder"
         raise DataError(
@@ -141,4 +160,5 @@ def _open_one(
             f"set data.source={found}",
         )
     empty_files = "error" if data.on_bad_example == "error" else "keep"
-    return FolderSource(list_images(path), split, which.name, empty_files, features)
+    listing = list_images(path, data_cache(data))
+    return FolderSource(listing, split, which.name, empty_files, features)

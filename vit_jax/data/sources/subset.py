@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.data import SubsetConfig
-from vit_jax.data.sources.base import Example, LabelledSource, Source, hash_of
+from vit_jax.data.sources.base import (
+    Example,
+    LabelledSource,
+    Source,
+    hash_of,
+    is_remote,
+    read_ahead,
+)
 from vit_jax.errors import DataError
 from vit_jax.rng import seeded_hash
 
@@ -39,6 +46,7 @@ class SubsetSource:
         self._source, self._indices = source, indices
         self.name, self.class_names = name, source.class_names
         self.fingerprint = fingerprint
+        self.remote = is_remote(source)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -49,6 +57,10 @@ class SubsetSource:
     def read(self, indices: Sequence[int]) -> list[Example]:
         """Returns several examples; faster than one by one."""
         return self._source.read([int(i) for i in self._indices[list(indices)]])
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background if they are in a bucket."""
+        read_ahead(self._source, [int(i) for i in self._indices[list(indices)]])
 
     def labels(self) -> np.ndarray:
         """Returns the label of every example."""

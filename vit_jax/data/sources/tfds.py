@@ -5,17 +5,21 @@ import hashlib
 import importlib
 import io
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data.builders import BUNDLED
+from vit_jax.data.catalogue import prepared_folders
 from vit_jax.data.records import label_of
+from vit_jax.data.sources.array_record import BucketRecords, Shard
 from vit_jax.data.sources.base import (
     LABEL_ONLY,
     Example,
+    bucket_error,
     check_features,
     hash_of,
     pick_feature,
@@ -25,7 +29,11 @@ from vit_jax.data.sources.label_rules import RULES, scale_pixels
 from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError, nearest
+from vit_jax.storage.block_cache import BlockCache, block_cache
+from vit_jax.storage.bucket_path import BucketPath, StoredObject
+from vit_jax.storage.files import copy_file
 from vit_jax.storage.lock import locked
+from vit_jax.storage.paths import is_bucket, user_path
 
 CHECKSUMS = "checksums.sha256"
 """Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
@@ -38,16 +46,19 @@ class TfdsSource:
         name: TFDS name with optional config and version, or the name of a bundled dataset, which is
             prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
-        data_dir: folder of prepared data; None: TFDS_DATA_DIR or ~/tensorflow_datasets.
+        data_dir: folder of prepared data, also in a bucket; None: TFDS_DATA_DIR or
+            ~/tensorflow_datasets.
         image_key: feature with the image; None: "image", or the only image feature.
         label_key: feature with the class; None: "label", or the only class feature.
         label_rule: name in `label_rules.RULES`; computes the class from other features.
         features: features to read with the image: "label", and other feature names of the dataset.
+        cache: for data in a bucket; None: a cache of the default size in the default folder.
 
     Attributes:
         name: full name with version and split.
         class_names: names of the classes, in label order.
-        fingerprint: hash that changes when the examples do.
+        fingerprint: hash that changes when the examples do; the same in a bucket as on a disk.
+        remote: whether the data is in a bucket.
 
     Raises:
         DataError: the dataset or split does not exist, is not prepared, has no random access, or
@@ -64,10 +75,13 @@ class TfdsSource:
         label_key: str | None = None,
         label_rule: str | None = None,
         features: Sequence[str] = LABEL_ONLY,
+        cache: BlockCache | None = None,
     ):
         import tensorflow_datasets as tfds
 
         builder = open_builder(name, data_dir)
+        self.remote = isinstance(user_path(str(builder.data_path)), BucketPath)
+        self._cache = (cache or block_cache()) if self.remote else None
         info = builder.info
         self._rule = None if label_rule is None else RULES[label_rule]
         self._image, self._label = _feature_names(info, image_key, label_key, label_rule, features)
@@ -79,7 +93,7 @@ class TfdsSource:
         images = [n for n, f in info.features.items() if isinstance(f, tfds.features.Image)]
         read = {self._image, *self._others} & set(images)
         skip = {name: tfds.decode.SkipDecoding() for name in read}
-        self._source = _open_split(builder, expanded, decoders=skip)
+        self._source = _open_split(builder, expanded, self._cache, decoders=skip)
         self._builder, self._split = builder, expanded
         self.name = f"{info.full_name} {split}"
         if self._rule is not None:
@@ -108,11 +122,21 @@ class TfdsSource:
         records = self._read_records(self._source, indices)
         return [self._make_example(i, record) for i, record in zip(indices, records, strict=True)]
 
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background if they are in a bucket."""
+        if self.remote:
+            with _errors_of_buckets():
+                self._source.data_source.read_ahead(indices)
+
     def labels(self) -> np.ndarray:
         """Returns all labels, u[N]; read once and then cached in the user's cache folder."""
         splits = {span.split for span in self._spans}
         files = [path for s in sorted(splits) for path in self._builder.info.splits[s].filepaths]
-        stats = [(path.name, (s := path.stat()).length, s.mtime) for path in files]
+        if self.remote:
+            known = _objects(self._builder)
+            stats = [(path.name, known[path.name].key) for path in files]
+        else:
+            stats = [(path.name, (s := path.stat()).length, s.mtime) for path in files]
         key = hash_of(self.fingerprint, stats)
         return cached_labels(key, self.name, len(self), self._raw_labels())
 
@@ -125,14 +149,15 @@ class TfdsSource:
         if self._rule is not None or label is None or not array_record:
             return lambda indices: [example.label for example in self.read(indices)]
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
-        source = _open_split(self._builder, self._split, deserialize_method=raw)
+        source = _open_split(self._builder, self._split, self._cache, deserialize_method=raw)
         return lambda indices: [
             label_of(record, label) for record in self._read_records(source, indices)
         ]
 
     def _read_records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
         try:
-            return source.__getitems__(list(indices))
+            with _errors_of_buckets() if self.remote else contextlib.nullcontext():
+                return source.__getitems__(list(indices))
         except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             raise DataError(
                 f"cannot read {self.name}: {(str(error).splitlines() or [''])[0]}",
@@ -156,7 +181,7 @@ class TfdsSource:
 
 def default_data_dir() -> Path:
     """Returns the folder of datasets for configs without `data.data_dir`."""
-    return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+    return user_path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -168,19 +193,15 @@ def open_builder(name: str, data_dir: str | None) -> Any:
     import tensorflow_datasets as tfds
     from google.protobuf import json_format
 
-    folder = Path(data_dir).expanduser() if data_dir else default_data_dir()
+    folder = user_path(data_dir) if data_dir else default_data_dir()
     base = name.split("/")[0].split(":")[0]
     if base in BUNDLED:
         return _prepare_bundled(name, folder)
-    prepared = [p for depth in ("*/*", "*/*/*") for p in folder.glob(f"{depth}/dataset_info.json")]
-    known = sorted({p.relative_to(folder).parts[0] for p in prepared} | set(BUNDLED))
-    hint = f"set data_dir to the folder that contains it (found here: {', '.join(known[:20])})"
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}", "a folder of TFDS-prepared datasets", hint)
-    close = f"did you mean {nearest(base, known)!r}? Or {hint}"
-    if base in known:
-        close = f"see {folder / base} for its versions; prepare it again if files are missing"
-    if name.startswith(("/", "./", "../", "~")):
+        raise DataError(
+            f"no folder {folder}", "a folder of TFDS-prepared datasets", _hint(base, folder)
+        )
+    if name.startswith(("/", "./", "../", "~")) or "://" in name:
         raise DataError(
             f"dataset name {name!r} is a path",
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
@@ -191,7 +212,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             builder = tfds.builder(name, data_dir=str(folder), try_gcs=False)
     except tfds.core.DatasetNotFoundError:
         raise DataError(
-            f"no dataset {name!r} in {folder}", "a TFDS-prepared dataset", close
+            f"no dataset {name!r} in {folder}", "a TFDS-prepared dataset", _hint(base, folder)
         ) from None
     except json_format.ParseError:
         raise DataError(
@@ -209,7 +230,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise DataError(
             f"dataset name {name!r}: {(str(error).splitlines() or [''])[0].rstrip('.')}",
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
-            close,
+            _hint(base, folder),
         ) from None
     if not builder.is_prepared():
         raise DataError(
@@ -221,6 +242,15 @@ def open_builder(name: str, data_dir: str | None) -> Any:
     return builder
 
 
+def _hint(base: str, folder: Path) -> str:
+    """Returns what to do when a dataset is not in a folder."""
+    known = sorted({p.relative_to(folder).parts[0] for p in prepared_folders(folder)} | {*BUNDLED})
+    if base in known:
+        return f"see {folder / base} for its versions; prepare it again if files are missing"
+    hint = f"set data_dir to the folder that contains it (found here: {', '.join(known[:20])})"
+    return f"did you mean {nearest(base, known)!r}? Or {hint}" if folder.is_dir() else hint
+
+
 def _prepare_bundled(name: str, folder: Path) -> Any:
     import tensorflow_datasets as tfds
 
@@ -230,15 +260,24 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     if name not in (base, full := f"{base}:{builder_class.VERSION}"):
         raise DataError(f"no dataset {name!r}", f"{base} or {full}", f"set data.name={base}")
     tfds.disable_progress_bar()
-    builder = builder_class(data_dir=str(folder), file_format="array_record")
+
+    def open_in(place: Path | str) -> Any:
+        return builder_class(data_dir=str(place), file_format="array_record")
+
+    builder = open_in(folder)
     if not builder.is_prepared():
         try:
             # Of runs that start at the same time, one prepares the dataset and the others wait.
             with locked(folder / f".{base}.lock", timeout_s=None):
-                builder = builder_class(data_dir=str(folder), file_format="array_record")
-                if not builder.is_prepared():
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        builder.download_and_prepare()
+                if not open_in(folder).is_prepared():
+                    with (
+                        tempfile.TemporaryDirectory() as local,
+                        contextlib.redirect_stdout(io.StringIO()),
+                    ):
+                        open_in(local if is_bucket(folder) else folder).download_and_prepare()
+                        if is_bucket(folder):
+                            _copy_dataset(Path(local), folder)
+                builder = open_in(folder)
         except OSError as error:
             raise DataError(
                 f"cannot write {base} to {folder}: {error.strerror or error}",
@@ -246,6 +285,13 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
                 "set data_dir or TFDS_DATA_DIR",
             ) from None
     return builder
+
+
+def _copy_dataset(local: Path, folder: Path) -> None:
+    """Copies prepared files; dataset_info.json, which makes the dataset complete, is the last."""
+    files = [path for path in local.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == "dataset_info.json"):
+        copy_file(path, folder / path.relative_to(local))
 
 
 def _feature_names(
@@ -278,11 +324,12 @@ def _feature_names(
     return image, pick_feature(label_key, "label", classes, described)
 
 
-def _open_split(builder: Any, split: str, **options: Any) -> Any:
+def _open_split(builder: Any, split: str, cache: BlockCache | None, **options: Any) -> Any:
+    """Returns the data source of TFDS; in a bucket, it reads through the cache."""
     try:
-        return builder.as_data_source(split=split, **options)
+        source = builder.as_data_source(split=split, **options)
     except NotImplementedError:
-        full_name, folder = builder.info.full_name, Path(builder.data_path)
+        full_name, folder = builder.info.full_name, user_path(str(builder.data_path))
         depth = len(Path(full_name).parts)
         raise DataError(
             f"dataset {full_name} is stored as {builder.info.file_format.value}",
@@ -290,6 +337,53 @@ def _open_split(builder: Any, split: str, **options: Any) -> Any:
             f"run: python -m vit_jax data convert {_name_with_version(full_name)}"
             f" --data_dir={folder.parents[depth - 1]}",
         ) from None
+    if cache is not None:
+        source.data_source = _records_in_bucket(builder, split, cache)
+    return source
+
+
+def _records_in_bucket(builder: Any, split: str, cache: BlockCache) -> BucketRecords:
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.data_sources.base import file_instructions
+
+    info = builder.info
+    if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+        raise DataError(
+            f"{builder.data_path} is stored as {info.file_format.value}",
+            "array_record, the format that is read from buckets",
+            "copy the dataset to a local disk, or prepare it again",
+        )
+    known = _objects(builder)
+    shards = []
+    for part in file_instructions(info, tfds.Split(split)):
+        name = Path(part.filename).name
+        if name not in known:
+            raise DataError(
+                f"no object {part.filename}",
+                "all files of the prepared dataset",
+                "upload it, or prepare the dataset again",
+            )
+        shards.append(Shard(known[name], part.skip, part.skip + part.take))
+    total = sum(found.size for name, found in known.items() if ".array_record-" in name)
+    cache.add_data(str(builder.data_path), total)
+    return BucketRecords(shards, cache)
+
+
+def _objects(builder: Any) -> dict[str, StoredObject]:
+    """Returns name -> object of the files of a dataset in a bucket."""
+    folder = user_path(str(builder.data_path))
+    assert isinstance(folder, BucketPath)
+    with _errors_of_buckets():
+        return {found.path.name: found for found in folder.list_objects()}
+
+
+@contextlib.contextmanager
+def _errors_of_buckets() -> Iterator[None]:
+    """Converts errors of reading from a bucket to DataErrors that name the object."""
+    try:
+        yield
+    except OSError as error:
+        raise bucket_error(error) from None
 
 
 def _name_with_version(full_name: str) -> str:
@@ -300,5 +394,5 @@ def _name_with_version(full_name: str) -> str:
 
 def _checksums(builder: Any) -> list[str]:
     """Returns a hash of the checksum file next to the data, if there is one."""
-    path = Path(builder.data_path) / CHECKSUMS
+    path = user_path(str(builder.data_path)) / CHECKSUMS
     return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []

@@ -97,11 +97,15 @@ class EvaluateHook:
                 evaluation.read(best)
             evaluation.run(best, params)
             if evaluation.step != best:
-                context.checkpoints.wait()
+                self._wait_for_save()
                 raise Stopped(step)
             metrics |= evaluation.metrics
-        context.checkpoints.wait()
+        self._wait_for_save()
         return metrics
+
+    def _wait_for_save(self) -> None:
+        with self._context.account.part("saving"):
+            self._context.checkpoints.wait()
 
     def _of_splits(self, evaluator: SplitEvaluator) -> "_Evaluation":
         context = self._context
@@ -137,7 +141,7 @@ class EvaluateHook:
         if best is None or best == step:
             return step, state.eval_params
         self._context.progress.print_line(f"restoring step {best}, the best evaluation")
-        self._context.checkpoints.wait()
+        self._wait_for_save()
         item = evaluated_item(self._context.config.to_mapping())
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
@@ -183,7 +187,8 @@ class _Evaluation:
         """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
         if self.step == step:
             return
-        metrics = self._evaluate(params)
+        with self._context.account.part("evaluation"):
+            metrics = self._evaluate(params)
         if metrics is None:
             return
         self.step, self.metrics = step, metrics

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.loader import Feed
+from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.divergence import divergence_error
 from vit_jax.train.telemetry import DeviceClock, Telemetry
@@ -39,13 +40,15 @@ class LogHook:
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles the training step, and prints the sizes of the run and how long this took."""
         program, begin = self._context.program, time.perf_counter()
-        step_fn = program.compiled
+        with watch_compile_cache() as cache:
+            step_fn = program.compiled
         self._compile_time_s = time.perf_counter() - begin
+        how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
         self._context.progress.print_line(
             f"{self._context.config.model.name}: {program.num_parameters():,} parameters, "
             f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
             f"{jax.device_count()} {jax.devices()[0].device_kind}, "
-            f"compiled in {self._compile_time_s:.1f} s"
+            f"{how} in {self._compile_time_s:.1f} s{cache}"
         )
         self._context.progress.print_line(f"step: {program.choice}")
         return step_fn
@@ -58,9 +61,11 @@ class LogHook:
         """Returns the next batch; measures the host's waiting time while devices are idle."""
         begin = time.perf_counter()
         batch = next(feed)
-        idle_since = self._clock.idle_since()
+        end, idle_since = time.perf_counter(), self._clock.idle_since()
         if idle_since is not None:
-            self._telemetry.add_data_wait(time.perf_counter() - max(begin, idle_since))
+            self._telemetry.add_data_wait(end - max(begin, idle_since))
+        if idle_since is not None or not self._clock.is_started:
+            self._context.account.move(end - max(begin, idle_since or begin), "data")
         return batch
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -86,6 +91,7 @@ class LogHook:
             values = {name: value.item() for name, value in jax.device_get(arrays).items()}
             self._check_finite(step, values)
             self._telemetry.count_step()
+            self._context.account.step = step
             self._context.progress.advance(step)
             last = step == self._context.program.total_steps
             if last or step % self._context.config.logging.interval_steps == 0:
@@ -93,6 +99,7 @@ class LogHook:
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= self._telemetry.read()
+        values |= {f"seconds/{part}": s for part, s in self._context.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = self._skipped

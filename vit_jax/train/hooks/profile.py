@@ -1,45 +1,64 @@
-"""Writes a profiler trace of some steps to the run folder."""
+"""Traces some steps with the profiler and lists their most expensive operations."""
 
 import jax
 
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
+from vit_jax.train.trace import Trace
 
 
 class ProfileHook:
-    """Traces the steps of `logging.profile_steps` into the folder `profile` of the run.
+    """Traces the steps of `profile.steps` into the folder `profile` of the run.
 
-    A resumed run traces only the steps after its checkpoint.
+    The first of the chosen hosts writes the most expensive operations to `report/operations.md` and
+    `operations.csv`. A run that was resumed within these steps traces the rest of them.
 
     Args:
         context: the run.
         log: the log hook of the run.
+
+    Raises:
+        ConfigError: the run has no process of a number in `profile.hosts`.
     """
 
     def __init__(self, context: RunContext, log: LogHook):
-        self._log, self._folder = log, context.folder / "profile"
-        self._steps = context.config.logging.profile_steps
-        self._tracing = False
-        context.on_exit(self._stop)
+        self._context, self._log = context, log
+        self._trace: Trace | None = None
+        wanted = context.config.profile.processes(jax.process_count())
+        here = jax.process_index() in wanted
+        self._writes_table = jax.process_index() == wanted[0]
+        self._steps = context.config.profile.first_and_last if here else None
+        context.on_exit(self._cancel)
         if self._steps is not None and self._steps[0] <= context.start.step + 1 <= self._steps[1]:
-            self._start()
+            self._start(context.start.step + 1)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Starts the trace before the first of the steps and ends it after the last."""
         if self._steps is None:
             return
         if output.step == self._steps[0] - 1:
-            self._start()
-        elif output.step == self._steps[1]:
-            with self._log.paused():
-                self._stop()
+            self._start(output.step + 1)
+        elif self._trace is not None:
+            if output.step == self._steps[1] or context.is_last(output.step):
+                with self._log.paused():
+                    self._finish(self._trace, output.step)
+            else:
+                self._trace.begin_step(output.step + 1)
 
-    def _start(self) -> None:
+    def _start(self, step: int) -> None:
+        assert self._steps is not None
         with self._log.paused():
-            jax.profiler.start_trace(self._folder)
-        self._tracing = True
+            self._trace = Trace(f"steps-{self._steps[0]}-{self._steps[1]}")
+            self._trace.begin_step(step)
 
-    def _stop(self) -> None:
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()
+    def _finish(self, trace: Trace, last: int) -> None:
+        self._trace = None
+        context, what = self._context, f"steps {last - trace.steps + 1} to {last}"
+        found = trace.finish(context.folder / "profile", context.program.compiled, what)
+        if self._writes_table:
+            found.write(context.folder / "report", "operations")
+            found.show(context.progress.console)
+
+    def _cancel(self) -> None:
+        if self._trace is not None:
+            self._trace.cancel()

@@ -3,14 +3,12 @@
 import time
 from typing import Any
 
-from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.config.durations import is_due
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
+from vit_jax.train.save_interval import build_interval
 from vit_jax.train.start import data_position
-
-# Steps between saves if the config does not set an interval.
-_DEFAULT_INTERVAL = 1000
 
 
 class SaveHook:
@@ -25,14 +23,7 @@ class SaveHook:
     def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
         self._log, self._evaluation = log, evaluation
         self._saved = context.start.step or -1
-        config = context.config
-        interval = duration_in_steps(
-            config.checkpoint,
-            "interval",
-            batch_size=config.data.global_batch_size,
-            num_examples=len(context.source),
-        )
-        self._every = interval or _DEFAULT_INTERVAL
+        self._interval = build_interval(context)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Saves if a save is due, or if this step is the last or the best so far.
@@ -43,8 +34,10 @@ class SaveHook:
         context.checkpoints.check()
         step = output.step
         best = context.early_stopping.best_step == step
-        if context.is_last(step) or best or is_due(step, self._every):
+        if self._interval.is_due(step) or best or context.is_last(step):
             self.save(context, output)
+            if not context.is_last(step):
+                self._interval.saved(step)
         elif is_due(step, context.config.checkpoint.local_interval_steps):
             self.save_locally(context, output)
 
@@ -52,7 +45,7 @@ class SaveHook:
         """Starts to copy a state to the disks of the hosts, if the run does so."""
         if context.local is None or self._saved == output.step:
             return
-        with self._log.paused():
+        with self._log.paused(), context.account.part("saving"):
             context.metrics.flush()
             context.examples.flush()
             context.local.save(
@@ -73,7 +66,7 @@ class SaveHook:
         step, config = output.step, context.config
         if self._saved == step:
             return
-        with self._log.paused():
+        with self._log.paused(), context.account.part("saving"):
             if evaluate and config.checkpoint.best_metric is not None:
                 self._evaluation.evaluate_splits(step, output.state.eval_params)
             begin = time.perf_counter()
@@ -91,6 +84,7 @@ class SaveHook:
             self._saved = step
             blocked = time.perf_counter() - begin
             context.metrics.write(step, {"checkpoint/blocked_s": blocked})
+            context.account.add_save(blocked)
 
     def _data(self, context: RunContext, step: int) -> dict[str, Any]:
         """Returns the JSON that a checkpoint keeps beside its arrays."""
@@ -99,6 +93,7 @@ class SaveHook:
             | {
                 "elapsed_s": time.perf_counter() - context.begin_s,
                 "left_out": context.start.skipped_batches,
+                "seconds": context.account.seconds(),
             }
             | context.early_stopping.to_json()
         )

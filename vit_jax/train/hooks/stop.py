@@ -29,5 +29,6 @@ class StopHook:
         self._save.save_locally(context, output)
         self._save.save(context, output, evaluate=False)
         if not (context.is_last(output.step) and self._evaluation.is_complete(output.step)):
-            context.checkpoints.wait()
+            with context.account.part("saving"):
+                context.checkpoints.wait()
             raise Stopped(output.step)

@@ -1,20 +1,27 @@
-"""The state of every job of a sweep, read from its folder."""
+"""The state of a sweep: its folder, with sweep.json and a folder for each job.
+
+A job's folder holds job.json (its settings), the files of its run, and the record of its latest
+start; see `vit_jax.run.job_folder`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.errors import SweepError, first_few
-from vit_jax.sweep.job_folder import read_attempt, read_optional_json
+from vit_jax.config.run import Config
+from vit_jax.errors import SweepError, UserError, first_few
+from vit_jax.run.job_folder import read_attempt, read_optional_json
+from vit_jax.schema import differences
+from vit_jax.storage.files import write_json
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.records import changed_settings, check_folder, write_sweep
-from vit_jax.sweep.selection import select_best
-from vit_jax.sweep.sweep_file import Selection
+from vit_jax.sweep.selection import Selection, select_best
 
 # In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
 # to finish first; "blocked": a job that it needs has failed.
 STATES = ("failed", "running", "queued", "ready", "stopped", "waiting", "blocked", "finished")
 _LOST = ("failed", "blocked")
+# A job whose folder has one of these has been started.
+_RUN_FILES = ("result.json", "metrics.jsonl", "checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +47,80 @@ class JobStatus:
 
 
 def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[str, JobStatus]:
-    """Checks the folder of a sweep, reads its status and writes sweep.json with `details`.
+    """Checks that the folder holds this sweep, reads its state and writes sweep.json.
+
+    Jobs may be added to a sweep file or removed from it between two launches. Finished jobs get a
+    new job.json, because their labels may have changed.
+
+    Args:
+        plan: the jobs.
+        say: shows a line to the user.
+        details: further content of sweep.json.
 
     Raises:
-        SweepError: the folder holds another sweep, or jobs with other settings.
+        SweepError: the folder belongs to a sweep that has no job of this one, or a job in it was
+            started with other settings.
     """
-    check_folder(plan)
-    found = read_status(plan, {}, {}, say)
-    write_sweep(plan, **details)
+    path, spec = plan.folder / "sweep.json", plan.sweep.spec
+    before = read_optional_json(path) or {}
+    names = {job["name"] for job in before.get("jobs", ())}
+    if names and before.get("sweep") != spec and names.isdisjoint(plan.jobs):
+        raise SweepError(
+            f"sweep folder {plan.folder} belongs to {before.get('sweep')}, which shares no job with"
+            f" {spec}",
+            "one folder per sweep",
+            "choose another --workdir, or remove this one",
+        )
+    for job in plan.jobs.values():
+        changes = None if job.awaited_selection else changed_settings(job)
+        if changes is not None:
+            state = "is finished" if job.result.exists() else "was started"
+            raise SweepError(
+                f"job {job.name!r} {state} with other settings than the sweep file has now"
+                f" ({changes})",
+                "the settings that it was started with",
+                f"undo the change, rename the job, or remove {job.folder} to run it again",
+            )
+    found = read_state(plan, {}, {}, say)
+    jobs = [
+        {"name": name, "stage": job.job.stage, "needs": list(job.needs)}
+        for name, job in plan.jobs.items()
+    ]
+    write_json(path, {"sweep": spec, **details, "report": plan.sweep.report, "jobs": jobs})
+    for job in plan.jobs.values():
+        if job.result.exists() and not job.awaited_selection:
+            write_record(plan, job)
     return found
 
 
-def read_status(
+def write_record(plan: Plan, job: PlannedJob) -> None:
+    """Writes job.json unless it has this content already."""
+    record = job.record(plan.sweep.spec)
+    if read_optional_json(job.folder / "job.json") != record:
+        write_json(job.folder / "job.json", record)
+
+
+def changed_settings(job: PlannedJob) -> str | None:
+    """Returns how a job's settings differ from those it was started with.
+
+    None: they are the same, or the job has not started. Folders of earlier versions record only the
+    overrides, not the settings of the config file.
+    """
+    if not any((job.folder / name).exists() for name in _RUN_FILES):
+        return None
+    before, now = read_optional_json(job.folder / "job.json") or {}, job.record("")
+    if job.config is not None and before.get("settings"):
+        try:
+            rows = differences(Config.from_mapping(before["settings"]), job.config)
+        except UserError:  # Another version of the program has written them.
+            rows = []
+    else:
+        keys = [key for key in ("command", "config", "overrides", "arguments") if key in before]
+        rows = [(key, before[key], now[key]) for key in keys if before[key] != now[key]]
+    return first_few([f"{key}: {a!r} before, {b!r} now" for key, a, b in rows], 3, "; ") or None
+
+
+def read_state(
     plan: Plan,
     running: Mapping[str, str],
     known: Mapping[str, JobStatus],

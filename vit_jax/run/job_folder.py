@@ -7,8 +7,11 @@ files are the only record of a job, so another launcher can continue from them.
 
 import dataclasses
 import json
+import os
+import platform
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,10 @@ _LAST_BYTES = 50_000
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """The latest start of a job.
+    """The latest start of a job, as .sweep/attempt.json holds it.
 
     Attributes:
-        number: from 1.
+        number: from 1; 0: not known.
         executor: name of the executor that started the job.
         id: of the process or SLURM job.
         host: where it runs.
@@ -39,16 +42,22 @@ class Attempt:
         failure: why it must not be started again, if the exit code does not show it.
     """
 
-    number: int
-    executor: str
-    id: str
-    host: str
-    pid: int
-    slot: int
-    started: float
+    number: int = 0
+    executor: str = ""
+    id: str = ""
+    host: str = ""
+    pid: int = 0
+    slot: int = 0
+    started: float = 0.0
     ended: float | None = None
     exit_code: int | None = None
     failure: str | None = None
+
+    @classmethod
+    def from_mapping(cls, content: Mapping[str, Any]) -> "Attempt":
+        """Returns the attempt of a file, whatever other keys another version has written."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in content.items() if key in known})
 
     @property
     def why_failed(self) -> str | None:
@@ -62,6 +71,17 @@ class Attempt:
             return "ended without a result.json"
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
+    @property
+    def may_be_running(self) -> bool:
+        """Whether its process is alive; one on another host is, until the file says it ended."""
+        if self.ended is not None or self.host != platform.node():
+            return self.ended is None
+        try:
+            os.kill(self.pid, 0)
+        except OSError:
+            return False
+        return True
+
 
 def read_optional_json(path: Path) -> dict[str, Any] | None:
     """Returns the content of a JSON file; None if it is missing or damaged."""
@@ -74,7 +94,7 @@ def read_optional_json(path: Path) -> dict[str, Any] | None:
 def read_attempt(folder: Path) -> Attempt | None:
     """Returns the latest attempt; None: the job was never started."""
     content = read_optional_json(folder / ".sweep" / "attempt.json")
-    return None if content is None else Attempt(**content)
+    return None if content is None else Attempt.from_mapping(content)
 
 
 def write_attempt(folder: Path, attempt: Attempt) -> None:

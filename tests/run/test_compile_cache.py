@@ -1,0 +1,188 @@
+"""The cache of compiled programs: what is found again, and what is deleted."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from vit_jax.run import compile_cache
+from vit_jax.run.compile_cache import (
+    compiler_facts,
+    use_compile_cache,
+    watch_compile_cache,
+    without_compile_cache,
+)
+from vit_jax.storage.paths import user_path
+
+
+@pytest.fixture(autouse=True)
+def own_cache():
+    """Each test starts without a cache, and leaves that of the other tests."""
+    names = (
+        "jax_compilation_cache_dir", "jax_compilation_cache_max_size",
+        "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_enable_xla_caches",
+        "jax_enable_compilation_cache",
+    )  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def tripled(x):
+    return 3 * x + 1
+
+
+def compile_again():
+    """Compiles a function as a new process would; returns what the cache did."""
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+    with watch_compile_cache() as use:
+        compiled = jax.jit(tripled).lower(np.float32(1)).compile()
+    assert compiled(np.float32(2)) == 7
+    return use
+
+
+def folder_in_use():
+    return jax.config.jax_compilation_cache_dir
+
+
+def fake_program(folder, name, kilobytes, used_s):
+    """Writes a program like JAX's cache does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}-cache").write_bytes(bytes(kilobytes * 1024))
+    (folder / f"{name}-atime").write_bytes(int(used_s * 1e9).to_bytes(8, "little"))
+
+
+def test_a_program_is_found_again(tmp_path):
+    use_compile_cache(str(tmp_path), 100)
+    first, second = compile_again(), compile_again()
+    assert (first.hits, first.writes) == (0, 1)
+    assert (second.hits, second.writes) == (1, 0)
+    assert str(first) == f", kept in {folder_in_use()}"
+    assert str(second) == ", from the compilation cache"
+
+
+def test_the_default_is_in_the_users_cache_folder_and_limited(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_compile_cache()
+    assert folder_in_use().startswith(str(tmp_path / "vit_jax" / "compiled" / "jax-"))
+    assert jax.config.jax_compilation_cache_max_size == 4096 * 2**20
+
+
+def test_without_a_folder_or_with_a_cache_of_the_user_nothing_is_changed(tmp_path):
+    use_compile_cache(None)
+    assert folder_in_use() is None
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    use_compile_cache(str(tmp_path / "ours"))
+    assert folder_in_use() == str(tmp_path / "own")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("changed", ["jaxlib", "nvidia-cudnn-cu13", "cpu"])
+def test_another_version_or_cpu_finds_nothing(changed, tmp_path, monkeypatch):
+    use_compile_cache(str(tmp_path), 100)
+    assert compile_again().writes == 1
+    before = folder_in_use()
+    jax.config.update("jax_compilation_cache_dir", None)
+    facts = {**compiler_facts(jax.devices()[0]), changed: "another"}
+    monkeypatch.setattr(compile_cache, "compiler_facts", lambda device: facts)
+    use_compile_cache(str(tmp_path), 100)
+    assert folder_in_use() != before
+    assert (compile_again().hits, compile_again().hits) == (0, 1)
+    assert json.loads((tmp_path / folder_in_use() / "about.json").read_text())[changed] == "another"
+
+
+@pytest.mark.parametrize("content", [b"", b"not a program"])
+def test_a_damaged_program_is_compiled_again_and_replaced(content, tmp_path, caplog):
+    use_compile_cache(str(tmp_path), 100)
+    assert compile_again().writes == 1
+    (entry,) = tmp_path.glob("jax-*/jit_tripled-*-cache")
+    entry.write_bytes(content)
+    assert compile_again().hits == 0
+    (line,) = caplog.messages
+    assert "is damaged, and compiled again" in line
+    assert compile_again().hits == 1
+
+
+def test_half_a_program_of_a_killed_process_is_deleted(tmp_path):
+    """Otherwise JAX could neither read it nor store anything else."""
+    use_compile_cache(str(tmp_path), 100)
+    compile_again()
+    (entry,) = tmp_path.glob("jax-*/jit_tripled-*-cache")
+    entry.write_bytes(entry.read_bytes()[:100])
+    entry.with_name(entry.name.replace("-cache", "-atime")).unlink()
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compile_cache(str(tmp_path), 100)
+    assert not entry.exists()
+    assert (compile_again().hits, compile_again().hits) == (0, 1)
+
+
+def test_programs_that_were_not_used_for_longest_are_deleted(tmp_path):
+    """Of all versions together at most 1 MiB is kept."""
+    for folder, name, used_s in (("jax-1", "a", 30), ("jax-1", "b", 10), ("jax-2", "c", 20)):
+        fake_program(tmp_path / folder, name, 400, used_s)
+    (tmp_path / "notes").mkdir()
+    fake_program(tmp_path / "notes", "mine", 5000, 0)
+    use_compile_cache(str(tmp_path), 1)
+    assert {path.name for path in tmp_path.glob("jax-*/*-*")} == {
+        "a-cache", "a-atime", "c-cache", "c-atime",
+    }  # fmt: skip
+    assert (tmp_path / "notes" / "mine-cache").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    use_compile_cache(str(tmp_path / "file"))
+    assert folder_in_use() is None
+    (line,) = caplog.messages
+    assert line.startswith(f"no compilation cache: {tmp_path / 'file'}")
+
+
+def test_hosts_that_do_not_share_the_folder_do_not_use_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compile_cache, "gather", lambda name, value: [value, False])
+    use_compile_cache(str(tmp_path))
+    assert folder_in_use() is None
+    (line,) = caplog.messages
+    assert "process 1 does not see" in line
+    assert "set compile_cache to a folder or bucket that all hosts share" in line
+
+
+def test_a_bucket_keeps_programs_within_the_limit(bucket):
+    place = f"{bucket.url}/compiled"
+    use_compile_cache(place, 1)
+    assert folder_in_use().startswith(f"{place}/jax-")
+    assert (compile_again().writes, compile_again().hits) == (1, 1)
+    folder = user_path(place)
+    (folder / "jax-1" / "a-cache").write_bytes(bytes(2**20))
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compile_cache(place, 2)
+    assert (folder / "jax-1" / "a-cache").exists()
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compile_cache(place, 1)
+    # The new one is larger than the rest together; the older ones were deleted first.
+    assert sum(path.stat().st_size for path in folder.glob("*/*-cache")) <= 2**20
+
+
+@pytest.mark.parametrize("fault", ["expired", "read_only"])
+def test_a_bucket_that_refuses_us_is_a_warning(fault, gcs, caplog):
+    gcs.server.faults(**{fault: True})
+    use_compile_cache(f"{gcs.url}/compiled")
+    assert folder_in_use() is None
+    assert caplog.messages[-1].startswith(f"no compilation cache: {gcs.url}/compiled/jax-")
+
+
+def test_a_plan_compiles_anew(tmp_path):
+    use_compile_cache(str(tmp_path))
+    assert compile_again().writes == 1
+    with without_compile_cache():
+        use = compile_again()
+    assert (use.hits, use.writes) == (0, 0)
+    assert compile_again().hits == 1

@@ -1,0 +1,231 @@
+"""The files of an image folder: on a disk, or in a bucket through a `BlockCache`.
+
+Both classes name files by their paths relative to the folder, and pass over hidden ones.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from vit_jax.data.sources.base import bucket_error
+from vit_jax.errors import DataError
+from vit_jax.storage.block_cache import BLOCK_BYTES, BlockCache, Part, block_cache
+from vit_jax.storage.bucket_path import BucketPath, StoredObject
+
+# Blocks that are read ahead while a tar file is listed.
+_BLOCKS_AHEAD = 8
+
+
+class LocalFiles:
+    """Files on a disk.
+
+    Args:
+        root: folder.
+    """
+
+    remote = False
+
+    def __init__(self, root: Path):
+        self._root = root
+
+    def children(self, folder: str) -> tuple[list[str], list[str]]:
+        """Returns the names of the folders and of the files in a folder, sorted."""
+        with os.scandir(self._root / folder) as entries:
+            entries = [e for e in entries if not e.name.startswith(".")]
+        folders = sorted(e.name for e in entries if e.is_dir())
+        return folders, sorted(e.name for e in entries if e.is_file())
+
+    def is_folder(self, place: str) -> bool:
+        """Whether a place is a folder."""
+        return (self._root / place).is_dir()
+
+    def walk(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Yields (path relative to the folder, size) of all files below a folder.
+
+        Raises:
+            DataError: a link leads nowhere or to a folder that contains it.
+        """
+        return _walk(self._root / folder, "")
+
+    def size(self, name: str) -> int:
+        """Returns the size of a file in bytes."""
+        return (self._root / name).stat().st_size
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens a file for reading."""
+        return (self._root / name).open("rb")
+
+    def read(self, name: str, start: int | None, size: int) -> bytes:
+        """Returns part of a file; if `start` is None, all of it.
+
+        Raises:
+            DataError: the file is missing or cannot be read.
+        """
+        try:
+            if start is None:
+                return (self._root / name).read_bytes()
+            with (self._root / name).open("rb") as file:
+                return os.pread(file.fileno(), size, start)
+        except OSError as error:
+            raise DataError(
+                f"{self._root / name}: {error.strerror}",
+                "a file that existed when the folder was listed",
+                "restore it, or start again",
+            ) from None
+
+    def read_ahead(self, parts: Sequence[tuple[str, int | None, int]]) -> None:
+        """Does nothing."""
+
+
+class BucketFiles:
+    """Objects below an address, as they were when this was created.
+
+    Args:
+        root: address.
+        cache: through which they are read; None: a cache of the default size.
+
+    Raises:
+        OSError: the objects cannot be listed.
+    """
+
+    remote = True
+
+    def __init__(self, root: BucketPath, cache: BlockCache | None):
+        self._root, self._cache = root, cache or block_cache()
+        self._facts: dict[str, tuple[int, str]] = {}
+        self._folders: dict[str, tuple[set[str], list[str]]] = {"": (set(), [])}
+        for path, size, key in root.list_objects():
+            parts = path.relative_to(root).parts
+            if not parts or any(part.startswith(".") for part in parts):
+                continue
+            self._facts["/".join(parts)] = size, key
+            for depth in range(len(parts)):
+                inside = self._folders.setdefault("/".join(parts[:depth]), (set(), []))
+                if depth == len(parts) - 1:
+                    inside[1].append(parts[depth])
+                else:
+                    inside[0].add(parts[depth])
+        self._cache.add_data(str(root), sum(size for size, _ in self._facts.values()))
+
+    def children(self, folder: str) -> tuple[list[str], list[str]]:
+        """Returns the names of the folders and of the objects in a folder, sorted."""
+        folders, files = self._folders[folder]
+        return sorted(folders), sorted(files)
+
+    def is_folder(self, place: str) -> bool:
+        """Whether objects are below a place."""
+        return place in self._folders
+
+    def walk(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Yields (path relative to the folder, size) of all objects below a folder."""
+        folders, files = self.children(folder)
+        for name in files:
+            yield name, self.size(f"{folder}/{name}")
+        for name in folders:
+            for below, size in self.walk(f"{folder}/{name}"):
+                yield f"{name}/{below}", size
+
+    def size(self, name: str) -> int:
+        """Returns the size of an object in bytes."""
+        if name not in self._facts:
+            raise FileNotFoundError(name)
+        return self._facts[name][0]
+
+    def key(self, name: str) -> str:
+        """Returns a key that changes when the content does."""
+        return self._facts[name][1]
+
+    @property
+    def cache(self) -> BlockCache:
+        """The cache through which objects are read."""
+        return self._cache
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens an object for reading."""
+        return io.BufferedReader(_ObjectFile(self._object(name), self._cache))
+
+    def read(self, name: str, start: int | None, size: int) -> bytes:
+        """Returns part of an object; if `start` is None, all of it.
+
+        Raises:
+            DataError: it is missing or cannot be read.
+        """
+        try:
+            return self._cache.read([self._part(name, start, size)])[0]
+        except OSError as error:
+            raise bucket_error(error) from None
+
+    def read_ahead(self, parts: Sequence[tuple[str, int | None, int]]) -> None:
+        """Starts to read parts of objects: (name, start, size)."""
+        self._cache.read_ahead([self._part(*part) for part in parts])
+
+    def _part(self, name: str, start: int | None, size: int) -> Part:
+        return Part(self._object(name), start or 0, (start or 0) + size)
+
+    def _object(self, name: str) -> StoredObject:
+        return StoredObject(self._root / name, *self._facts[name])
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    with os.scandir(folder) as entries:
+        entries = [e for e in entries if not e.name.startswith(".")]
+    for entry in entries:
+        if entry.is_dir():
+            _check_cycle(folder, entry)
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+        else:
+            try:
+                yield f"{prefix}{entry.name}", entry.stat().st_size
+            except OSError as error:  # A dangling link.
+                raise DataError(
+                    f"{entry.path}: {error.strerror}", "a file", "remove the link"
+                ) from None
+
+
+def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
+    """Raises DataError for a link to a folder that contains the link, which is an endless loop."""
+    if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
+        raise DataError(
+            f"{entry.path} is a link to a folder that contains it",
+            "no cycles of links",
+            "remove the link",
+        )
+
+
+class _ObjectFile(io.RawIOBase):
+    """Reads an object from start to end; skips are cheap."""
+
+    def __init__(self, found: StoredObject, cache: BlockCache):
+        self._object, self._cache = found, cache
+        self._place, self._number, self._content = 0, -1, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._object.size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        number, start = divmod(self._place, BLOCK_BYTES)
+        if self._place >= self._object.size:
+            return 0
+        if number != self._number:
+            last = -(-self._object.size // BLOCK_BYTES)
+            blocks = range(number, min(number + _BLOCKS_AHEAD, last))
+            self._cache.read_ahead([self._block(block) for block in blocks])
+            self._number, self._content = number, self._cache.read([self._block(number)])[0]
+        found = self._content[start : start + len(buffer)]
+        buffer[: len(found)] = found
+        self._place += len(found)
+        return len(found)
+
+    def _block(self, number: int) -> Part:
+        start = number * BLOCK_BYTES
+        return Part(self._object, start, min(start + BLOCK_BYTES, self._object.size))

@@ -1,0 +1,258 @@
+"""One run folder: its files, and the columns of a report that are computed from them.
+
+To add a column, write a property of `Run` and add its name to COLUMNS.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from vit_jax.errors import FileError, UserError
+from vit_jax.report.labels import family, is_number
+from vit_jax.run.job_folder import Attempt
+from vit_jax.run.metrics import read_metrics
+from vit_jax.storage.files import read_json
+
+STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
+# Properties of `Run` that are columns. Columns of numbers are also metrics.
+COLUMNS = (
+    "name", "state", "stage", "model", "family", "dataset", "seed", "device", "revision", "step",
+    "wall_time_s", "train_examples", "examples_seen", "train_exaflops", "pretrain_examples",
+    "pretrain_exaflops",
+)  # fmt: skip
+# Config keys with the weights that a run was initialised from.
+_INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
+# Config keys that change where a run is stored or how it is logged, but not what is trained.
+_BOOKKEEPING = re.compile(
+    r"seed|(checkpoint|logging|divergence)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
+    r"|prefetch_batches)|mesh\..*|evaluation\.(batch_size|interval_.*)|init_from.*"
+    r"|compiler_options.*|load.*"
+)
+
+
+class Run:
+    """One run folder; a missing file counts as empty.
+
+    The properties listed in COLUMNS are the columns of a report that are computed from a run.
+
+    Args:
+        path: the folder.
+        name: used unless job.json has one.
+
+    Attributes:
+        config: config.json with dotted keys.
+        metrics: metrics.jsonl, one row per line and one column per metric; the index is the step.
+        result: result.json; {} if the run is not finished.
+        job: job.json, written by a sweep.
+        attempt: the latest start of a sweep's job; None: no sweep has started it.
+        figures: the final value of every metric; the latest one if the run is not finished.
+        ancestors: the runs this one was initialised from, nearest first.
+        unknown_init: why some ancestors are unknown; "" if all are known.
+        problems: files that could not be read, and why.
+    """
+
+    def __init__(self, path: Path, name: str = ""):
+        self.path = path
+        self.problems: list[str] = []
+        self.config = flatten(self._read("config.json"))
+        self.environment = self._read("env.json")
+        rows = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
+        self.metrics = pd.DataFrame(rows or {"step": []}).set_index("step")
+        self.result = self._read("result.json")
+        self.job = self._read("job.json")
+        attempt = self._read(".sweep/attempt.json")
+        self.attempt = Attempt.from_mapping(attempt) if attempt else None
+        self.subset = self._read("subset.json")
+        self.classes: list[str] = self._read("classes.json").get("names") or []
+        self.name = str(self.job.get("name") or name)
+        self.labels: dict[str, Any] = self.job.get("labels") or {}
+        self.finished = bool(self.result)
+        latest = {k: v for row in rows for k, v in row.items() if k not in ("step", "time")}
+        self.figures: dict[str, float] = {
+            k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
+        }
+        self.ancestors: list[Run] = []
+        self.unknown_init = ""
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return read_optional(self.path / name, self.problems)
+
+    @property
+    def divergence_reports(self) -> list[Path]:
+        """The reports that training wrote when it diverged."""
+        return sorted(self.path.glob("report/divergence-*.txt"))
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """Metric -> number of its values in metrics.jsonl."""
+        return {str(name): int(times) for name, times in self.metrics.count().items()}
+
+    def curve(self, metric: str) -> pd.Series:
+        """Returns the values of a metric by step; empty if the run has not measured it."""
+        return self.metrics.get(metric, pd.Series(dtype=float)).dropna()
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config without the seed, and without keys that do not change what is trained."""
+        return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
+
+    @property
+    def init_from(self) -> str | None:
+        """The path or URL of the weights it started from; None for random weights."""
+        paths = (self.config.get(key) for key in _INIT_KEYS)
+        return next((path for path in paths if isinstance(path, str) and path), None)
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        if self.finished:
+            return "finished"
+        if self.divergence_reports:
+            return "diverged"
+        if self.attempt is not None and self.attempt.why_failed:
+            return "failed"
+        if self.attempt is not None and self.attempt.may_be_running:
+            return "running"
+        return "unfinished" if len(self.metrics) or self.environment else "not started"
+
+    @property
+    def stage(self) -> str | None:
+        """Stage of the sweep's job: "search" or "final"."""
+        return self.job.get("stage")
+
+    @property
+    def model(self) -> Any:
+        """Name of the model, from the labels, the config or the result."""
+        return self._find_name("model", "model.name")
+
+    @property
+    def family(self) -> str | None:
+        """Family of the model."""
+        return family(self.model)
+
+    @property
+    def dataset(self) -> Any:
+        """Name of the dataset, from the labels, the config or the result."""
+        return self._find_name("dataset", "data.name")
+
+    def _find_name(self, label: str, key: str) -> Any:
+        configured = self.config.get(label, self.config.get(key, self.result.get(label)))
+        return self.labels.get(label, configured)
+
+    @property
+    def seed(self) -> Any:
+        """The seed, from the config or else from the labels."""
+        return self.config.get("seed", self.labels.get("seed"))
+
+    @property
+    def device(self) -> str | None:
+        """The devices it ran on, e.g. "8 x TPU v4, 2 hosts"."""
+        if "device_kind" not in self.environment:
+            return None
+        hosts = self.environment.get("host_count", 1)
+        count, kind = self.environment.get("device_count", 1), self.environment["device_kind"]
+        return f"{count} x {kind}" + (f", {hosts} hosts" if hosts > 1 else "")
+
+    @property
+    def revision(self) -> str | None:
+        """Git revision of the code."""
+        return self.environment.get("git_revision")
+
+    @property
+    def step(self) -> int | None:
+        """The last step in the files."""
+        return self.result.get("step", max(self.metrics.index, default=None))
+
+    @property
+    def wall_time_s(self) -> float | None:
+        """Seconds from the start to the end, or to the last line of metrics.jsonl."""
+        times = self.curve("time")
+        logged = float(times.max() - times.min()) if len(times) else None
+        return self.result.get("wall_time_s", logged)
+
+    @property
+    def train_examples(self) -> int | None:
+        """Number of distinct examples in the training split."""
+        return self.result.get("train_examples", self.subset.get("examples"))
+
+    @property
+    def examples_seen(self) -> int | None:
+        """Steps times batch size."""
+        batch_size = self.config.get("data.global_batch_size")
+        if "examples_seen" in self.result or not batch_size or not self.step:
+            return self.result.get("examples_seen")
+        return batch_size * self.step if "optimizer.learning_rate" in self.config else None
+
+    @functools.cached_property
+    def train_exaflops(self) -> float | None:
+        """Training compute in 1e18 FLOPs; computed if result.json has none."""
+        if "train_exaflops" in self.result or self.examples_seen is None:
+            return self.result.get("train_exaflops")
+        per_image = self._flops_per_image()
+        return None if per_image is None else per_image * self.examples_seen / 1e18
+
+    def _flops_per_image(self) -> int | None:
+        """Returns the operations of training on one image, for classifiers of known sizes."""
+        from vit_jax.config.upgrade import upgrade_model
+        from vit_jax.models.flops import forward_macs, training_flops
+        from vit_jax.models.registry import model_options
+
+        size, task = self.config.get("data.image_size"), self.config.get("task", "classification")
+        num_classes = self.config.get("data.num_classes") or len(self.classes)
+        if not size or not num_classes or task != "classification":
+            return None
+        try:
+            options = model_options(**upgrade_model(self._read("config.json")["model"]))
+            macs = forward_macs(options, num_classes=num_classes, image_size=(size, size))
+            return training_flops(macs)
+        except (UserError, KeyError, TypeError):
+            return None
+
+    @property
+    def pretrain_examples(self) -> int | None:
+        """Largest number of examples of the runs it was initialised from, or else its own."""
+        return self._over_ancestors("train_examples", max)
+
+    @property
+    def pretrain_exaflops(self) -> float | None:
+        """Compute of all the runs it was initialised from, or else its own, in 1e18 FLOPs."""
+        return self._over_ancestors("train_exaflops", sum)
+
+    def _over_ancestors(self, figure: str, merge: Callable[[Any], Any]) -> Any:
+        values = [getattr(run, figure) for run in self.ancestors or [self]]
+        return None if self.unknown_init or None in values else merge(values)
+
+    @property
+    def unknown_pretraining(self) -> str:
+        """Why its pre-training is not known; "" if it is."""
+        known = None not in (self.pretrain_examples, self.pretrain_exaflops)
+        if known or self.unknown_init or not self.ancestors:
+            return self.unknown_init
+        return f"{self.ancestors[0].name} does not say what it was trained on"
+
+
+def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a nested dict with dotted keys; an empty dict counts as a value.
+
+    >>> flatten({"a": {"b": 1, "c": {}}, "d": [2]})
+    {'a.b': 1, 'a.c': {}, 'd': [2]}
+    """
+    found = {}
+    for key, value in mapping.items():
+        nested = isinstance(value, dict) and value
+        found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
+def read_optional(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Returns the content of a file, or {}. Adds to `problems` why a file cannot be read."""
+    try:
+        return read_json(path) if path.is_file() else {}
+    except FileError as error:
+        problems.append(error.got.replace(str(path), path.name))
+        return {}

@@ -1,0 +1,235 @@
+"""Accounts for every second of a run, from its first start to its end, over all its sessions.
+
+At any moment one part of PARTS is the current one, so the parts of a run add up to its wall time:
+
+    with account.part("compile"):
+        ...
+
+The account is kept in `sessions.jsonl`, a file of its own, because a resumed run deletes the last
+lines of metrics.jsonl. A thread appends a line every second at first, and less often in a long
+session: the lines lie 1/200 of the session's time apart. So a `kill -9` loses at most this part of
+the account, which then counts as idle. A line holds the figures of the whole run so far.
+"""
+
+import collections
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vit_jax.errors import RunFolderError
+from vit_jax.storage.log_file import LogFile, read_log
+
+FILE = "sessions.jsonl"
+
+# Part of a run's time -> what it is.
+PARTS = {
+    "start": "imports, opening data, initializing, closing",
+    "compile": "compiling the training step",
+    "restore": "reading a checkpoint",
+    "steps": "training steps that count",
+    "lost": "steps, their data and evaluations that were repeated after a restart",
+    "data": "waiting for data while the device is idle",
+    "evaluation": "evaluation",
+    "saving": "training blocked by saving",
+    "idle": "between two sessions",
+}
+# What is done again for the steps after the checkpoint that a session resumes from.
+_REPEATED = ("steps", "data", "evaluation")
+# Saves whose median is the cost of a save.
+_RECENT_SAVES = 5
+
+
+class TimeAccount:
+    """The account of a run's time, continued by each of its sessions.
+
+    Args:
+        began_s: start of this session's process, in unix seconds; None: now.
+
+    Attributes:
+        step: number of finished steps.
+        saves: number of saves of the run.
+        failures: how many earlier sessions ended without saving their last step.
+    """
+
+    def __init__(self, began_s: float | None = None):
+        now = time.time()
+        self._began = now if began_s is None else min(began_s, now)
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._seconds["start"] = now - self._began
+        self._part, self._since = "start", time.perf_counter()
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._log: LogFile | None = None
+        self._thread: threading.Thread | None = None
+        self._session = 1
+        self._save_s: collections.deque[float] = collections.deque(maxlen=_RECENT_SAVES)
+        self.step = self.saves = self.failures = 0
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Counts the time inside the block as a part. Blocks may be nested; the inner one counts.
+
+        Args:
+            name: one of PARTS.
+        """
+        outer = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def move(self, seconds: float, part: str) -> None:
+        """Moves seconds that have just passed from the current part to another one."""
+        with self._lock:
+            self._seconds[self._part] -= seconds
+            self._seconds[part] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Returns part -> seconds of the run so far. They add up to its wall time."""
+        with self._lock:
+            self._count()
+            return {part: round(seconds, 3) for part, seconds in self._seconds.items()}
+
+    def add_save(self, blocked_s: float) -> None:
+        """Counts a save that has blocked the training loop, and logs it."""
+        with self._lock:
+            self.saves += 1
+            self._save_s.append(blocked_s)
+        self._write("running")
+
+    @property
+    def save_s(self) -> float | None:
+        """Median time that the last saves blocked training; None: nothing was saved yet."""
+        return statistics.median(self._save_s) if self._save_s else None
+
+    @property
+    def running_s(self) -> float:
+        """Time of the run so far without the time between sessions."""
+        seconds = self.seconds()
+        return sum(seconds.values()) - seconds["idle"]
+
+    def open(self, folder: Path) -> None:
+        """Continues the account in a run folder, and starts to log. Only the first call counts.
+
+        Raises:
+            RunFolderError: the file cannot be written.
+        """
+        if self._log is not None:
+            return
+        path = folder / FILE
+        try:
+            rows = read_sessions(folder)
+            self._log = LogFile(path)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write {path}: {error.strerror}",
+                "a writable run folder with free space",
+                "free some space or choose another --workdir",
+            ) from None
+        if rows:
+            self._continue(rows)
+        self._write("running")
+        self._thread = threading.Thread(target=self._keep_writing, name="sessions", daemon=True)
+        self._thread.start()
+
+    def resume(self, step: int, saved: Mapping[str, float]) -> None:
+        """Counts the work after a checkpoint as lost, because it is done again.
+
+        Args:
+            step: step of the checkpoint; 0: the run starts again.
+            saved: `seconds` when it was saved; may be empty.
+        """
+        with self._lock:
+            self._count()
+            if step != self.step:
+                for part in _REPEATED:
+                    extra = self._seconds[part] - saved.get(part, 0.0)
+                    self._seconds[part] -= extra
+                    # The last lines before a crash may be missing. They are in `idle` until here.
+                    self._seconds["lost" if extra > 0 else "idle"] += extra
+        self.step = step
+
+    def close(self, event: str) -> None:
+        """Writes the last line of the session.
+
+        Args:
+            event: "finished", "stopped" (the last step is saved) or "failed".
+        """
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._write(event)
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+
+    def _switch(self, part: str) -> str:
+        with self._lock:
+            self._count()
+            before, self._part = self._part, part
+        return before
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._since = now
+
+    def _continue(self, rows: list[dict[str, Any]]) -> None:
+        """Adds the figures of the earlier sessions."""
+        last = rows[-1]
+        with self._lock:
+            for part, seconds in last["seconds"].items():
+                self._seconds[part] += seconds
+            self._seconds["idle"] += max(self._began - last["time"], 0.0)
+        ends = {row["session"]: row["event"] for row in rows}
+        self.failures = sum(event not in ("stopped", "finished") for event in ends.values())
+        self._session, self.step, self.saves = last["session"] + 1, last["step"], last["saves"]
+        self._save_s.extend([last["save_s"]] if last["save_s"] is not None else [])
+
+    def _keep_writing(self) -> None:
+        begin = time.monotonic()
+        while not self._ended.wait(max(1.0, (time.monotonic() - begin) / 200)):
+            self._write("running")
+
+    def _write(self, event: str) -> None:
+        """Appends a line. A full disk ends the run at its next save, not here."""
+        if self._log is None:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            self._log.write(
+                {
+                    "session": self._session,
+                    "event": event,
+                    "began": self._began,
+                    "time": time.time(),
+                    "step": self.step,
+                    "saves": self.saves,
+                    "save_s": self.save_s,
+                    "seconds": self.seconds(),
+                }
+            )
+
+
+def process_start_s() -> float:
+    """Returns when this process was started, in unix seconds."""
+    created = psutil.Process().create_time()
+    if not psutil.LINUX:
+        return created
+    # On Linux, psutil adds the age of the machine to a boot time in whole seconds.
+    since_boot = created - psutil.boot_time()
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's sessions.jsonl; [] if it has none.
+
+    A line has "session" (from 1), "event" ("running", "stopped", "failed", "finished"), "began" and
+    "time" in unix seconds, "step", "saves", "save_s" (median time that a save blocks training), and
+    "seconds", the seconds of the whole run by part.
+    """
+    return read_log(folder / FILE)

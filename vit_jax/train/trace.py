@@ -1,0 +1,100 @@
+"""Records a profiler trace of some steps, which xprof, TensorBoard and Perfetto open.
+
+A trace is recorded into a folder of this machine and then copied to the run folder, which may be a
+bucket. The files of all hosts lie in one folder, so that xprof shows them together:
+
+    FOLDER/plugins/profile/NAME/process-0.xplane.pb             xprof and TensorBoard
+    FOLDER/plugins/profile/NAME/process-0.perfetto.json.gz      Perfetto, ui.perfetto.dev
+    FOLDER/plugins/profile/NAME/process-0.trace.json.gz         Chrome, chrome://tracing
+"""
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import jax
+
+from vit_jax.train.operations import Operations, find_operations
+
+
+class Trace:
+    """A trace of this process, from `__init__` to `finish` or `cancel`.
+
+    Args:
+        name: name of the trace, e.g. "steps-100-110".
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.steps = 0
+        self._local = Path(tempfile.mkdtemp(prefix="vit_jax-trace-"))
+        self._step = contextlib.ExitStack()
+        options = jax.profiler.ProfileOptions()
+        options.session_id = name
+        # Python's own calls would fill the trace, whose size is limited.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(self._local, create_perfetto_trace=True, profiler_options=options)
+
+    def begin_step(self, step: int) -> None:
+        """Ends the step before and begins another one. Call it between steps.
+
+        Args:
+            step: number of the step.
+        """
+        self._step.close()
+        self._step.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
+        self.steps += 1
+
+    def finish(self, folder: Path, step_fn: jax.stages.Compiled, what: str) -> Operations:
+        """Ends the trace, when all steps are computed, and copies it.
+
+        Args:
+            folder: the folder to copy to.
+            step_fn: the compiled step.
+            what: what was traced, for the title of the table.
+
+        Returns:
+            The most expensive operations.
+        """
+        process = f"process-{jax.process_index()}"
+        target = folder / "plugins" / "profile" / self.name
+        try:
+            self._stop()
+            source = self._local / "plugins" / "profile" / self.name
+            (xplane,) = source.glob("*.xplane.pb")
+            program = step_fn.as_text() or ""
+            operations = find_operations(
+                xplane,
+                what,
+                steps=self.steps,
+                devices=jax.local_device_count(),
+                program=program,
+                module=_module(program),
+            )
+            target.mkdir(parents=True, exist_ok=True)
+            for path in source.iterdir():
+                kind = path.name.removeprefix(xplane.name.removesuffix("xplane.pb"))
+                kind = kind.replace("perfetto_trace", "perfetto")
+                (target / f"{process}.{kind}").write_bytes(path.read_bytes())
+        finally:
+            shutil.rmtree(self._local, ignore_errors=True)
+        return operations
+
+    def cancel(self) -> None:
+        """Ends the trace and drops it."""
+        self._stop()
+        shutil.rmtree(self._local, ignore_errors=True)
+
+    def _stop(self) -> None:
+        self._step.close()
+        jax.profiler.stop_trace()
+
+
+def _module(program: str) -> str:
+    """Returns the name of a compiled program.
+
+    >>> _module("HloModule jit_step_fn, is_scheduled=true")
+    'jit_step_fn'
+    """
+    return program.removeprefix("HloModule ").partition(",")[0]
