@@ -9,6 +9,7 @@ Source: https://cloud.google.com/storage/docs/json_api/v1 and its guide to resum
 
 import base64
 import dataclasses
+import datetime
 import hashlib
 import itertools
 import json
@@ -151,7 +152,7 @@ class GcsServer:
 
     def _store(self, query, bucket, name, data, content_type, metadata):
         self._check(query, bucket, name)
-        now = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
         stored = Stored(
             data, next(self._generations), content_type, metadata, now, _checksums(data)
         )

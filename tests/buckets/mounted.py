@@ -5,6 +5,7 @@
 Each mount stands for a host. Like gcsfuse it differs from a disk in these ways:
 
 - What is written to an open file is seen on the same mount at once, on others after the close.
+- Of two hosts that have a file open for writing, the second to close it gets ESTALE.
 - A folder that is not empty cannot be renamed (EMFILE, as with gcsfuse's default limit of 0).
 - `flock` holds among the processes of one mount only, because the kernel keeps it.
 - There are no hard links.
@@ -56,6 +57,8 @@ def mounted(folder, mount_point):
             yield Path(mount_point)
         finally:
             subprocess.run(["fusermount3", "-uz", str(mount_point)], check=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
             process.terminate()
 
 
@@ -65,6 +68,7 @@ class Staged:
 
     file: Path
     fd: int
+    version: tuple | None  # of the object when it was opened or uploaded
     users: int = 0
     changed: bool = False
 
@@ -76,6 +80,15 @@ class Opened:
     fd: int
     staged: Staged | None = None
     writes: bool = False
+
+
+def _version(file):
+    """What differs after each upload; None: there is no such object."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 class Bucket:
@@ -121,7 +134,7 @@ class Bucket:
             fd, name = tempfile.mkstemp(dir=self._local)
             if keep:
                 shutil.copyfile(self._object(path), name)
-            self._staged[path] = Staged(Path(name), fd)
+            self._staged[path] = Staged(Path(name), fd, _version(self._object(path)))
         staged = self._staged[path]
         if not keep:
             os.truncate(staged.fd, 0)
@@ -157,9 +170,12 @@ class Bucket:
         """The object gets its content when a writer closes the file, all at once."""
         staged = self._opened[fh].staged
         if self._opened[fh].writes and staged.changed:
+            if _version(self._object(path)) != staged.version:
+                raise OSError(errno.ESTALE, "the object has changed since the file was opened")
             upload = Path(f"{staged.file}.upload")
             shutil.copyfile(staged.file, upload)
             upload.replace(self._object(path))
+            staged.version = _version(self._object(path))
             staged.changed = False
         return 0
 

@@ -79,6 +79,18 @@ def test_locks_hold_on_one_host_only(mount_bucket):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_the_first_of_two_writers_wins(mount_bucket):
+    here, there = mount_bucket(), mount_bucket()
+    first, second = (here / "file").open("x"), (there / "file").open("x")
+    first.write("one")
+    second.write("two")
+    first.close()
+    with pytest.raises(OSError, match=r"\[Errno") as error:
+        second.close()
+    assert error.value.errno == errno.ESTALE
+    assert (here / "file").read_text() == (there / "file").read_text() == "one"
+
+
 def test_there_are_no_hard_links(mount_bucket):
     here = mount_bucket()
     (here / "file").write_text("x")

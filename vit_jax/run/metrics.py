@@ -183,6 +183,18 @@ class ExampleLog:
         except OSError as error:
             raise _unwritable(self._path, error) from None
 
+    def flush(self) -> None:
+        """Returns when all lines are where other hosts can read them.
+
+        Raises:
+            RunFolderError: they cannot be written.
+        """
+        try:
+            if self._log is not None:
+                self._log.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
     def write(self, step: int, indices: np.ndarray) -> None:
         """Writes one line.
 

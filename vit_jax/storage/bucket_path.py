@@ -26,12 +26,28 @@ PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 # Listings must show what other hosts have just written. botocore's standard retries wait with
 # jitter; those of gcsfs always do.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "gs": {"use_listings_cache": False},
+    "gcs": {"use_listings_cache": False},
     "s3": {
         "use_listings_cache": False,
         "config_kwargs": {"retries": {"mode": "standard", "max_attempts": 8}},
     },
 }
+
+
+@functools.cache
+def configure_clients() -> None:
+    """Sets the options of fsspec's clients, also for libraries that use them by themselves."""
+    import fsspec.config
+
+    for protocol, options in _OPTIONS.items():
+        fsspec.config.conf[protocol] = options | fsspec.config.conf.get(protocol, {})
+    # gcsfs would ask for the kind of each bucket by another API, which needs more rights.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # Orbax and TFDS open files by etils.epath, which would use TensorFlow where it is installed.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # These log tracebacks of errors that are raised too.
+    for name in ("gcsfs", "s3fs"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def file_system(scheme: str) -> Any:
@@ -42,13 +58,8 @@ def file_system(scheme: str) -> Any:
     """
     import fsspec
 
-    if scheme == "gs":
-        # gcsfs would ask for the kind of each bucket by another API, which needs more rights.
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    # These log tracebacks of errors that are raised too.
-    for name in ("gcsfs", "s3fs"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return fsspec.filesystem(scheme, **_OPTIONS[scheme])
+    configure_clients()
+    return fsspec.filesystem(scheme)
 
 
 def is_installed(scheme: str) -> bool:
@@ -82,7 +93,12 @@ def _is_refusal(error: Exception) -> bool:
         or text.startswith(("Forbidden", "Access Denied"))
         or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
         or "ExpiredToken" in text
+<<<<<<< HEAD
         or text.endswith("Bad Request")  # S3 answers a HEAD with an expired token so.
+=======
+        # S3 answers an expired token with 400, and HEAD requests without the reason.
+        or text.endswith("Bad Request")
+>>>>>>> main
     )
 
 
@@ -91,8 +107,13 @@ def _reason(error: Exception) -> str:
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
+<<<<<<< HEAD
     text = getattr(error, "strerror", None) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+=======
+    said = getattr(error, "strerror", None) or str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+>>>>>>> main
     text = ": ".join(lines[:2]) or type(error).__name__
     return (f"access was refused: {text}" if _is_refusal(error) else text)[:200]
 

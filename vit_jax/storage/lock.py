@@ -9,6 +9,7 @@ before it is stale.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -317,8 +318,14 @@ def _create(path: Path, content: dict[str, Any]) -> None:
     if isinstance(path, BucketPath):
         path.create(json.dumps(content).encode())
         return
-    with path.open("x") as file:
-        file.write(json.dumps(content))
+    try:
+        with path.open("x") as file:
+            file.write(json.dumps(content))
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        # gcsfuse: another host has created the file while it was open here.
+        raise FileExistsError(errno.EEXIST, "Object exists", str(path)) from None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

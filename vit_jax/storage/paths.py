@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from vit_jax.errors import FileError, nearest
-from vit_jax.storage.bucket_path import PACKAGES, BucketPath, is_installed
+from vit_jax.storage.bucket_path import PACKAGES, BucketPath, configure_clients, is_installed
 
 # Types of mounted buckets in /proc/self/mountinfo. They show a file to other hosts when it is
 # closed, lock files for one host only, and cannot rename a folder at once.
@@ -53,11 +53,11 @@ def user_path(text: str | os.PathLike[str]) -> Path:
                 f"the path {text!r}: {error}", "a known user after ~", "correct it"
             ) from None
     if scheme not in PACKAGES:
-        near = nearest(scheme, PACKAGES)
+        near = nearest(scheme.lower(), PACKAGES)
         raise FileError(
             f"the address {text!r}",
             "a local path, gs://BUCKET/... or s3://BUCKET/...",
-            f"did you mean {near}://{rest}?" if set(scheme) & set(near) else "use one of these",
+            f"did you mean {near}://{rest}?" if set(scheme.lower()) & set(near) else "use one of these",
         )
     if not rest.strip("/"):
         raise FileError(f"the address {text!r}", f"{scheme}://BUCKET/...", "add the bucket")
@@ -68,6 +68,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
             f"run pip install 'vit_jax[{ {'gs': 'gcs'}.get(scheme, scheme) }]',"
             f" or pip install {PACKAGES[scheme]} in a clone",
         )
+    configure_clients()
     return BucketPath(text)
 
 
