@@ -93,12 +93,8 @@ def _is_refusal(error: Exception) -> bool:
         or text.startswith(("Forbidden", "Access Denied"))
         or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
         or "ExpiredToken" in text
-<<<<<<< HEAD
-        or text.endswith("Bad Request")  # S3 answers a HEAD with an expired token so.
-=======
         # S3 answers an expired token with 400, and HEAD requests without the reason.
         or text.endswith("Bad Request")
->>>>>>> main
     )
 
 
@@ -107,13 +103,8 @@ def _reason(error: Exception) -> str:
     known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
     if type(error) in known:
         return known[type(error)]
-<<<<<<< HEAD
-    text = getattr(error, "strerror", None) or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-=======
     said = getattr(error, "strerror", None) or str(error)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
->>>>>>> main
     text = ": ".join(lines[:2]) or type(error).__name__
     return (f"access was refused: {text}" if _is_refusal(error) else text)[:200]
 
