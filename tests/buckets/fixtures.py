@@ -46,12 +46,12 @@ def s3_server():
 
 @pytest.fixture
 def gcs(gcs_server, monkeypatch):
-    yield from _bucket(gcs_server, monkeypatch)
+    yield from open_bucket(gcs_server, monkeypatch)
 
 
 @pytest.fixture
 def s3(s3_server, monkeypatch):
-    yield from _bucket(s3_server, monkeypatch)
+    yield from open_bucket(s3_server, monkeypatch)
 
 
 @pytest.fixture(params=["gcs", "s3"])
@@ -60,7 +60,7 @@ def bucket(request):
     return request.getfixturevalue(request.param)
 
 
-def _bucket(server, monkeypatch):
+def open_bucket(server, monkeypatch):
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     if "fsspec" in sys.modules:  # which has read the environment already

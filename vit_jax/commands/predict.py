@@ -64,8 +64,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         return jax.nn.softmax(logits)
 
     for path in args.images:
+        encoded = _read(path)
         try:
-            pixels = transform(_read(path), np.random.default_rng())
+            pixels = transform(encoded, np.random.default_rng())
         except DataError as error:
             raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
         scores = np.asarray(predict(pixels[None] / np.float32(127.5) - 1))[0]
