@@ -39,7 +39,15 @@ import pytest  # noqa: E402
 # Importing submitit closes all logging handlers. Imported later, it would close a handler of absl
 # that writes to the stream in which pytest captures output, and with it that stream.
 import submitit  # noqa: E402, F401
-from buckets.fixtures import bucket, gcs, gcs_server, mount_bucket, s3, s3_server  # noqa: E402, F401
+from buckets.fixtures import (  # noqa: E402
+    bucket,  # noqa: F401
+    gcs,  # noqa: F401
+    gcs_server,  # noqa: F401
+    impatient,  # noqa: F401
+    mount_bucket,  # noqa: F401
+    s3,  # noqa: F401
+    s3_server,  # noqa: F401
+)
 
 from vit_jax.storage.lock import locked  # noqa: E402
 

@@ -5,11 +5,14 @@ test has its own empty bucket, no faults and counters at zero, and the environme
 make all libraries, here and in children, talk to the server.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import os
 import sys
 import tempfile
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,21 @@ def s3(s3_server, monkeypatch):
 def bucket(request):
     """The test runs once with a bucket of each kind."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The clients do not wait before they try again."""
+    import aiobotocore.endpoint
+    import gcsfs.retry
+    import s3fs.core
+
+    async def sleep(seconds):
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.001)
+
+    for module in (aiobotocore.endpoint, gcsfs.retry, s3fs.core):
+        names = {**vars(asyncio), "sleep": sleep}
+        monkeypatch.setattr(module, "asyncio", types.SimpleNamespace(**names))
 
 
 def open_bucket(server, monkeypatch):
