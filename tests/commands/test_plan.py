@@ -115,6 +115,8 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
         (["--topology=h100:16"], "use e.g. h100:8x2"),
         (["--topology=cpu:1", "--output=plan.txt"], "expected FILE.json or FILE.csv"),
         (["--topology=cpu:1", "--batch_sizes=8"], "without --search"),
+        (["--topology=cpu:1", "--search", "--save=x"], "expected a single plan"),
+        (["--topology=cpu:1", "--save=http://x"], "'http://x'"),
         (["--topology=cpu:1", "--mfu=2"], "'2' is not a fraction between 0 and 1"),
     ],
 )

@@ -13,7 +13,6 @@ If PyTorch is installed (`pip install vit_jax[interop]`), it alternates with the
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from vit_jax.commands.arguments import output_file, positive_int
@@ -21,6 +20,7 @@ from vit_jax.config.file import override_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import parse_override
+from vit_jax.storage.paths import user_path
 
 # Overrides that do not change the model's computation.
 _SAME_MATHS = ("model.scan", "model.remat", "model.attention_implementation")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=output_file, help="JSON file for the results")
     parser.add_argument(
         "--profile",
-        type=Path,
+        type=user_path,
         metavar="FOLDER",
         help="write a profiler trace of 2 steps of each model, and list the operations that take"
         " longest",
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         fastest_batch_size,
         measure_interleaved,
     )
+    from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.run.folder import environment
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             raise ConfigError(
                 f"--compare=attention with {model}", "a ViT", "choose another comparison"
             )
+        use_compile_cache(config.compile_cache, config.compile_cache_mb)
         if args.batch_size == "auto":
             size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
@@ -100,6 +102,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             config = _with_batch(config, size)
         steps: list[Any] = [JaxStep(config)]
         print(f"step: {steps[0].choice}")
+        print(f"compiled in {steps[0].measurement.compile_s:.1f} s{steps[0].cache_use}")
         failed = []
         if "attention" in wanted:
             others, failed = attention_steps(config, steps[0])
