@@ -160,22 +160,14 @@ def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
 
 
 def test_a_step_that_plan_has_saved_is_taken_by_train(tmp_path, digits_dir):
-    """Another seed is another program: it is compiled, and the log says why."""
     config = f"--config={ROOT / 'tests/e2e/tiny.py'}:unmixed"
     options = (f"--config.data.data_dir={digits_dir}", "--config.train_steps=2")
     saved = tmp_path / "saved"
     done = command("plan", config, "--topology=cpu:1", f"--save={saved}", *options)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert f"Start the run with --config.precompiled={saved}" in done.stdout
     assert sorted(path.suffix for path in saved.iterdir()) == [".json", ".step"]
-    runs = {
-        seed: command(
-            "train", config, f"--workdir={tmp_path / seed}", *options,
-            f"--config.precompiled={saved}", f"--config.seed={seed}",
-        )
-        for seed in ("3", "4")
-    }  # fmt: skip
-    assert [run.returncode for run in runs.values()] == [0, 0]
-    assert "compiled ahead, loaded in" in runs["3"].stdout
-    assert "compiled ahead" not in runs["4"].stdout
-    assert "does not fit (the program differs: another config" in runs["4"].stderr
+    workdir = f"--workdir={tmp_path / 'run'}"
+    done = command("train", config, workdir, f"--config.precompiled={saved}", *options)
+    assert done.returncode == 0, done.stderr
+    assert "compiled ahead, loaded in" in done.stdout
