@@ -42,7 +42,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     from vit_jax.data.transforms import make_eval_transform
     from vit_jax.interop.load import load
+    from vit_jax.run.compile_cache import use_compile_cache
 
+    use_compile_cache()
     loaded = load(args.model, **load_arguments(args, overrides))
     loaded.report.print()
     if not loaded.num_classes:
