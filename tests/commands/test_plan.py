@@ -3,11 +3,11 @@
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 from vit_jax.__main__ import main
 
@@ -21,13 +21,8 @@ SMALL = (
 
 
 def plan(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "vit_jax", "plan", CONFIG, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **environment},
-    )
+    environment = {"COLUMNS": "100", **environment}
+    return run_command("-m", "vit_jax", "plan", CONFIG, *arguments, env=environment)
 
 
 @pytest.mark.multidevice
