@@ -40,8 +40,9 @@ import pytest  # noqa: E402
 # Importing submitit closes all logging handlers. Imported later, it would close a handler of absl
 # that writes to the stream in which pytest captures output, and with it that stream.
 import submitit  # noqa: E402, F401
+from buckets.fixtures import bucket, gcs, gcs_server, mount_bucket, s3, s3_server  # noqa: E402, F401
 
-from vit_jax.files import locked  # noqa: E402
+from vit_jax.storage.lock import locked  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

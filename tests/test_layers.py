@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 # Modules of one row may import each other, unless the row is a package of its own.
 _LAYERS = (
     ("errors",),
-    ("files", "rng", "tables", "named_tree", "schema"),
+    ("storage", "rng", "tables", "named_tree", "schema"),
     ("models",),
     ("config",),
     ("parallel",),

@@ -39,9 +39,9 @@ from experiments.synthetic_attention.models import (
     count_parameters,
     reach,
 )
-from vit_jax.files import write_json
 from vit_jax.rng import stream
 from vit_jax.run.folder import environment
+from vit_jax.storage.files import write_json
 
 # Tokens at a time when measuring: long sequences have many attention weights.
 _MEASURED_TOKENS = 16_384

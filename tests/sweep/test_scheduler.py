@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from vit_jax.errors import SweepError
-from vit_jax.files import locked
 from vit_jax.run.folder import RunFolder
+from vit_jax.storage.lock import locked
 from vit_jax.sweep import Job, Selection, vary
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (

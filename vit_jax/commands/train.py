@@ -20,6 +20,7 @@ from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import EXIT_STOPPED
+from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
-    parser.add_argument("--workdir", required=True, type=Path, help="run folder")
+    parser.add_argument("--workdir", required=True, type=user_path, help="run folder")
     parser.add_argument(
         "--deterministic",
         action="store_true",

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from vit_jax.data.builders import BUNDLED
-from vit_jax.files import read_json
+from vit_jax.storage.files import read_json
 
 RANDOM_ACCESS = ("array_record", "parquet")
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.files import write_atomically
+from vit_jax.storage.files import write_atomically
 
 log = logging.getLogger(__name__)
 

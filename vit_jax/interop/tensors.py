@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import WeightsError
-from vit_jax.files import read_json
+from vit_jax.storage.files import read_json
 
 # JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64

@@ -405,6 +405,11 @@ def _check_same_program(found: list[dict[str, Any]]) -> None:
                 )
 
 
+def end_run(error: UserError) -> NoReturn:
+    """Ends all processes at once with the line of an error. Any thread may call it."""
+    _fail(error, "")
+
+
 def _fail(error: BaseException, prefix: str) -> NoReturn:
     """Makes all processes exit because of an error in this one.
 

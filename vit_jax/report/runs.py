@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.errors import FileError, RunFolderError
-from vit_jax.files import read_json
 from vit_jax.report.labels import is_number, natural_key
 from vit_jax.run.metrics import read_metrics
 from vit_jax.schema import default_values
+from vit_jax.storage.files import read_json
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}

@@ -10,8 +10,12 @@ from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError
-from vit_jax.files import read_json
 from vit_jax.named_tree import named_leaves
+from vit_jax.storage.files import read_json
+from vit_jax.storage.paths import is_bucket, user_path
+
+COMMIT_FILE = "commit_success.txt"
+"""In a bucket, Orbax writes this object last. On a local disk it renames the folder of the step."""
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
@@ -79,7 +83,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     Raises:
         CheckpointError: no such checkpoint.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     is_run = (path / "checkpoints").is_dir()  # A run folder's name may be a number, too.
     if path.name.isdigit() and step is None and path.is_dir() and not is_run:
         return path
@@ -109,10 +113,19 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
 
 def saved_steps(folder: Path) -> list[int]:
     """Returns the steps of the complete checkpoints in a folder, in ascending order."""
+    return [step for step, complete in _steps(folder) if complete]
+
+
+def incomplete_steps(folder: Path) -> list[int]:
+    """Returns the steps in a folder whose checkpoints were not written to the end."""
+    return [step for step, complete in _steps(folder) if not complete]
+
+
+def _steps(folder: Path) -> list[tuple[int, bool]]:
+    """Returns (step, whether it is complete) of what is in a folder, in ascending order."""
+    mark = COMMIT_FILE if is_bucket(folder) else "_CHECKPOINT_METADATA"
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        int(p.name) for p in found if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
-    )
+    return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
 
 
 def read_checkpoint_info(path: Path) -> CheckpointInfo:

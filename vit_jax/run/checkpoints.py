@@ -2,13 +2,14 @@
 
 A checkpoint is one Orbax composite. `params`, `optimizer` and `ema` (if the run has one) are
 arrays; `data` (position in the example order), `config` and `about` (description) are JSON. The
-folder gets its final name once it is complete, so that a killed run resumes from the last complete
-checkpoint. Arrays can be restored with any sharding on any number of devices and hosts. Stacked
-layers have a leading axis even without `model.scan`.
+folder gets its final name, or in a bucket its commit file, once it is complete, so that a killed
+run resumes from the last complete checkpoint. Arrays can be restored with any sharding on any
+number of devices and hosts. Stacked layers have a leading axis even without `model.scan`.
 """
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,27 @@ from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
-from vit_jax.run.about import choose_checkpoint, describe, evaluated_item
+from vit_jax.run.about import (
+    choose_checkpoint,
+    describe,
+    evaluated_item,
+    incomplete_steps,
+    saved_steps,
+)
 from vit_jax.run.folder import environment
+from vit_jax.run.staging import StagedFolder
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import remove_tree
+from vit_jax.storage.paths import is_bucket
 
 # Time limits: for all processes to reach a save or restore; for all to write their files.
 BARRIER_TIMEOUT_S = 900.0
 WRITE_TIMEOUT_S = 1800
 
-# Orbax item name -> attribute of the training state.
-_ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+_COMMIT_FILE = ocp.path.atomicity.CommitFileTemporaryPath
+
+ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+"""Item of a checkpoint -> attribute of the training state."""
 
 # Texts in the errors of Orbax and TensorStore when a disk cannot be written.
 _DISK_PROBLEMS = (
@@ -77,6 +90,9 @@ class CheckpointFolder:
     def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = False):
         self.folder = folder.absolute()
         self.pinned: int | None = None
+        self._staged = _staged(self.folder)
+        self._read_only = read_only
+        here = self.folder if self._staged is None else self._staged.local
         keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
         if config.keep_best:
             keep.append(
@@ -94,18 +110,19 @@ class CheckpointFolder:
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=True,
+            # A folder of a mounted bucket cannot be renamed at once.
+            temporary_path_class=_COMMIT_FILE if is_bucket(here) else None,
             **multi_process_options(),
         )
         with _as_user_error(self.folder):
             if not read_only:
-                make = self.folder.mkdir
-                on_first_host(
-                    "make the checkpoint folder", lambda: make(parents=True, exist_ok=True)
-                )
+                on_first_host("make the checkpoint folder", lambda: _make(self.folder))
+            if self._staged is not None:
+                self._staged.pull([] if read_only else None)
             self._manager = ocp.CheckpointManager(
-                self.folder,
+                os.fspath(here),
                 options=options,
-                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in _ARRAYS}
+                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
                 | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
             )
         self._environment = {} if read_only else environment()
@@ -118,6 +135,8 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in ascending order."""
+        if self._staged is not None and self._read_only:
+            return saved_steps(self.folder)
         return sorted(self._manager.all_steps())
 
     def save(
@@ -141,7 +160,7 @@ class CheckpointFolder:
         Raises:
             RunFolderError: this or the previous save could not be written.
         """
-        trees = {item: getattr(state, attribute) for item, attribute in _ARRAYS.items()}
+        trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
         items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
@@ -159,6 +178,8 @@ class CheckpointFolder:
         """
         with _as_user_error(self.folder):
             self._manager.check_for_errors()
+            if self._staged is not None and not self._manager.is_saving_in_progress():
+                self._staged.push_behind()
 
     def wait(self) -> None:
         """Waits until the last save is complete.
@@ -169,11 +190,17 @@ class CheckpointFolder:
         with _as_user_error(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
+            if self._staged is not None and not self._read_only:
+                self._staged.push()
 
     def close(self) -> None:
         """Waits for the last save and releases the folder."""
         with _as_user_error(self.folder):
             self._manager.close()
+            if self._staged is not None:
+                if not self._read_only:
+                    self._staged.push()
+                self._staged.close()
 
     def restore(self, abstract: dict[str, Any], step: int | None = None) -> Restored:
         """Restores a checkpoint with the shardings of `abstract`.
@@ -197,6 +224,9 @@ class CheckpointFolder:
         step = steps[-1] if step is None else step
         barrier(f"restore checkpoint {step}", BARRIER_TIMEOUT_S)
         try:
+            if self._staged is not None and self._read_only:
+                self._staged.pull([step])
+                self._manager.reload()
             self._check_architecture(abstract, step)
             items = {
                 name: ocp.args.PyTreeRestore(
@@ -253,6 +283,27 @@ class CheckpointFolder:
                     "the same parameters",
                     "use the model section of that run's config.json",
                 )
+
+
+def _make(folder: Path) -> None:
+    """Makes a checkpoint folder, and deletes checkpoints in a bucket that are not complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_bucket(folder):
+        for step in incomplete_steps(folder):
+            remove_tree(folder / str(step))
+
+
+def _staged(folder: Path) -> StagedFolder | None:
+    """Returns the staged folder if Orbax cannot write to a folder itself; None: it can."""
+    if not isinstance(folder, BucketPath) or folder.scheme == "gs":
+        return None
+    if jax.process_count() > 1:
+        raise RunFolderError(
+            f"checkpoints of {jax.process_count()} processes in {folder}",
+            "gs:// or a disk that all hosts share, because Orbax does not write to s3://",
+            "choose another --workdir",
+        )
+    return StagedFolder(folder)
 
 
 class _Pinned:

@@ -17,9 +17,12 @@ import jax
 from vit_jax.config.file import load_config, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
-from vit_jax.files import locked, read_json, write_json
 from vit_jax.parallel import processes
 from vit_jax.schema import Section, differences
+from vit_jax.storage.files import read_json, write_json
+from vit_jax.storage.lock import lock_files, locked
+from vit_jax.storage.log_file import log_exists
+from vit_jax.storage.paths import user_path
 
 _PACKAGES = (
     "jax",
@@ -52,10 +55,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Section):
-        self.path = Path(path).expanduser().absolute()
+        self.path = path.expanduser().absolute()
         self.config = config
         self.is_writer = processes.is_first_host()
         self._lock_file = self.path / ".lock"
+        # A locked file is not written to: others would not see this on a mounted bucket.
+        self._token_file = self.path / ".session"
         self._held = contextlib.ExitStack()
         self._is_new = not self.path.exists()
         token = processes.on_first_host("lock the run folder", self._open)
@@ -71,14 +76,15 @@ class RunFolder:
         self._held.close()
 
     def _open(self) -> str:
-        """Locks the folder, writes a random token to the lock file and returns it."""
+        """Locks the folder and returns a random token, which other hosts look for in a file."""
         token = uuid.uuid4().hex
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(locked(self._lock_file))
-            except LockedError:
+                held.enter_context(locked(self._lock_file, on_lost=self._lost))
+            except LockedError as error:
+                owner = error.got.partition(" by ")[2]
                 raise RunFolderError(
-                    f"run folder {self.path} is in use by another process",
+                    f"run folder {self.path} is in use by {owner}",
                     "one process a folder",
                     "wait for it, or choose another --workdir",
                 ) from None
@@ -86,7 +92,8 @@ class RunFolder:
                 raise self._unwritable(error) from None
             self._check_config()
             try:
-                self._lock_file.write_text(token)
+                if jax.process_count() > 1:
+                    self._token_file.write_text(token)
             except OSError as error:
                 raise self._unwritable(error) from None
             self._held = held.pop_all()
@@ -95,7 +102,7 @@ class RunFolder:
     def _check_shared(self, token: str) -> None:
         """Raises RunFolderError unless this host sees the file that process 0 has written."""
         deadline = time.monotonic() + _NETWORK_DISK_DELAY_S
-        while not (self._lock_file.is_file() and self._lock_file.read_text() == token):
+        while not (self._token_file.is_file() and self._token_file.read_text() == token):
             if time.monotonic() > deadline:
                 raise RunFolderError(
                     f"run folder {self.path} of {platform.node()} is not the folder of process 0",
@@ -106,11 +113,14 @@ class RunFolder:
 
     def _remove_if_empty(self) -> None:
         """Removes the folder if it holds nothing but the lock file and an empty subfolder."""
+        self._held.close()
         with contextlib.suppress(OSError):
             (self.path / "checkpoints").rmdir()
-        if list(self.path.iterdir()) == [self._lock_file]:
-            with contextlib.suppress(OSError):
-                self._lock_file.unlink()
+        own = {self._token_file, *lock_files(self._lock_file)}
+        with contextlib.suppress(OSError):
+            if set(self.path.iterdir()) <= own:
+                for path in own:
+                    path.unlink(missing_ok=True)
                 self.path.rmdir()
 
     @property
@@ -137,9 +147,8 @@ class RunFolder:
 
     def _check_config(self) -> None:
         """Raises RunFolderError if the folder has results of a run of another config."""
-        outputs = [
-            n for n in ("result.json", "metrics.jsonl", "checkpoints") if (self.path / n).exists()
-        ]
+        outputs = [n for n in ("result.json", "checkpoints") if (self.path / n).exists()]
+        outputs += ["metrics.jsonl"] if log_exists(self.path / "metrics.jsonl") else []
         saved = self.path / "config.json"
         if not outputs:
             return
@@ -166,6 +175,16 @@ class RunFolder:
                 "choose another --workdir, or undo the change",
             )
 
+    def _lost(self, reason: str) -> None:
+        """Ends the run: another process may write to the folder."""
+        processes.end_run(
+            RunFolderError(
+                f"this run has lost its folder: {reason}",
+                "one process a folder",
+                "run the command again to continue from the last checkpoint",
+            )
+        )
+
     def _unwritable(self, error: OSError) -> RunFolderError:
         return RunFolderError(
             f"cannot write to run folder {self.path}: {error.strerror}",
@@ -181,7 +200,7 @@ def read_config(workdir: Path) -> Config:
         RunFolderError: no run there.
         ConfigError: its config.json cannot be read, or was written by another version.
     """
-    path = Path(workdir).expanduser() / "config.json"
+    path = user_path(workdir) / "config.json"
     if not path.is_file():
         raise RunFolderError(
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"

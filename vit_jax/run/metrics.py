@@ -1,24 +1,29 @@
 """Writes metrics.jsonl, examples-HOST.jsonl, TensorBoard files and Weights & Biases runs."""
 
-import json
+import hashlib
+import io
 import os
 import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.files import read_json_lines, write_atomically
 from vit_jax.rng import splitmix64
+from vit_jax.storage.log_file import LogFile, read_log
+from vit_jax.storage.paths import is_bucket
+
+# Seconds between writes of an event file in a bucket, which grows and is written whole.
+_EVENTS_INTERVAL_S = 60.0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a metrics.jsonl, without a last line that a crash cut off."""
-    return read_json_lines(path)
+    return read_log(path)
 
 
 class MetricsWriter:
@@ -48,7 +53,7 @@ class MetricsWriter:
         enabled: bool = True,
     ):
         self._path = workdir / "metrics.jsonl"
-        self._file: TextIO | None = None
+        self._log: LogFile | None = None
         self._tensorboard: _EventFile | None = None
         self._wandb: Any = None
         self._newest = start_step
@@ -56,16 +61,19 @@ class MetricsWriter:
             return
         wandb = None if config.wandb_project is None else _import_wandb(config.wandb_project)
         try:
-            if self._path.is_file():
-                _truncate(self._path, start_step)
             if config.tensorboard:
                 self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
-            self._file = self._path.open("a")
+            self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
         except OSError as error:
             raise _unwritable(self._path, error) from None
         if wandb is not None:
             # The id depends on the folder, so that a resumed run continues the same W&B run.
-            run_id = f"{workdir.name}-{workdir.stat().st_ino:x}"
+            place = (
+                hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
+                if is_bucket(workdir)
+                else f"{workdir.stat().st_ino:x}"
+            )
+            run_id = f"{workdir.name}-{place}"
             self._wandb = wandb.init(
                 project=config.wandb_project,
                 id=run_id,
@@ -79,8 +87,8 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            if self._file is not None:
-                self._file.close()
+            if self._log is not None:
+                self._log.close()
             if self._tensorboard is not None:
                 self._tensorboard.close()
         except OSError as error:  # Closing writes the rest of the buffer.
@@ -91,6 +99,7 @@ class MetricsWriter:
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
         """Returns the metrics of a step with these prefixes that are already in the file."""
+        self.flush()
         rows = [row for row in read_metrics(self._path) if row["step"] == step]
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
@@ -105,9 +114,8 @@ class MetricsWriter:
             RunFolderError: the disk is full.
         """
         try:
-            if self._file is not None:
-                self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
-                self._file.flush()
+            if self._log is not None:
+                self._log.write({"step": step, "time": time.time(), **values})
             if self._tensorboard is not None:
                 self._tensorboard.write(step, values)
         except OSError as error:
@@ -116,6 +124,20 @@ class MetricsWriter:
             # W&B rejects steps before the newest, but the best weights may be of an earlier step.
             self._newest = max(step, self._newest)
             self._wandb.log(values, step=self._newest)
+
+    def flush(self) -> None:
+        """Returns when all lines are where other hosts can read them.
+
+        Raises:
+            RunFolderError: they cannot be written.
+        """
+        try:
+            if self._log is not None:
+                self._log.flush()
+            if self._tensorboard is not None:
+                self._tensorboard.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
 
 class ExampleLog:
@@ -143,13 +165,11 @@ class ExampleLog:
     ):
         self._path, self._rows, self._kind = workdir / f"examples-{host}.jsonl", rows, kind
         self._blocks = _blocks(rows)
-        self._file: TextIO | None = None
+        self._log: LogFile | None = None
         if kind == "none":
             return
         try:
-            if self._path.is_file():
-                _truncate(self._path, start_step)
-            self._file = self._path.open("a")
+            self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
         except OSError as error:
             raise _unwritable(self._path, error) from None
 
@@ -157,8 +177,23 @@ class ExampleLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        try:
+            if self._log is not None:
+                self._log.close()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
+    def flush(self) -> None:
+        """Returns when all lines are where other hosts can read them.
+
+        Raises:
+            RunFolderError: they cannot be written.
+        """
+        try:
+            if self._log is not None:
+                self._log.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
     def write(self, step: int, indices: np.ndarray) -> None:
         """Writes one line.
@@ -167,7 +202,7 @@ class ExampleLog:
             step: number of updates made after this batch.
             indices: i64[b], example indices of this host's rows.
         """
-        if self._file is None:
+        if self._log is None:
             return
         row: dict[str, Any] = {"step": step, "rows": self._blocks}
         if self._kind == "hash":
@@ -175,8 +210,7 @@ class ExampleLog:
         else:
             row["indices"] = indices.tolist()
         try:
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
+            self._log.write(row)
         except OSError as error:
             raise _unwritable(self._path, error) from None
 
@@ -196,7 +230,9 @@ def example_hash(rows: Sequence[int], indices: np.ndarray) -> int:
 
 
 class _EventFile:
-    """A TensorBoard event file, written in the calling thread and without TensorFlow.
+    """A TensorBoard event file, written without TensorFlow.
+
+    In a bucket the file is written again, whole, every few seconds.
 
     Args:
         folder: created if missing.
@@ -211,7 +247,9 @@ class _EventFile:
         self._summary: Any = summary_pb2
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
-        self._file = (folder / name).open("wb")
+        self._path, self._in_bucket = folder / name, is_bucket(folder)
+        self._file: IO[bytes] = io.BytesIO() if self._in_bucket else self._path.open("wb")
+        self._flushed = time.monotonic()
         self._records = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
         started = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -224,23 +262,24 @@ class _EventFile:
             for name, value in values.items()
         ]
         self._add(step=step, summary=self._summary.Summary(value=scalars))
+        if self._in_bucket and time.monotonic() - self._flushed > _EVENTS_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Returns when all events are where other hosts can read them."""
+        if isinstance(self._file, io.BytesIO):
+            self._path.write_bytes(self._file.getvalue())
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Closes the file."""
+        self.flush()
         self._file.close()
 
     def _add(self, **fields: Any) -> None:
         event = self._event.Event(wall_time=time.time(), **fields)
         self._records.write(event.SerializeToString())
         self._records.flush()
-
-
-def _truncate(path: Path, start_step: int) -> None:
-    """Deletes the lines of steps after `start_step`, atomically."""
-    rows = [row for row in read_metrics(path) if row["step"] <= start_step]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if text != path.read_text():
-        write_atomically(path, text)
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import EXIT_STOPPED, HostsError, UserError
-from vit_jax.files import is_locked, read_json, write_json
+from vit_jax.storage.files import read_json, write_json
+from vit_jax.storage.lock import is_locked
 
 # A job that ends with one of these exit codes is started again: it was stopped and saved, it lost
 # another host, or a signal ended it before it could save.

@@ -14,7 +14,7 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from vit_jax.errors import EXIT_STOPPED, LockedError
-from vit_jax.files import is_locked, locked
+from vit_jax.storage.lock import is_locked, locked
 from vit_jax.sweep.devices import Share
 from vit_jax.sweep.job_folder import Attempt, job_lock, read_attempt, run_lock, write_attempt
 

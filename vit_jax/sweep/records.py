@@ -4,8 +4,8 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, first_few
-from vit_jax.files import write_json
 from vit_jax.schema import differences
+from vit_jax.storage.files import write_json
 from vit_jax.sweep.job_folder import read_optional_json
 from vit_jax.sweep.plan import Plan, PlannedJob
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
-from vit_jax.files import locked
+from vit_jax.storage.lock import locked
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.job_folder import (
     Attempt,

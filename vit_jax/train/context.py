@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from vit_jax.config.run import Config
+from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.order import BalancedOrder
@@ -19,13 +19,15 @@ from vit_jax.parallel.mesh import host_rows
 from vit_jax.parallel.processes import StopAgreement
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
+from vit_jax.run.local_tier import LocalTier, run_id
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
+from vit_jax.storage.paths import local_path
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
 from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import StopSignals
-from vit_jax.train.start import Start, restore_or_init
+from vit_jax.train.start import Start, restore_or_init, saved_items
 from vit_jax.train.state import TrainState
 
 
@@ -42,6 +44,7 @@ class RunContext:
         start: state and step that this session starts from.
         folder: run folder.
         checkpoints: checkpoints of the run.
+        local: copies of the state on this host's disk; None: the run has none.
         metrics: writes metrics.jsonl.
         examples: writes which examples each step used.
         progress: console output.
@@ -60,6 +63,7 @@ class RunContext:
     start: Start
     folder: Path
     checkpoints: CheckpointFolder
+    local: LocalTier | None
     metrics: MetricsWriter
     examples: ExampleLog
     progress: ProgressView
@@ -156,7 +160,10 @@ def open_context(
     with contextlib.ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.path / "checkpoints", config.checkpoint)
         stack.enter_context(checkpoints)
-        start = restore_or_init(program, checkpoints, training.source)
+        local = _open_local_tier(config.checkpoint, folder.path, program)
+        if local is not None:
+            stack.callback(local.close)
+        start = restore_or_init(program, checkpoints, local, training.source)
         if skipped_batches is not None:
             start = dataclasses.replace(start, skipped_batches=skipped_batches)
         folder.write_config()
@@ -191,6 +198,7 @@ def open_context(
             start=start,
             folder=folder.path,
             checkpoints=checkpoints,
+            local=local,
             metrics=stack.enter_context(metrics),
             examples=stack.enter_context(examples),
             progress=stack.enter_context(progress),
@@ -200,3 +208,12 @@ def open_context(
             on_exit=stack.callback,
             begin_s=time.perf_counter() - start.elapsed_s,
         )
+
+
+def _open_local_tier(
+    config: CheckpointConfig, run_folder: Path, program: Program
+) -> LocalTier | None:
+    if config.local_dir is None:
+        return None
+    folder = local_path(config.local_dir, "checkpoint.local_dir is")
+    return LocalTier(folder, run_id(run_folder), saved_items(program))

@@ -139,7 +139,7 @@ def _options_of_earlier_run(config: Config, workdir: Path | None) -> dict[str, A
     if workdir is None:
         return None
     try:
-        saved = json.loads((Path(workdir).expanduser() / "config.json").read_text())
+        saved = json.loads((workdir / "config.json").read_text())
         return upgrade_model(saved["model"]) if saved["init_from"] == config.init_from else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # There is no run. One that is damaged is an error later.

@@ -98,7 +98,11 @@ def _train(context: RunContext) -> dict[str, Any]:
             ProfileHook(context, logger),
         )
         step, state = _run_steps(context, logger, hooks)
-    return context.result(step, evaluation.final_metrics(step, state))
+    result = context.result(step, evaluation.final_metrics(step, state))
+    if context.local is not None:
+        context.checkpoints.wait()
+        context.local.remove()
+    return result
 
 
 def _run_steps(

@@ -12,7 +12,8 @@ from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DataError
 from vit_jax.interop.report import LoadReport
 from vit_jax.parallel.processes import gather
-from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.checkpoints import ARRAYS, CheckpointFolder, Restored
+from vit_jax.run.local_tier import LocalTier
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -41,8 +42,22 @@ class Start:
     early_stopping: dict[str, Any] | None = None
 
 
-def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
-    """Returns the state of the latest checkpoint, or a new one (from `init_from` if it is set).
+def saved_items(program: Program) -> dict[str, Any]:
+    """Returns item of a checkpoint -> tree of `jax.ShapeDtypeStruct` with shardings."""
+    trees = {item: getattr(program.abstract, attribute) for item, attribute in ARRAYS.items()}
+    return {item: tree for item, tree in trees.items() if tree is not None}
+
+
+def restore_or_init(
+    program: Program, checkpoints: CheckpointFolder, local: LocalTier | None, source: Source
+) -> Start:
+    """Returns the newest state that was saved, or a new one (from `init_from` if it is set).
+
+    Args:
+        program: program of the run.
+        checkpoints: its checkpoints.
+        local: copies on the hosts' disks; None: the run has none.
+        source: training examples.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another architecture, or the processes see
@@ -53,15 +68,14 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     config, abstract = program.config, program.abstract
     steps = checkpoints.steps()
     _check_same_steps(steps)
-    if not steps:
+    found = _restore_copy(local, newer_than=max(steps, default=0))
+    if found is None and not steps:
         if config.init_from is None:
             return Start(program.init(), 0, 0.0)
         state, report = start_from_weights(program)
         return Start(state, 0, 0.0, report=report)
-    items = {"params": abstract.params, "optimizer": abstract.opt_state}
-    if abstract.ema is not None:
-        items["ema"] = abstract.ema
-    found = checkpoints.restore(items)
+    if found is None:
+        found = checkpoints.restore(saved_items(program))
     expected = data_position(config, source, found.step)
     saved = {name: found.data.get(name) for name in expected}
     if saved != expected:
@@ -84,6 +98,17 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         found.data.get("left_out", 0),
         early_stopping=found.data.get("early_stopping"),
     )
+
+
+def _restore_copy(local: LocalTier | None, newer_than: int) -> Restored | None:
+    """Returns the newest state on the disks of all hosts; None if the checkpoints are newer."""
+    step = None if local is None else local.newest()
+    if local is None or step is None or step <= newer_than:
+        return None
+    found = local.restore(step)
+    if found is not None:
+        log.info("found step %d on the disks of all hosts", step)
+    return found
 
 
 def _check_same_steps(steps: list[int]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.errors import DataError, LockedError
-from vit_jax.files import locked, write_atomically
+from vit_jax.storage.files import write_atomically
+from vit_jax.storage.lock import locked
 
 JOURNAL = "prepare.jsonl"
 """First line: the plan, which determines the content of the shards; then one line per shard."""

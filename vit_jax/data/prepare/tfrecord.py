@@ -15,7 +15,7 @@ from typing import Any
 from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.progress import ProgressBar
 from vit_jax.errors import DataError
-from vit_jax.files import read_json, write_json
+from vit_jax.storage.files import read_json, write_json
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")

@@ -25,7 +25,7 @@ from vit_jax.data.sources.label_rules import RULES, scale_pixels
 from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError, nearest
-from vit_jax.files import locked
+from vit_jax.storage.lock import locked
 
 CHECKSUMS = "checksums.sha256"
 """Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""

@@ -1,6 +1,7 @@
 """Saves checkpoints at intervals, after the best evaluation, and at the end."""
 
 import time
+from typing import Any
 
 from vit_jax.config.durations import duration_in_steps, is_due
 from vit_jax.train.context import RunContext, StepOutput
@@ -44,6 +45,22 @@ class SaveHook:
         best = context.early_stopping.best_step == step
         if context.is_last(step) or best or is_due(step, self._every):
             self.save(context, output)
+        elif is_due(step, context.config.checkpoint.local_interval_steps):
+            self.save_locally(context, output)
+
+    def save_locally(self, context: RunContext, output: StepOutput) -> None:
+        """Starts to copy a state to the disks of the hosts, if the run does so."""
+        if context.local is None or self._saved == output.step:
+            return
+        with self._log.paused():
+            context.metrics.flush()
+            context.examples.flush()
+            context.local.save(
+                output.step,
+                output.state,
+                self._data(context, output.step),
+                context.config.to_mapping(),
+            )
 
     def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
         """Starts to save a state, unless it is saved. First checks that all steps were finite.
@@ -60,16 +77,28 @@ class SaveHook:
             if evaluate and config.checkpoint.best_metric is not None:
                 self._evaluation.evaluate_splits(step, output.state.eval_params)
             begin = time.perf_counter()
+            # A run that resumes from here must find all lines up to this step.
+            context.metrics.flush()
+            context.examples.flush()
             context.checkpoints.pinned = context.early_stopping.best_step
             context.checkpoints.save(
                 step,
                 output.state,
-                data=data_position(config, context.source, step)
-                | {"elapsed_s": begin - context.begin_s, "left_out": context.start.skipped_batches}
-                | context.early_stopping.to_json(),
+                data=self._data(context, step),
                 config=config.to_mapping(),
                 metrics=self._evaluation.metrics_at(step),
             )
             self._saved = step
             blocked = time.perf_counter() - begin
             context.metrics.write(step, {"checkpoint/blocked_s": blocked})
+
+    def _data(self, context: RunContext, step: int) -> dict[str, Any]:
+        """Returns the JSON that a checkpoint keeps beside its arrays."""
+        return (
+            data_position(context.config, context.source, step)
+            | {
+                "elapsed_s": time.perf_counter() - context.begin_s,
+                "left_out": context.start.skipped_batches,
+            }
+            | context.early_stopping.to_json()
+        )

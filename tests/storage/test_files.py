@@ -1,29 +1,11 @@
-"""Atomic writes, JSON files and the lock between processes."""
+"""Atomic writes and JSON files."""
 
-import fcntl
 import os
-import subprocess
-import sys
 
 import pytest
 
-from vit_jax.errors import CheckpointError, FileError, LockedError
-from vit_jax.files import (
-    is_locked,
-    locked,
-    read_json,
-    read_json_lines,
-    write_atomically,
-    write_json,
-)
-
-# Imports nothing but filelock, so that it starts at once.
-HOLD = (
-    "import filelock, sys\n"
-    "with filelock.FileLock(sys.argv[1]):\n"
-    "    print('held', flush=True)\n"
-    "    sys.stdin.read()\n"
-)
+from vit_jax.errors import CheckpointError, FileError
+from vit_jax.storage.files import read_json, remove_tree, write_atomically, write_json
 
 
 def test_a_write_creates_the_folder_and_leaves_no_temporary_file(tmp_path):
@@ -79,50 +61,8 @@ def test_a_folder_in_place_of_a_json_file_is_a_one_line_error(tmp_path):
         read_json(tmp_path)
 
 
-def test_json_lines_end_at_a_line_that_a_crash_cut_off(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a": 3')
-    assert read_json_lines(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
-    assert read_json_lines(tmp_path / "missing.jsonl") == []
-
-
-def test_a_lock_excludes_other_processes_until_they_die(tmp_path):
-    path = tmp_path / "new" / "lock"
-    with locked(path):
-        pass
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(LockedError, match="lock is locked by another process"), locked(path):
-        pass
-    with pytest.raises(LockedError), locked(path, timeout_s=0.1):
-        pass
-    assert is_locked(path)
-    holder.kill()
-    holder.communicate()
-    assert not is_locked(path)
-    with locked(path, timeout_s=None):
-        assert is_locked(path)
-
-
-def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
-    def refuse(descriptor, operation):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with locked(tmp_path / "lock"):
-        pass
-    assert f"no lock on {tmp_path / 'lock'}: No locks available" in caplog.text
-
-
-def test_a_lock_file_that_cannot_be_created_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(OSError, match="exists"),
-        locked(tmp_path / "file/lock"),
-    ):
-        pass
+def test_a_tree_is_removed_if_it_is_there(tmp_path):
+    write_atomically(tmp_path / "a" / "b" / "c.txt", "one")
+    remove_tree(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    remove_tree(tmp_path / "a")

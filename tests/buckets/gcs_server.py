@@ -1,0 +1,370 @@
+"""A GCS server for tests: the part of the JSON API that the clients of this project use, in memory.
+
+The public emulator ignores preconditions and pages. This server has both, because a lease rests on
+`ifGenerationMatch=0`. It changes its objects between two awaits of one event loop, so no two
+requests interleave.
+
+Source: https://cloud.google.com/storage/docs/json_api/v1 and its guide to resumable uploads.
+"""
+
+import base64
+import dataclasses
+import datetime
+import hashlib
+import itertools
+import json
+import re
+import time
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+import google_crc32c
+from aiohttp import web
+
+MOST_IN_A_PAGE = 1000
+_ROUTES = [
+    ("copy", r"/b/([^/]+)/o/([^/]+)/(?:copyTo|rewriteTo)/b/([^/]+)/o/([^/]+)"),
+    ("move", r"/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)"),
+    ("compose", r"/b/([^/]+)/o/([^/]+)/compose"),
+    ("object", r"/b/([^/]+)/o/([^/]+)"),
+    ("objects", r"/b/([^/]+)/o"),
+    ("bucket", r"/b/([^/]+)"),
+    ("buckets", r"/b"),
+    ("content", r"/([^/]+)/(.+)"),  # the XML API, by which some clients read
+]
+
+
+class Refused(Exception):
+    """An answer that is an error: its HTTP status and a message."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass
+class Stored:
+    """One object: its content, and what the client said about it."""
+
+    data: bytes
+    generation: int
+    content_type: str
+    metadata: dict
+    time: str
+    checksums: dict
+
+
+@dataclasses.dataclass
+class Call:
+    """A request, taken apart. `route` names a method of the server, `names` come from the path."""
+
+    method: str
+    route: str
+    names: list[str]
+    query: dict[str, str]
+    headers: dict
+    body: bytes
+    origin: str  # http://host:port, as the client wrote it
+
+    @classmethod
+    async def of(cls, request):
+        url = urlsplit(request.raw_path)
+        path = re.sub(r"^(/upload|/download|/resumable)*/storage/v1", "", url.path)
+        found = ((route, re.fullmatch(pattern, path)) for route, pattern in _ROUTES)
+        route, match = next((pair for pair in found if pair[1]), ("", None))
+        if match is None:
+            raise Refused(501, f"this server has no {request.method} {request.raw_path}")
+        names = [unquote(name) for name in match.groups()]
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        if route == "objects" and "uploadType" in query:
+            route = "upload"
+        if route == "object" and query.get("alt") == "media":
+            route = "content"
+        return cls(
+            request.method, route, names, query, request.headers, await request.read(),
+            f"http://{request.host}",
+        )  # fmt: skip
+
+
+class GcsServer:
+    """Answers requests; `describe` tells what a request is about, for counters and faults."""
+
+    throttled = (429, "rateLimitExceeded")
+    expired = (401, "Invalid Credentials")
+
+    def __init__(self):
+        self._buckets = {}  # bucket -> name -> Stored
+        self._uploads = {}  # id of a resumable upload -> what it has
+        self._generations = itertools.count(time.time_ns() // 1000)
+
+    @staticmethod
+    def error(status, message):
+        """An error as the JSON API writes it."""
+        errors = [{"message": message, "reason": message}]
+        body = {"error": {"code": status, "message": message, "errors": errors}}
+        return web.json_response(body, status=status)
+
+    async def describe(self, request):
+        """Returns (operation, "bucket/object"): list, stat, read, write or delete."""
+        try:
+            call = await Call.of(request)
+        except Refused:
+            return "unknown", request.raw_path
+        bucket, name = (*call.names, "", "")[:2]
+        if call.route == "upload":
+            upload = self._uploads.get(call.query.get("upload_id"))
+            return "write", f"{bucket}/{upload['name'] if upload else _parts(call)[0]['name']}"
+        if call.route == "copy":
+            return "write", "/".join(call.names[2:])
+        if call.route == "move":
+            return "write", f"{bucket}/{call.names[2]}"
+        if call.method not in ("GET", "HEAD"):
+            return "delete" if call.method == "DELETE" else "write", f"{bucket}/{name}"
+        if call.route in ("objects", "buckets"):
+            return "list", f"{bucket}/{call.query.get('prefix', '')}"
+        return "read" if call.route == "content" else "stat", f"{bucket}/{name}"
+
+    async def answer(self, request):
+        try:
+            call = await Call.of(request)
+            return getattr(self, f"_on_{call.route}")(call)
+        except Refused as refused:
+            return self.error(refused.status, str(refused))
+
+    def _objects(self, bucket):
+        if bucket not in self._buckets:
+            raise Refused(404, "The specified bucket does not exist.")
+        return self._buckets[bucket]
+
+    def _object(self, bucket, name, generation=None):
+        stored = self._objects(bucket).get(name)
+        if stored is None or generation not in (None, str(stored.generation)):
+            raise Refused(404, f"No such object: {bucket}/{name}")
+        return stored
+
+    def _check(self, query, bucket, name, prefix="if"):
+        """Checks the preconditions on an object; generation 0 stands for no object."""
+        stored = self._objects(bucket).get(name)
+        has = str(stored.generation if stored else 0)
+        if query.get(f"{prefix}GenerationMatch", has) != has:
+            raise Refused(412, "conditionNotMet: the generation of the object is another one")
+        if query.get(f"{prefix}GenerationNotMatch") == has:
+            raise Refused(304, "the object has this generation")
+
+    def _store(self, query, bucket, name, data, content_type, metadata):
+        self._check(query, bucket, name)
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+        stored = Stored(
+            data, next(self._generations), content_type, metadata, now, _checksums(data)
+        )
+        self._objects(bucket)[name] = stored
+        return _resource(bucket, name, stored)
+
+    def _on_buckets(self, call):
+        if call.method == "POST":
+            bucket = json.loads(call.body)["name"]
+            if bucket in self._buckets:
+                raise Refused(409, "Your previous request to create the named bucket succeeded")
+            self._buckets[bucket] = {}
+            return web.json_response(_bucket_resource(bucket))
+        items = [_bucket_resource(bucket) for bucket in self._buckets]
+        return web.json_response({"kind": "storage#buckets", "items": items})
+
+    def _on_bucket(self, call):
+        (bucket,) = call.names
+        objects = self._objects(bucket)
+        if call.method == "DELETE":
+            if objects:
+                raise Refused(409, "The bucket you tried to delete is not empty.")
+            del self._buckets[bucket]
+            return web.Response(status=204)
+        return web.json_response(_bucket_resource(bucket))
+
+    def _on_objects(self, call):
+        """A page of a bucket's objects and common prefixes."""
+        (bucket,), query = call.names, call.query
+        objects = self._objects(bucket)
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        end = query.get("endOffset")
+        most = min(int(query.get("maxResults", MOST_IN_A_PAGE)), MOST_IN_A_PAGE)
+        items, prefixes, last, more = [], [], query.get("pageToken", ""), False
+        for name in sorted(name for name in objects if name.startswith(prefix)):
+            if name < query.get("startOffset", "") or (end and name >= end):
+                continue
+            rest = name[len(prefix) :]
+            folder, found, _ = rest.partition(delimiter) if delimiter else (rest, "", "")
+            entry = prefix + folder + found
+            if entry <= last:
+                continue
+            more = len(items) + len(prefixes) == most
+            if more:
+                break
+            last = entry
+            if found:
+                prefixes.append(entry)
+            else:
+                items.append(_resource(bucket, name, objects[name]))
+        page = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
+        page |= {"nextPageToken": last} if more else {}
+        return web.json_response({key: value for key, value in page.items() if value})
+
+    def _on_object(self, call):
+        bucket, name = call.names
+        stored = self._object(bucket, name, call.query.get("generation"))
+        self._check(call.query, bucket, name)
+        if call.method == "DELETE":
+            del self._objects(bucket)[name]
+            return web.Response(status=204)
+        if call.method in ("PATCH", "PUT"):
+            stored.metadata |= json.loads(call.body).get("metadata") or {}
+        return web.json_response(_resource(bucket, name, stored))
+
+    def _on_content(self, call):
+        """The content of an object, or the range of it that was asked for."""
+        bucket, name = call.names
+        stored = self._object(bucket, name, call.query.get("generation"))
+        self._check(call.query, bucket, name)
+        if call.method not in ("GET", "HEAD"):
+            raise Refused(501, "this server writes by the JSON API only")
+        size = len(stored.data)
+        headers = {
+            "Content-Type": stored.content_type,
+            "ETag": str(stored.generation),
+            "X-Goog-Generation": str(stored.generation),
+            "X-Goog-Metageneration": "1",
+            "X-Goog-Stored-Content-Length": str(size),
+        }
+        match = re.fullmatch(r"bytes=(\d*)-(\d*)", call.headers.get("Range", ""))
+        if not match:
+            crc32c, md5 = stored.checksums.values()
+            headers["X-Goog-Hash"] = f"crc32c={crc32c},md5={md5}"
+            return web.Response(body=stored.data, headers=headers)
+        first, last = match.groups()
+        start = int(first) if first else max(size - int(last), 0)
+        stop = min(int(last) + 1, size) if first and last else size
+        if start >= size:
+            headers["Content-Range"] = f"bytes */{size}"
+            return web.Response(status=416, headers=headers)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        return web.Response(status=206, body=stored.data[start:stop], headers=headers)
+
+    def _on_copy(self, call):
+        from_bucket, from_name, bucket, name = call.names
+        self._check(call.query, from_bucket, from_name, prefix="ifSource")
+        stored = self._object(from_bucket, from_name, call.query.get("sourceGeneration"))
+        resource = self._store(
+            call.query, bucket, name, stored.data, stored.content_type, dict(stored.metadata)
+        )
+        size = str(len(stored.data))
+        done = {"kind": "storage#rewriteResponse", "done": True, "resource": resource}
+        done |= {"objectSize": size, "totalBytesRewritten": size}
+        return web.json_response(done | resource | {"kind": done["kind"]})
+
+    def _on_move(self, call):
+        bucket, from_name, name = call.names
+        stored = self._object(bucket, from_name)
+        resource = self._store(
+            call.query, bucket, name, stored.data, stored.content_type, stored.metadata
+        )
+        del self._objects(bucket)[from_name]
+        return web.json_response(resource)
+
+    def _on_compose(self, call):
+        bucket, name = call.names
+        sources = [source["name"] for source in json.loads(call.body)["sourceObjects"]]
+        data = b"".join(self._object(bucket, source).data for source in sources)
+        content_type = self._object(bucket, sources[0]).content_type
+        return web.json_response(self._store(call.query, bucket, name, data, content_type, {}))
+
+    def _on_upload(self, call):
+        (bucket,) = call.names
+        if "upload_id" in call.query:
+            return self._continue_upload(call, bucket)
+        fields, data, content_type = _parts(call)
+        name, metadata = fields["name"], fields.get("metadata") or {}
+        if call.query["uploadType"] != "resumable":
+            stored = self._store(call.query, bucket, name, data, content_type, metadata)
+            return web.json_response(stored)
+        self._check(call.query, bucket, name)
+        content_type = call.headers.get("X-Upload-Content-Type", "application/octet-stream")
+        query = call.query | {"upload_id": str(next(self._generations))}
+        self._uploads[query["upload_id"]] = {
+            "name": name, "type": content_type, "metadata": metadata, "data": b"", "query": query,
+        }  # fmt: skip
+        path = f"{call.origin}/upload/storage/v1/b/{quote(bucket)}/o"
+        return web.Response(headers={"Location": f"{path}?{urlencode(query)}"})
+
+    def _continue_upload(self, call, bucket):
+        """Takes a chunk; the object appears with the last one, all at once."""
+        upload = self._uploads.get(call.query["upload_id"])
+        if upload is None:
+            raise Refused(404, "no such upload")
+        if call.method == "DELETE":
+            del self._uploads[call.query["upload_id"]]
+            return web.Response(status=499)
+        said = re.fullmatch(
+            r"bytes (?:\*|(\d+)-\d+)/(\*|\d+)", call.headers.get("Content-Range", "")
+        )
+        start, total = said.groups() if said else ("0", str(len(call.body)))
+        if start is not None:
+            if int(start) > len(upload["data"]):
+                raise Refused(400, f"the chunk starts at {start}, {len(upload['data'])} are here")
+            upload["data"] = upload["data"][: int(start)] + call.body
+        if total != str(len(upload["data"])):
+            have = {"Range": f"bytes=0-{len(upload['data']) - 1}"} if upload["data"] else {}
+            return web.Response(status=308, headers=have)
+        resource = self._store(
+            upload["query"], bucket, upload["name"], upload["data"], upload["type"],
+            upload["metadata"],
+        )  # fmt: skip
+        del self._uploads[call.query["upload_id"]]
+        return web.json_response(resource)
+
+
+def _parts(call):
+    """Returns the fields, the content and the content type of the object that a request uploads."""
+    content_type = call.headers.get("Content-Type", "application/octet-stream")
+    if call.query.get("uploadType") == "media":
+        return {"name": call.query.get("name", "")}, call.body, content_type
+    if call.query.get("uploadType") == "multipart":
+        boundary = b"--" + re.search(r'boundary="?([^";]+)', content_type)[1].encode()
+        newline = b"\r\n" if call.body.startswith(boundary + b"\r\n") else b"\n"
+        parts = [
+            part.split(newline * 2, 1)
+            for part in (newline + call.body).split(newline + boundary)[1:3]
+        ]
+        types = re.search(rb"(?i)content-type: *([^\r\n]+)", parts[1][0])
+        data, fields = parts[1][1], json.loads(parts[0][1])
+        content_type = types[1].decode() if types else "application/octet-stream"
+    else:
+        data, fields = b"", json.loads(call.body or b"{}")
+    return {"name": call.query.get("name", ""), **fields}, data, content_type
+
+
+def _checksums(data):
+    return {
+        "crc32c": base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode(),
+        "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
+    }
+
+
+def _bucket_resource(bucket):
+    return {"kind": "storage#bucket", "id": bucket, "name": bucket, "location": "US"}
+
+
+def _resource(bucket, name, stored):
+    return {
+        "kind": "storage#object",
+        "id": f"{bucket}/{name}/{stored.generation}",
+        "name": name,
+        "bucket": bucket,
+        "generation": str(stored.generation),
+        "metageneration": "1",
+        "contentType": stored.content_type,
+        "metadata": stored.metadata,
+        "size": str(len(stored.data)),
+        "timeCreated": stored.time,
+        "updated": stored.time,
+        "etag": str(stored.generation),
+        "storageClass": "STANDARD",
+        **stored.checksums,
+    }

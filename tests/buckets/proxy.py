@@ -1,0 +1,150 @@
+"""What stands between a client and a server of buckets: it does harm on request, and counts.
+
+A test sets the `Faults` and reads the counters while the server runs, by requests to `CONTROL`.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import random
+import re
+
+from aiohttp import web
+
+CONTROL = "/_faults"
+WRITES = ("write", "delete")
+
+
+@dataclasses.dataclass
+class Faults:
+    """What goes wrong. Probabilities are drawn from the seed, in the order of the requests.
+
+    Args:
+        seed: of the draws.
+        only: regular expression searched in "OPERATION BUCKET/OBJECT"; others are left alone.
+        times: after so many faults all goes well; None: no end. Latency does not count.
+        latency_s: time added to every request.
+        throttled: probability of "slow down": 429 on GCS, 503 SlowDown on S3.
+        burst: of every `burst[1]` requests, the first `burst[0]` are answered 503.
+        cut: probability that the connection ends in the middle of the answer's content. A write
+            that is cut is cut in its own content and not done.
+        answer_lost: probability that a write is done and the connection ends without an answer.
+        read_only: writes are answered 403.
+        expired: all requests are refused, as with expired credentials.
+    """
+
+    seed: int = 0
+    only: str = ""
+    times: int | None = None
+    latency_s: float = 0
+    throttled: float = 0
+    burst: tuple[int, int] = (0, 1)
+    cut: float = 0
+    answer_lost: float = 0
+    read_only: bool = False
+    expired: bool = False
+
+
+@dataclasses.dataclass
+class Count:
+    """How often an operation was asked for on an object. Bytes are those of contents."""
+
+    requests: int = 0
+    faults: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Proxy:
+    """Passes requests to `server`, which has describe, answer, error and its words for errors."""
+
+    def __init__(self, server):
+        self._server = server
+        self._counts = collections.defaultdict(Count)
+        self._set(Faults())
+
+    def app(self):
+        app = web.Application(client_max_size=1 << 40)
+        app.router.add_route("GET", CONTROL, self._report)
+        app.router.add_route("PUT", CONTROL, self._change)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    def _set(self, faults):
+        self._faults, self._random = faults, random.Random(faults.seed)
+        self._seen, self._done = 0, 0
+
+    async def _report(self, request):
+        """All counters; with ?clear they start again."""
+        counts = [
+            {"operation": operation, "object": name, **dataclasses.asdict(count)}
+            for (operation, name), count in self._counts.items()
+        ]
+        if "clear" in request.query:
+            self._counts.clear()
+        return web.json_response(counts)
+
+    async def _change(self, request):
+        self._set(Faults(**await request.json()))
+        return web.Response()
+
+    async def _answer(self, request):
+        operation, name = await self._server.describe(request)
+        content = await request.read()
+        count = self._counts[operation, name]
+        count.requests += 1
+        fault = None
+        if re.search(self._faults.only, f"{operation} {name}"):
+            fault = self._draw(operation)
+            await asyncio.sleep(self._faults.latency_s)
+        count.faults += fault is not None
+        if isinstance(fault, tuple):
+            return self._server.error(*fault)
+        if fault == "cut" and operation in WRITES:
+            return _hang_up(request)
+        count.bytes_in += len(content)
+        response = await self._server.answer(request)
+        if fault == "answer_lost":
+            return _hang_up(request)
+        if fault == "cut":
+            return await self._cut(request, response, count)
+        count.bytes_out += len(response.body or b"")
+        return response
+
+    def _draw(self, operation):
+        """Returns the fault of a request: a status and a message, "cut", "answer_lost" or None."""
+        faults = self._faults
+        if faults.times is not None and self._done >= faults.times:
+            return None
+        draws = [self._random.random() for _ in range(3)]
+        in_burst = self._seen % faults.burst[1] < faults.burst[0]
+        self._seen += 1
+        writes = operation in WRITES
+        for happens, fault in [
+            (faults.expired, self._server.expired),
+            (faults.read_only and writes, (403, "AccessDenied")),
+            (in_burst, (503, "ServiceUnavailable")),
+            (draws[0] < faults.throttled, self._server.throttled),
+            (draws[1] < faults.cut, "cut"),
+            (draws[2] < faults.answer_lost and writes, "answer_lost"),
+        ]:
+            if happens:
+                self._done += 1
+                return fault
+        return None
+
+    async def _cut(self, request, response, count):
+        """Sends the headers and half the content."""
+        half = response.body[: len(response.body) // 2]
+        count.bytes_out += len(half)
+        headers = {**response.headers, "Content-Length": str(len(response.body))}
+        stream = web.StreamResponse(status=response.status, headers=headers)
+        await stream.prepare(request)
+        await stream.write(half)
+        return _hang_up(request)
+
+
+def _hang_up(request):
+    """Ends the connection without another word."""
+    request.transport.abort()
+    return web.Response()

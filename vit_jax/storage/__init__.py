@@ -1,0 +1,1 @@
+"""Files on local disks and in buckets."""

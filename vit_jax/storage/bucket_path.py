@@ -1,0 +1,396 @@
+"""`BucketPath`: a path in a bucket that is used like a `pathlib.Path`.
+
+fsspec's file systems (gcsfs, s3fs) do the work, retries of throttled and broken requests included.
+This class adds what code that was written for local paths relies on: the interface of pathlib,
+errors that are OSErrors and name the object, and listings that are never out of date.
+"""
+
+import contextlib
+import errno
+import functools
+import importlib.util
+import io
+import logging
+import os
+import pathlib
+import stat
+from collections.abc import Callable, Generator, Iterator
+from typing import IO, Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+"""Scheme -> package that speaks it. The extra of `vit_jax` is "gcs" or "s3"."""
+
+# Listings must show what other hosts have just written. botocore's standard retries wait with
+# jitter; those of gcsfs always do.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "gcs": {"use_listings_cache": False},
+    "s3": {
+        "use_listings_cache": False,
+        "config_kwargs": {"retries": {"mode": "standard", "max_attempts": 8}},
+    },
+}
+
+
+@functools.cache
+def configure_clients() -> None:
+    """Sets the options of fsspec's clients, also for libraries that use them by themselves."""
+    import fsspec.config
+
+    for protocol, options in _OPTIONS.items():
+        fsspec.config.conf[protocol] = options | fsspec.config.conf.get(protocol, {})
+    # gcsfs would ask for the kind of each bucket by another API, which needs more rights.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # Orbax and TFDS open files by etils.epath, which would use TensorFlow where it is installed.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # These log tracebacks of errors that are raised too.
+    for name in ("gcsfs", "s3fs"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def file_system(scheme: str) -> Any:
+    """Returns the fsspec file system of a scheme, one for each process and thread.
+
+    Raises:
+        ImportError: its package is not installed.
+    """
+    import fsspec
+
+    configure_clients()
+    return fsspec.filesystem(scheme)
+
+
+def is_installed(scheme: str) -> bool:
+    """Whether the package that speaks a scheme is installed."""
+    return importlib.util.find_spec(PACKAGES[scheme]) is not None
+
+
+@contextlib.contextmanager
+def as_os_error(path: object) -> Iterator[None]:
+    """Converts errors of a storage client to OSErrors that name the object."""
+    try:
+        yield
+    except (ImportError, NotImplementedError):
+        raise
+    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        number = errno.EEXIST if isinstance(error, FileExistsError) else errno.ENOENT
+        raise type(error)(error.errno or number, _reason(error), str(path)) from None
+    except Exception as error:  # Each client has its own error classes.
+        kind = PermissionError if _is_refusal(error) else OSError
+        number = errno.EACCES if kind is PermissionError else getattr(error, "errno", None)
+        raise kind(number or errno.EIO, _reason(error), str(path)) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store refuses access: no or expired credentials, or missing rights."""
+    name, text = type(error).__name__, str(error)
+    code = str(getattr(error, "code", ""))
+    return (
+        isinstance(error, PermissionError)
+        or code in ("401", "403")
+        or text.startswith(("Forbidden", "Access Denied"))
+        or name in ("NoCredentialsError", "DefaultCredentialsError", "RefreshError")
+        or "ExpiredToken" in text
+        # S3 answers an expired token with 400, and HEAD requests without the reason.
+        or text.endswith("Bad Request")
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Returns one line on what went wrong."""
+    known = {FileNotFoundError: "No such object", FileExistsError: "Object exists"}
+    if type(error) in known:
+        return known[type(error)]
+    said = getattr(error, "strerror", None) or str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    text = ": ".join(lines[:2]) or type(error).__name__
+    return (f"credentials were refused: {text}" if _is_refusal(error) else text)[:200]
+
+
+def _translated(method: F) -> F:
+    """Makes a method of `BucketPath` raise OSErrors that name the object."""
+
+    @functools.wraps(method)
+    def wrapper(self: "BucketPath", *args: Any, **kwargs: Any) -> Any:
+        with as_os_error(self):
+            return method(self, *args, **kwargs)
+
+    return wrapper  # pyright: ignore[reportReturnType]
+
+
+class BucketPath(pathlib.PosixPath):
+    """A path `gs://BUCKET/...` or `s3://BUCKET/...`.
+
+    Buckets have no folders: `mkdir` does nothing, and a folder exists while an object is below it.
+    Files cannot be appended to. A file that is written appears whole, when it is closed. Methods of
+    `pathlib.Path` that have no meaning for objects raise NotImplementedError.
+
+    >>> path = BucketPath("gs://bucket/run") / "config.json"
+    >>> str(path), path.scheme, path.key
+    ('gs://bucket/run/config.json', 'gs', 'bucket/run/config.json')
+    """
+
+    @property
+    def scheme(self) -> str:
+        """The scheme, "gs" or "s3"."""
+        return self.parts[0].removesuffix(":")
+
+    @property
+    def key(self) -> str:
+        """Bucket and name of the object: "BUCKET/NAME"."""
+        return "/".join(self.parts[1:])
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec file system."""
+        return file_system(self.scheme)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.key}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"BucketPath({str(self)!r})"
+
+    def __reduce__(self):
+        return BucketPath, (str(self),)
+
+    def as_posix(self) -> str:
+        """Returns the address."""
+        return str(self)
+
+    def as_uri(self) -> str:
+        """Returns the address."""
+        return str(self)
+
+    def relative_to(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *other: Any, **kwargs: Any
+    ) -> pathlib.PurePosixPath:
+        """Returns the path from another path in the same bucket to this one."""
+        start = pathlib.PurePosixPath(*BucketPath(*other).parts)
+        return pathlib.PurePosixPath(*self.parts).relative_to(start, **kwargs)
+
+    def is_absolute(self) -> bool:
+        """Returns True."""
+        return True
+
+    def absolute(self) -> "BucketPath":
+        """Returns the path itself."""
+        return self
+
+    def expanduser(self) -> "BucketPath":
+        """Returns the path itself."""
+        return self
+
+    def resolve(self, strict: bool = False) -> "BucketPath":
+        """Returns the path without "." and ".." parts."""
+        return BucketPath(f"{self.scheme}://{os.path.normpath(self.key)}")
+
+    def is_symlink(self) -> bool:
+        """Returns False."""
+        return False
+
+    def samefile(self, other_path: Any) -> bool:
+        """Whether the other path is the same address."""
+        return str(self.resolve()) == str(other_path)
+
+    @_translated
+    def _info(self) -> dict[str, Any] | None:
+        try:
+            return self.fs.info(self.key)
+        except FileNotFoundError:
+            return None
+
+    def exists(self, **kwargs: Any) -> bool:
+        """Whether there is such an object, or an object below this path."""
+        return self._info() is not None
+
+    def is_file(self, **kwargs: Any) -> bool:
+        """Whether there is such an object."""
+        info = self._info()
+        return info is not None and info["type"] == "file"
+
+    def is_dir(self, **kwargs: Any) -> bool:
+        """Whether there is an object below this path."""
+        info = self._info()
+        return info is not None and info["type"] == "directory"
+
+    def stat(self, **kwargs: Any) -> os.stat_result:
+        """Returns type, size in bytes and time of the last change; other fields are 0."""
+        info = self._info()
+        if info is None:
+            raise FileNotFoundError(errno.ENOENT, "No such object", str(self))
+        kind = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
+        changed = info.get("mtime") or info.get("LastModified")
+        seconds = changed.timestamp() if changed else 0
+        size = int(info.get("size") or 0)
+        return os.stat_result((kind, 0, 0, 0, 0, 0, size, seconds, seconds, seconds))
+
+    def iterdir(self) -> Generator["BucketPath", None, None]:
+        """Yields the objects and folders directly below this path."""
+        with as_os_error(self):
+            names = self.fs.ls(self.key, detail=False)
+        inside = {name.rstrip("/").removeprefix(f"{self.key}/") for name in names}
+        yield from (self / name for name in sorted(inside) if name and name != self.key)
+
+    def glob(self, pattern: str, **kwargs: Any) -> Generator["BucketPath", None, None]:
+        """Yields what is below this path and matches a pattern."""
+        with as_os_error(self):
+            found = self.fs.glob(f"{self.key}/{pattern}")
+        yield from (BucketPath(f"{self.scheme}://{name}") for name in sorted(found))
+
+    def rglob(self, pattern: str, **kwargs: Any) -> Generator["BucketPath", None, None]:
+        """Yields the objects at any depth whose last parts match a pattern."""
+        yield from (path for path, _ in self.find() if path.match(pattern))
+
+    @_translated
+    def find(self) -> list[tuple["BucketPath", int]]:
+        """Returns all objects below this path with their sizes in bytes, sorted by name."""
+        found = self.fs.find(self.key, detail=True)
+        return [
+            (BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0))
+            for name, info in sorted(found.items())
+            if not name.endswith("/")
+        ]
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing, because buckets have no folders.
+
+        Raises:
+            FileExistsError: there is something, and not `exist_ok`.
+        """
+        if not exist_ok and self.exists():
+            raise FileExistsError(errno.EEXIST, "Object exists", str(self))
+
+    def rmdir(self) -> None:
+        """Does nothing if nothing is below this path.
+
+        Raises:
+            OSError: an object is below this path.
+        """
+        if self.is_dir():
+            raise OSError(errno.ENOTEMPTY, "Folder not empty", str(self))
+
+    @_translated
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Deletes the object."""
+        try:
+            self.fs.rm_file(self.key)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    @_translated
+    def remove_tree(self) -> None:
+        """Deletes all objects below this path."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.key, recursive=True)
+
+    @_translated
+    def replace(self, target: Any) -> "BucketPath":
+        """Copies the object to a path in the same store, then deletes it."""
+        target = self._beside(target)
+        self.fs.cp_file(self.key, target.key)
+        self.fs.rm_file(self.key)
+        return target
+
+    def rename(self, target: Any) -> "BucketPath":
+        """Like `replace`. Objects below a path cannot be renamed at once."""
+        return self.replace(target)
+
+    def _beside(self, target: Any) -> "BucketPath":
+        if not isinstance(target, BucketPath) or target.scheme != self.scheme:
+            raise NotImplementedError(f"cannot rename {self} to {target}: not the same store")
+        return target
+
+    @_translated
+    def read_bytes(self) -> bytes:
+        """Returns the content, in one request."""
+        return self.fs.cat_file(self.key)
+
+    @_translated
+    def read_range(self, start: int, end: int) -> bytes:
+        """Returns bytes `start` to `end` (not included), in one request."""
+        return self.fs.cat_file(self.key, start=start, end=end)
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
+        """Returns the content, which is UTF-8 by default."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    @_translated
+    def write_bytes(self, data: Any) -> int:
+        """Writes the whole content; readers see the old or the new one."""
+        self.fs.pipe_file(self.key, bytes(data))
+        return len(data)
+
+    def write_text(self, data: str, *args: Any, **kwargs: Any) -> int:
+        """Writes the whole content in UTF-8; readers see the old or the new one."""
+        return self.write_bytes(data.encode())
+
+    @_translated
+    def create(self, data: bytes) -> None:
+        """Writes the object unless it exists, by the store's own precondition.
+
+        Raises:
+            FileExistsError: it exists.
+        """
+        try:
+            self.fs.pipe_file(self.key, data, mode="create")
+        except Exception as error:
+            if "PreconditionFailed" in str(error) or "At least one of the pre" in str(error):
+                raise FileExistsError(errno.EEXIST, "Object exists", str(self)) from None
+            raise
+
+    def touch(self, mode: int = 0o666, exist_ok: bool = True) -> None:
+        """Creates an empty object if there is none."""
+        with contextlib.suppress(FileExistsError) if exist_ok else contextlib.nullcontext():
+            self.create(b"")
+
+    @_translated
+    def upload(self, source: pathlib.Path) -> None:
+        """Writes the content of a local file, in parts if it is large."""
+        self.fs.put_file(str(source), self.key)
+
+    @_translated
+    def download(self, target: pathlib.Path) -> None:
+        """Writes the content to a local file."""
+        self.fs.get_file(self.key, str(target))
+
+    @_translated
+    def open(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> IO[Any]:
+        """Opens the object for reading (r), or for writing a new content (w, x).
+
+        Raises:
+            OSError: the object cannot be opened.
+            NotImplementedError: `mode` is to append or to update.
+        """
+        binary = mode.replace("b", "").replace("t", "")
+        if binary not in ("r", "w", "x"):
+            raise NotImplementedError(f"{self}: objects cannot be opened with mode {mode!r}")
+        file = self.fs.open(self.key, f"{binary}b")
+        if "b" in mode:
+            return file
+        return io.TextIOWrapper(file, encoding or "utf-8", errors, newline)
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refused(self: BucketPath, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} of {self}: objects in a bucket have no {name}")
+
+    return refused
+
+
+# What is left of pathlib's methods would look at the local disk.
+for _name in set(dir(pathlib.Path)) - set(dir(pathlib.PurePath)):
+    if not _name.startswith("_") and _name not in vars(BucketPath):
+        setattr(BucketPath, _name, _refuse(_name))

@@ -1,0 +1,288 @@
+"""Locks between processes: of the operating system on local disks, leases in buckets.
+
+A lease is an object that names its owner. Its number counts up: the owner of the highest number
+holds the lock. Each number is created with the store's if-not-exists precondition, so that one
+process gets it. The owner writes the object again every few seconds. A lease that was not renewed
+for `STALE_S` is stale, and the next number may be taken. Ages are differences of times that the
+store has stamped; clocks of hosts do not count.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import psutil
+
+from vit_jax.errors import LockedError
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.paths import is_bucket
+
+log = logging.getLogger(__name__)
+
+# A lease that was not renewed for this many seconds can be taken over.
+STALE_S = 60.0
+RENEWAL_INTERVAL_S = 10.0
+# Seconds after which the renewal of a lease counts as failed: before others may take it.
+_RENEWAL_TIMEOUT_S = 45.0
+
+
+def _end_process(reason: str) -> None:
+    """Ends this process at once: another process may write to the same place."""
+    log.critical("%s", reason)
+    os._exit(76)
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path, timeout_s: float | None = 0, on_lost: Callable[[str], None] = _end_process
+) -> Iterator[None]:
+    """Holds an exclusive lock during the `with` block.
+
+    On a local disk it is a lock of the operating system on a file, which is released when the
+    process dies and works between processes of one machine and, on NFS version 4, between machines.
+    The file is not deleted; its existence has no meaning. If the file system does not support
+    locks, a warning is logged and the block runs without a lock.
+
+    In a bucket, also a mounted one, it is a lease. If another process holds it, this one waits
+    until the lease is renewed, which shows that its owner lives, or stale.
+
+    Args:
+        path: lock file; it and its folder are created if missing. A lease adds "-NUMBER".
+        timeout_s: how long to wait while another process is known to hold the lock; None: forever.
+        on_lost: called with the reason, in another thread, when another process has taken the
+            lease over or the store cannot be reached. By default it ends the process.
+
+    Raises:
+        LockedError: another process holds the lock.
+        OSError: the lock file cannot be created.
+    """
+    if is_bucket(path):
+        with _Lease(path, on_lost).held(timeout_s):
+            yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lock taken by one thread may be released by another one.
+    lock = filelock.FileLock(
+        path, timeout=-1 if timeout_s is None else timeout_s, thread_local=False
+    )
+    with path.open("a"):  # An error here means that the file cannot be created.
+        pass
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise LockedError(
+            f"{path} is locked by another process", "one process at a time", "wait for it to end"
+        ) from None
+    except OSError as error:
+        log.warning("no lock on %s: %s", path, error.strerror)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of `locked`."""
+    if is_bucket(path):
+        return _Lease(path).is_held()
+    if not path.exists():
+        return False
+    try:
+        with locked(path):
+            return False
+    except LockedError:
+        return True
+
+
+def lock_files(path: Path) -> list[Path]:
+    """Returns the files of a lock that is not held and may be deleted."""
+    return _numbered(path) if is_bucket(path) else [path]
+
+
+class _Lease:
+    """A lease in a bucket.
+
+    Args:
+        path: lock file; the lease is PATH-NUMBER.
+        on_lost: see `locked`.
+    """
+
+    def __init__(self, path: Path, on_lost: Callable[[str], None] = _end_process):
+        self._path, self._on_lost = path, on_lost
+        self._content = {
+            "id": uuid.uuid4().hex,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "started": psutil.Process().create_time(),
+        }
+        self._mine: Path | None = None
+        self._closed = threading.Event()
+
+    @contextlib.contextmanager
+    def held(self, timeout_s: float | None) -> Iterator[None]:
+        """Holds the lease during the block."""
+        self._mine = self._acquire(timeout_s)
+        thread = threading.Thread(target=self._renew_often, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._closed.set()
+            thread.join()
+            with contextlib.suppress(OSError):
+                if self._newest() == self._mine:
+                    _write(self._mine, self._content | {"released": True})
+
+    def is_held(self) -> bool:
+        """Whether a process holds the lease."""
+        newest = self._newest()
+        content = None if newest is None else _read(newest)
+        return newest is not None and content is not None and not self._is_free(newest, content)
+
+    def _acquire(self, timeout_s: float | None) -> Path:
+        """Creates the next number and returns its path."""
+        begin, seen, said = time.monotonic(), None, False
+        while True:
+            newest = self._newest()
+            content = None if newest is None else _read(newest)
+            if newest is None or content is None or self._is_free(newest, content):
+                mine = self._create_after(newest)
+                if mine is not None:
+                    return mine
+                continue
+            lives = seen is not None and content != seen
+            waited = time.monotonic() - begin
+            if lives and timeout_s is not None and waited >= timeout_s:
+                raise LockedError(
+                    f"{self._path} is locked by process {content.get('pid')} on host"
+                    f" {content.get('host')}",
+                    "one process at a time",
+                    "wait for it to end",
+                )
+            if not said:
+                said = True
+                log.info(
+                    "%s is locked by process %s on host %s: waiting until it renews its lease"
+                    " or %.0f s have passed",
+                    self._path, content.get("pid"), content.get("host"), STALE_S,
+                )  # fmt: skip
+            seen = content if seen is None else seen
+            time.sleep(1)
+
+    def _newest(self) -> Path | None:
+        numbered = _numbered(self._path)
+        return numbered[-1] if numbered else None
+
+    def _is_free(self, lease: Path, content: dict[str, Any]) -> bool:
+        """Whether a lease was released, or its owner is dead or was not heard of for too long."""
+        if content.get("released") or self._owner_is_dead(content):
+            return True
+        try:
+            return self._store_time() - lease.stat().st_mtime > STALE_S
+        except FileNotFoundError:  # Deleted by the next owner.
+            return False
+
+    def _owner_is_dead(self, content: dict[str, Any]) -> bool:
+        """Whether the owner was a process of this host that has ended."""
+        if content.get("host") != platform.node() or "pid" not in content:
+            return False
+        try:
+            started = psutil.Process(content["pid"]).create_time()
+        except psutil.NoSuchProcess:
+            return True
+        return abs(started - content.get("started", started)) > 1
+
+    def _store_time(self) -> float:
+        """Returns the time of the store: when it stamps an object that is written now."""
+        probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}")
+        probe.write_text("")
+        try:
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _create_after(self, newest: Path | None) -> Path | None:
+        """Creates the number after `newest`; returns None if another process was faster."""
+        number = 1 if newest is None else _number(newest) + 1
+        mine = self._path.with_name(f"{self._path.name}-{number:06}")
+        # It may be ours all the same: a client whose answer was lost has tried again.
+        with contextlib.suppress(FileExistsError):
+            _create(mine, self._content)
+        # A process that was slow to create its number may find that the lock went on without it.
+        if self._newest() != mine or (_read(mine) or {}).get("id") != self._content["id"]:
+            return None
+        for older in _numbered(self._path):
+            if _number(older) < number:
+                older.unlink(missing_ok=True)
+        return mine
+
+    def _renew_often(self) -> None:
+        last, count = time.monotonic(), 0
+        while not self._closed.wait(RENEWAL_INTERVAL_S):
+            count += 1
+            try:
+                newest = self._newest()
+                if newest != self._mine or newest is None:
+                    owner = _read(newest) if newest is not None else None
+                    self._on_lost(
+                        f"{self._path} was taken over by process {(owner or {}).get('pid')} on host"
+                        f" {(owner or {}).get('host')}: this process was not heard of for"
+                        f" {STALE_S:.0f} s"
+                    )
+                    return
+                _write(newest, self._content | {"renewals": count})
+                last = time.monotonic()
+            except OSError as error:
+                if time.monotonic() - last > _RENEWAL_TIMEOUT_S:
+                    self._on_lost(f"the lease of {self._path} cannot be renewed: {error}")
+                    return
+
+
+def _numbered(path: Path) -> list[Path]:
+    """Returns the leases of a lock, in ascending order."""
+    return sorted(path.parent.glob(f"{path.name}-[0-9][0-9][0-9][0-9][0-9][0-9]"))
+
+
+def _number(lease: Path) -> int:
+    return int(lease.name.rpartition("-")[2])
+
+
+def _create(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file that does not exist yet.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    if isinstance(path, BucketPath):
+        path.create(json.dumps(content).encode())
+        return
+    try:
+        with path.open("x") as file:
+            file.write(json.dumps(content))
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        # gcsfuse: another host has created the file while it was open here.
+        raise FileExistsError(errno.EEXIST, "Object exists", str(path)) from None
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a lease; None: it is gone, or not yet written."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None

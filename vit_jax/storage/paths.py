@@ -1,0 +1,119 @@
+"""The one door from what a user writes to a path: a local path, `gs://...` or `s3://...`.
+
+No other module makes a path from a user's string; `tests/storage/test_paths.py` checks this.
+"""
+
+import os
+from pathlib import Path
+
+from vit_jax.errors import FileError, nearest
+from vit_jax.storage.bucket_path import PACKAGES, BucketPath, configure_clients, is_installed
+
+# Types of mounted buckets in /proc/self/mountinfo. They show a file to other hosts when it is
+# closed, lock files for one host only, and cannot rename a folder at once.
+_MOUNTED_BUCKETS = (
+    "fuse.gcsfuse",
+    "fuse.geesefs",
+    "fuse.goofys",
+    "fuse.mountpoint-s3",
+    "fuse.rclone",
+    "fuse.s3fs",
+)
+
+
+def user_path(text: str | Path) -> Path:
+    """Returns the path that a user means. Nothing is opened or created.
+
+    Args:
+        text: local path, where "~" is the home folder; or `gs://BUCKET/...` or `s3://BUCKET/...`.
+            For S3-compatible stores set AWS_ENDPOINT_URL. A path is returned as it is.
+
+    Returns:
+        A `pathlib.Path`; for a bucket a `BucketPath`, which is one.
+
+    Raises:
+        FileError: the text is empty, has another scheme or no bucket, or the package that speaks
+            the scheme is not installed.
+    """
+    if isinstance(text, Path):
+        return text.expanduser()
+    if not text.strip():
+        raise FileError("the path is empty", "a path", "check the shell variable that it came from")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        first, slash, rest = text.partition(":/")
+        if slash and first in PACKAGES:
+            raise FileError(f"the path {text!r}", "two slashes", f"write {first}://{rest}")
+        return Path(text).expanduser()
+    if scheme not in PACKAGES:
+        near = nearest(scheme, PACKAGES)
+        raise FileError(
+            f"the address {text!r}",
+            "a local path, gs://BUCKET/... or s3://BUCKET/...",
+            f"did you mean {near}://{rest}?" if set(scheme) & set(near) else "use one of these",
+        )
+    if not rest.strip("/"):
+        raise FileError(f"the address {text!r}", f"{scheme}://BUCKET/...", "add the bucket")
+    if not is_installed(scheme):
+        raise FileError(
+            f"{text} cannot be opened: {PACKAGES[scheme]} is not installed",
+            f"the package {PACKAGES[scheme]}",
+            f"run pip install 'vit_jax[{ {'gs': 'gcs'}.get(scheme, scheme) }]',"
+            f" or {PACKAGES[scheme]} in a clone",
+        )
+    configure_clients()
+    return BucketPath(text)
+
+
+def local_path(text: str | Path, what: str) -> Path:
+    """Returns a local path that a user means.
+
+    Args:
+        text: local path.
+        what: what it is, for the error, e.g. "a config file".
+
+    Raises:
+        FileError: it is in a bucket, or `user_path` refuses it.
+    """
+    path = user_path(text)
+    if isinstance(path, BucketPath):
+        raise FileError(f"{what} at {path}", "a local file", "copy it to this machine first")
+    return path
+
+
+def is_bucket(path: Path) -> bool:
+    """Whether a path is in a bucket: by its address, or on a mounted bucket (gcsfuse and others).
+
+    Files there are visible to other hosts once they are closed; they cannot be appended to, and
+    locks of the operating system do not hold between hosts.
+    """
+    return isinstance(path, BucketPath) or _mount_type(path) in _MOUNTED_BUCKETS
+
+
+def _mount_type(path: Path) -> str:
+    """Returns the type of the file system that holds a local path; "" if it is not known."""
+    mounts = _mounts()
+    # Of several mounts at one place the last one counts.
+    inside = [m for m in mounts if path.absolute().is_relative_to(m[0])]
+    return max(enumerate(inside), key=lambda m: (len(m[1][0]), m[0]))[1][1] if inside else ""
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Returns (mount point, type of file system) of all mounts, in the order of mounting."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:  # Not Linux.
+        return []
+    fields = [line.split(" - ", 1) for line in lines]
+    return [
+        (before.split()[4].encode().decode("unicode_escape"), after.split()[0])
+        for before, after in fields
+    ]
+
+
+def cache_dir() -> Path:
+    """Returns the user's cache folder of this project; what is in it can be made again.
+
+    It is `$XDG_CACHE_HOME/vit_jax`, by default ~/.cache/vit_jax.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"
