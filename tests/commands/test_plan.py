@@ -3,11 +3,11 @@
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 from vit_jax.__main__ import main
 
@@ -25,13 +25,7 @@ def plan(*arguments, **environment):
 
 
 def command(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "vit_jax", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **environment},
-    )
+    return run_command("-m", "vit_jax", *arguments, env={"COLUMNS": "100", **environment})
 
 
 @pytest.mark.multidevice
