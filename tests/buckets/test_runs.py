@@ -14,6 +14,7 @@ from e2e.test_resume import LENGTH, assert_same_run, wait_for
 from many_processes import Run
 from processes import TINY, finish, start
 
+from vit_jax.storage.lock import STALE_S
 from vit_jax.storage.log_file import segments
 from vit_jax.storage.paths import is_bucket, user_path
 
@@ -164,21 +165,22 @@ def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_d
 
 
 @pytest.mark.slow
-def test_a_run_that_was_paused_loses_its_lease_and_ends(
-    workdir, bucket, digits_dir, reference, tmp_path
+def test_a_run_that_cannot_renew_its_lease_ends_before_others_may_take_it(
+    workdir, bucket, digits_dir
 ):
-    """The paused process is not dead; the next one waits until the lease is stale."""
-    paused = begin(workdir, digits_dir)
-    wait_for_save(bucket, paused)
-    paused.send_signal(signal.SIGSTOP)
-    begun = time.monotonic()
-    complete(workdir, digits_dir)
-    assert time.monotonic() - begun > 50
-    paused.send_signal(signal.SIGCONT)
-    code, _, err = finish(paused)
+    process = begin(workdir, digits_dir, "--config.train_steps=100000")
+    wait_for_save(bucket, process)
+    bucket.server.faults(burst=(1, 1), only="write .*lock-")
+    cut_off = time.monotonic()
+    code, _, err = finish(process)
+    assert 30 < time.monotonic() - cut_off < STALE_S
     assert code not in (0, -signal.SIGKILL)
-    assert "was taken over by process" in err
-    check_same(workdir, reference, tmp_path)
+    assert f"this run has lost its folder: the lease of {workdir}" in only_error(err)
+    bucket.server.faults()
+    process = begin(workdir, digits_dir, "--config.train_steps=100000")
+    bucket.server.clear()
+    wait_for(lambda: bucket.server.requests("write") > 60, process)
+    kill(process)
 
 
 @pytest.mark.slow
