@@ -110,10 +110,10 @@ def test_a_run_that_is_killed_ten_times_at_random_moments(
 @pytest.mark.slow
 def test_a_run_on_a_bad_connection(workdir, bucket, digits_dir, reference, tmp_path):
     bucket.server.faults(
-        seed=1, latency_s=0.002, throttled=0.01, cut=0.01, answer_lost=0.01, burst=(2, 400)
+        seed=1, latency_s=0.002, throttled=0.02, cut=0.02, answer_lost=0.02, burst=(2, 200)
     )
     complete(workdir, digits_dir)
-    assert bucket.server.requests(what="faults") >= 10
+    assert bucket.server.requests(what="faults") >= 8
     bucket.server.faults()
     check_same(workdir, reference, tmp_path)
 
@@ -207,11 +207,15 @@ def test_two_processes_that_share_only_a_bucket_are_killed_five_times(gcs, digit
     assert undisturbed.codes() == [0, 0], undisturbed.printed(0)
     for attempt in range(5):
         gcs.server.clear()
-        run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
+        overrides = [*LENGTH, "--peer_timeout_s=15"]
+        run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *overrides, workdir=workdir, **options)
         writes = draw.randint(1, 60)
         run.wait_for(lambda: gcs.server.requests("write") >= writes)  # noqa: B023
         run.processes[draw.randrange(2)].kill()
-        assert sorted(run.codes()) == [-signal.SIGKILL, 76]
+        codes = sorted(run.codes())
+        # JAX aborts a process that loses process 0 while both connect.
+        assert codes[0] == -signal.SIGKILL
+        assert codes[1] in (76, -signal.SIGABRT)
     run = Run(tmp_path / "last", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
     assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
     check_same(workdir, undisturbed.workdir, tmp_path)
