@@ -14,6 +14,7 @@ from e2e.test_resume import LENGTH, assert_same_run, wait_for
 from many_processes import Run
 from processes import TINY, finish, start
 
+from vit_jax.storage.lock import STALE_S
 from vit_jax.storage.log_file import segments
 from vit_jax.storage.paths import is_bucket, user_path
 
@@ -109,10 +110,10 @@ def test_a_run_that_is_killed_ten_times_at_random_moments(
 @pytest.mark.slow
 def test_a_run_on_a_bad_connection(workdir, bucket, digits_dir, reference, tmp_path):
     bucket.server.faults(
-        seed=1, latency_s=0.002, throttled=0.01, cut=0.01, answer_lost=0.01, burst=(2, 400)
+        seed=1, latency_s=0.002, throttled=0.02, cut=0.02, answer_lost=0.02, burst=(2, 200)
     )
     complete(workdir, digits_dir)
-    assert bucket.server.requests(what="faults") >= 10
+    assert bucket.server.requests(what="faults") >= 8
     bucket.server.faults()
     check_same(workdir, reference, tmp_path)
 
@@ -164,21 +165,22 @@ def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_d
 
 
 @pytest.mark.slow
-def test_a_run_that_was_paused_loses_its_lease_and_ends(
-    workdir, bucket, digits_dir, reference, tmp_path
+def test_a_run_that_cannot_renew_its_lease_ends_before_others_may_take_it(
+    workdir, bucket, digits_dir
 ):
-    """The paused process is not dead; the next one waits until the lease is stale."""
-    paused = begin(workdir, digits_dir)
-    wait_for_save(bucket, paused)
-    paused.send_signal(signal.SIGSTOP)
-    begun = time.monotonic()
-    complete(workdir, digits_dir)
-    assert time.monotonic() - begun > 50
-    paused.send_signal(signal.SIGCONT)
-    code, _, err = finish(paused)
+    process = begin(workdir, digits_dir, "--config.train_steps=100000")
+    wait_for_save(bucket, process)
+    bucket.server.faults(burst=(1, 1), only="write .*lock-")
+    cut_off = time.monotonic()
+    code, _, err = finish(process)
+    assert 30 < time.monotonic() - cut_off < STALE_S
     assert code not in (0, -signal.SIGKILL)
-    assert "was taken over by process" in err
-    check_same(workdir, reference, tmp_path)
+    assert f"this run has lost its folder: the lease of {workdir}" in only_error(err)
+    bucket.server.faults()
+    process = begin(workdir, digits_dir, "--config.train_steps=100000")
+    bucket.server.clear()
+    wait_for(lambda: bucket.server.requests("write") > 60, process)
+    kill(process)
 
 
 @pytest.mark.slow
@@ -205,11 +207,15 @@ def test_two_processes_that_share_only_a_bucket_are_killed_five_times(gcs, digit
     assert undisturbed.codes() == [0, 0], undisturbed.printed(0)
     for attempt in range(5):
         gcs.server.clear()
-        run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
+        overrides = [*LENGTH, "--peer_timeout_s=15"]
+        run = Run(tmp_path / f"{attempt}", TINY, digits_dir, *overrides, workdir=workdir, **options)
         writes = draw.randint(1, 60)
         run.wait_for(lambda: gcs.server.requests("write") >= writes)  # noqa: B023
         run.processes[draw.randrange(2)].kill()
-        assert sorted(run.codes()) == [-signal.SIGKILL, 76]
+        codes = sorted(run.codes())
+        # JAX aborts a process that loses process 0 while both connect.
+        assert codes[0] == -signal.SIGKILL
+        assert codes[1] in (76, -signal.SIGABRT)
     run = Run(tmp_path / "last", TINY, digits_dir, *LENGTH, workdir=workdir, **options)
     assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
     check_same(workdir, undisturbed.workdir, tmp_path)
