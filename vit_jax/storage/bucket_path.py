@@ -18,7 +18,7 @@ import random
 import stat
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -417,7 +417,7 @@ class BucketPath(pathlib.PosixPath):
         encoding: str | None = None,
         errors: str | None = None,
         newline: str | None = None,
-    ) -> IO[Any]:
+    ) -> Any:
         """Opens the object for reading (r), or for writing a new content (w, x).
 
         Raises:
