@@ -86,6 +86,7 @@ module.pack(list_images(user_path(sys.argv[1])), user_path(sys.argv[2]), options
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_after_the_last_shard(bucket, photos, tmp_path):
     (tmp_path / "killed.py").write_text(_KILLED)
     url = f"{bucket.url}/data"
@@ -93,18 +94,14 @@ def test_a_killed_run_resumes_after_the_last_shard(bucket, photos, tmp_path):
         done = run_command(tmp_path / "killed.py", photos, url, count, TINY_SHARDS)
         assert done.returncode == -signal.SIGKILL, done.stderr
     folder = user_path(url) / "photos" / "1.0.0"
-    kept = {
-        found.path.name: found.key
-        for found in folder.list_objects()
-        if "photos-" in found.path.name
-    }
+    kept = {path.name: key for path, _, key in folder.list_objects() if "photos-" in path.name}
     assert 0 < len(kept) < 10
     assert not (folder / "dataset_info.json").exists()
     with pytest.raises(DataError):
         TfdsSource("photos", "train", url)
     there, here = prepare(photos, url), prepare(photos, tmp_path / "whole")
     assert content(there.path) == content(here.path)
-    now = {found.path.name: found.key for found in folder.list_objects()}
+    now = {path.name: key for path, _, key in folder.list_objects()}
     assert kept.items() <= now.items()  # Not written again.
 
 
@@ -123,9 +120,7 @@ def test_a_missing_shard_is_written_again(gcs, photos, tmp_path):
 def test_a_bucket_that_becomes_read_only_is_one_error(gcs, photos):
     url = f"{gcs.url}/data"
     gcs.server.faults(read_only=True, only="write .*array_record")
-    with pytest.raises(
-        DataError, match=r"cannot write gs://.*array_record.*credentials were refused"
-    ):
+    with pytest.raises(DataError, match=r"cannot write gs://.*credentials were refused"):
         prepare(photos, url)
     gcs.server.faults()
     assert prepare(photos, url).splits == {"train": 20}
