@@ -45,7 +45,7 @@ class HuggingFaceSource:
         label_key: str | None = None,
         features: Sequence[str] = LABEL_ONLY,
     ):
-        datasets = _import_datasets()
+        datasets = _import_datasets(data_dir)
         splits = _load_splits(datasets, name, data_dir)
         sizes = {key: len(part) for key, part in splits.items()}
         expanded = expand_presets(split, sizes, name)
@@ -128,11 +128,14 @@ def open_splits(
     """Returns all splits of a dataset."""
     return {
         split: HuggingFaceSource(name, split, data_dir, image_key=image_key, label_key=label_key)
-        for split in _load_splits(_import_datasets(), name, data_dir)
+        for split in _load_splits(_import_datasets(data_dir), name, data_dir)
     }
 
 
-def _import_datasets() -> Any:
+def _import_datasets(data_dir: str | None) -> Any:
+    """Returns the package. Checks that the data is not in a bucket, which needs no package."""
+    if data_dir is not None:
+        local_path(data_dir, "data of data.source=huggingface")
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -156,7 +159,7 @@ def _load_splits(datasets: Any, name: str, data_dir: str | None) -> Any:
                 "OWNER/NAME or OWNER/NAME:CONFIG on the hub or in its cache",
                 "check data.name, or set data_dir to a folder that save_to_disk wrote",
             ) from None
-    folder = local_path(data_dir, "a dataset of data.source=huggingface")
+    folder = local_path(data_dir, "data of data.source=huggingface")
     try:
         found = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, OSError, IndexError):  # IndexError: no examples.

@@ -7,7 +7,6 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from vit_jax.data.sources.base import bucket_error
 from vit_jax.errors import DataError
@@ -53,7 +52,7 @@ class LocalFiles:
         """Returns the size of a file in bytes."""
         return (self._root / name).stat().st_size
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> io.BufferedReader:
         """Opens a file for reading."""
         return (self._root / name).open("rb")
 
@@ -142,7 +141,7 @@ class BucketFiles:
         """The cache through which objects are read."""
         return self._cache
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> io.BufferedReader:
         """Opens an object for reading."""
         return io.BufferedReader(_ObjectFile(self._object(name), self._cache))
 

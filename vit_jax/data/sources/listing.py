@@ -22,11 +22,11 @@ path. So every slice, such as train[90%:], is class-balanced and the same on eve
 import csv
 import dataclasses
 import hashlib
+import io
 import tarfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -243,12 +243,13 @@ def _tar_members(
     """
     if not isinstance(files, BucketFiles):
         return _read_tar(root / name, files.open(name))
-    return files.cache.remembered(
+    listed = files.cache.remembered(
         f"tar-{files.key(name)}", lambda: list(_read_tar(root / name, files.open(name)))
     )
+    return map(tuple, listed)
 
 
-def _read_tar(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
+def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, int]]:
     try:
         with file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:

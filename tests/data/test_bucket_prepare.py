@@ -1,0 +1,204 @@
+"""`data prepare`, `convert`, `check` and `list` with data in buckets."""
+
+import json
+import signal
+import struct
+
+import google_crc32c
+import pytest
+from array_record.python.array_record_module import ArrayRecordReader
+from image_files import write_folder
+from processes import run_command
+
+from vit_jax.__main__ import main
+from vit_jax.data.prepare.pack import PackOptions, pack
+from vit_jax.data.prepare.shards import JOURNAL
+from vit_jax.data.sources import TfdsSource
+from vit_jax.data.sources.listing import list_images
+from vit_jax.errors import DataError
+from vit_jax.storage.files import copy_file
+from vit_jax.storage.paths import user_path
+
+# About two images of write_folder.
+TINY_SHARDS = 0.00015
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_folder(tmp_path / "photos")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def upload(folder, url):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            copy_file(path, user_path(url) / path.relative_to(folder))
+    return url
+
+
+def prepare(photos, data_dir, shard_mb=TINY_SHARDS, **options):
+    options = PackOptions(name="photos", shard_mb=shard_mb, **options)
+    return pack(list_images(user_path(photos)), user_path(data_dir), options)
+
+
+def content(folder):
+    """Name -> content of all files but those of locks."""
+    folder = user_path(folder)
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if ".lock" not in p.name}
+    # It names the place at which the dataset was prepared.
+    files["dataset_info.json"] = json.loads(files["dataset_info.json"])["splits"]
+    return files
+
+
+def test_from_bucket_to_bucket_gives_the_files_of_the_disk(bucket, photos, tmp_path):
+    here = prepare(photos, tmp_path / "data", val_fraction=0.25)
+    there = prepare(upload(photos, f"{bucket.url}/photos"), f"{bucket.url}/data", val_fraction=0.25)
+    assert str(there.path) == f"{bucket.url}/data/photos/1.0.0"
+    assert content(there.path) == content(here.path)
+    bucket.server.clear()
+    again = prepare(f"{bucket.url}/photos", f"{bucket.url}/data", val_fraction=0.25)
+    assert (again.was_complete, again.splits) == (True, {"train": 15, "validation": 5})
+    assert bucket.server.requests("write", ".array_record") == 0
+
+
+_KILLED = """
+import os, signal, sys
+from vit_jax.data.prepare import pack as module
+from vit_jax.data.sources.listing import list_images
+from vit_jax.storage.paths import user_path
+
+real, count = module.encode_record, 0
+
+def encode(*args):
+    global count
+    count += 1
+    if count > int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+
+module.encode_record = encode
+options = module.PackOptions(name="photos", shard_mb=float(sys.argv[4]))
+module.pack(list_images(user_path(sys.argv[1])), user_path(sys.argv[2]), options)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_after_the_last_shard(bucket, photos, tmp_path):
+    (tmp_path / "killed.py").write_text(_KILLED)
+    url = f"{bucket.url}/data"
+    for count in (7, 4):
+        done = run_command(tmp_path / "killed.py", photos, url, count, TINY_SHARDS)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    folder = user_path(url) / "photos" / "1.0.0"
+    kept = {path.name: key for path, _, key in folder.list_objects() if "photos-" in path.name}
+    assert 0 < len(kept) < 10
+    assert not (folder / "dataset_info.json").exists()
+    with pytest.raises(DataError):
+        TfdsSource("photos", "train", url)
+    there, here = prepare(photos, url), prepare(photos, tmp_path / "whole")
+    assert content(there.path) == content(here.path)
+    now = {path.name: key for path, _, key in folder.list_objects()}
+    assert kept.items() <= now.items()  # Not written again.
+
+
+def test_a_missing_shard_is_written_again(gcs, photos, tmp_path):
+    url = f"{gcs.url}/data"
+    path = prepare(photos, url).path
+    whole = content(path)
+    (first, *_) = sorted(path.glob("photos-train*"))
+    first.unlink()
+    assert not prepare(photos, url).was_complete
+    after = content(path)
+    assert after.pop(JOURNAL) != whole.pop(JOURNAL)
+    assert after == whole
+
+
+def test_a_bucket_that_becomes_read_only_is_one_error(gcs, photos):
+    url = f"{gcs.url}/data"
+    gcs.server.faults(read_only=True, only="write .*array_record")
+    with pytest.raises(DataError, match=r"cannot write gs://.*credentials were refused"):
+        prepare(photos, url)
+    gcs.server.faults()
+    assert prepare(photos, url).splits == {"train": 20}
+
+
+def run(capsys, *arguments):
+    code = main(["data", *map(str, arguments)])
+    return code, capsys.readouterr().out
+
+
+def test_commands_prepare_list_and_check(bucket, photos, capsys):
+    source = upload(photos, f"{bucket.url}/photos")
+    where = f"--data_dir={bucket.url}/data"
+    code, said = run(capsys, "prepare", source, where)
+    assert code == 0
+    assert f"--config.data.data_dir={bucket.url}/data" in said
+    code, said = run(capsys, "list", where, "--json")
+    listed = json.loads(said)
+    assert listed["photos:1.0.0"]["splits"] == {"train": 20}
+    assert listed["photos:1.0.0"]["path"] == f"{bucket.url}/data/photos/1.0.0"
+    code, said = run(capsys, "check", "photos", where, "--json")
+    assert (code, json.loads(said)["damaged_files"]) == (0, {})
+    code, said = run(capsys, "check", source)
+    assert code == 0
+    code, said = run(capsys, "info", source, "--json")
+    assert json.loads(said)["splits"]["train"]["examples"] == 20
+
+
+def test_check_finds_a_changed_shard(gcs, photos, capsys):
+    url = f"{gcs.url}/data"
+    path = prepare(photos, url).path
+    (shard, *_) = sorted(path.glob("photos-train*"))
+    content = bytearray(shard.read_bytes())
+    content[-70_000 % 65536] ^= 1  # In the padding, which no reader looks at.
+    shard.write_bytes(bytes(content))
+    code, said = run(capsys, "check", "photos", f"--data_dir={url}", "--json")
+    assert code == 2
+    assert list(json.loads(said)["damaged_files"]) == [shard.name]
+
+
+def masked(data):
+    value = google_crc32c.value(data)
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def tfrecord(records):
+    parts = []
+    for record in records:
+        length = struct.pack("<Q", len(record))
+        parts += [length, struct.pack("<I", masked(length)), record]
+        parts.append(struct.pack("<I", masked(record)))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("to", [None, "copy"])
+def test_tfrecords_are_converted_beside_the_old_files_or_into_a_copy(
+    to, bucket, digits_dir, capsys
+):
+    old = digits_dir / "digits" / "1.0.0"
+    new = user_path(bucket.url) / "data" / "pixels" / "1.0.0"
+    reader = ArrayRecordReader(str(old / "digits-test.array_record-00000-of-00001"))
+    records = reader.read(list(range(110)))
+    for number, part in enumerate([records[:100], records[100:101], records[101:]]):
+        (new / f"pixels-test.tfrecord-{number:05d}-of-00003").write_bytes(tfrecord(part))
+    info = json.loads((old / "dataset_info.json").read_text())
+    (split,) = (s for s in info["splits"] if s["name"] == "test")
+    split |= {"shardLengths": ["100", "1", "9"], "numBytes": "0"}
+    info |= {"name": "pixels", "moduleName": "gone", "fileFormat": "tfrecord", "splits": [split]}
+    (new / "features.json").write_bytes((old / "features.json").read_bytes())
+    (new / "label.labels.txt").write_text("\n".join("0123456789"))
+    (new / "dataset_info.json").write_text(json.dumps(info))
+    data, copy = f"{bucket.url}/data", f"{bucket.url}/{to or 'data'}"
+    code, said = run(
+        capsys, "convert", "pixels", f"--data_dir={data}", *([f"--to={copy}"] if to else [])
+    )
+    assert (code, f"{copy}/pixels/1.0.0 is written" in said) == (0, True)
+    source = TfdsSource("pixels", "test", copy)
+    expected = TfdsSource("digits", "test[:110]", str(digits_dir))
+    assert source.read(range(110)) == expected.read(range(110))
+    code, said = run(capsys, "convert", "pixels", f"--data_dir={copy}")
+    assert (code, "already array_record" in said) == (0, True)
