@@ -12,6 +12,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
+from vit_jax.train import trace
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
 
@@ -147,13 +148,13 @@ def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, ca
     assert [row["step"] for row in found] == [10, 20]
     for row in found:
         assert row["train/max_attention_logit"] == row["train/max_attention_logit/layer_00"]
-    trace = tmp_path / "profile" / "plugins" / "profile" / "steps-12-13"
-    assert {path.name for path in trace.iterdir()} == {
+    folder = tmp_path / "profile" / "plugins" / "profile" / "steps-12-13"
+    assert {path.name for path in folder.iterdir()} == {
         "process-0.xplane.pb", "process-0.trace.json.gz", "process-0.perfetto.json.gz",
     }  # fmt: skip
     (host,) = (
         plane
-        for plane in jax.profiler.ProfileData.from_file(str(trace / "process-0.xplane.pb")).planes
+        for plane in jax.profiler.ProfileData.from_file(str(folder / "process-0.xplane.pb")).planes
         if plane.name == "/host:CPU"
     )
     events = (event for line in host.lines for event in line.events if event.name == "train")
@@ -187,3 +188,14 @@ def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
         clocked = {"wall_time_s": 0, "seconds": 0}
         assert result | clocked == finished[1] | clocked
     assert program.compiled is compiled
+
+
+def test_a_profile_that_fails_does_not_end_the_run(config, tmp_path, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise ValueError("no such plane")
+
+    monkeypatch.setattr(trace, "find_operations", fail)
+    profile = config.profile.replace(steps="12:13")
+    assert train(config.replace(profile=profile), tmp_path, StopSignals())["step"] == 20
+    assert "the profile is not complete: ValueError('no such plane')" in caplog.messages
+    assert list((tmp_path / "profile").rglob("process-0.xplane.pb"))

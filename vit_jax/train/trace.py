@@ -63,8 +63,13 @@ class Trace:
             self._stop()
             source = self._local / "plugins" / "profile" / self.name
             (xplane,) = source.glob("*.xplane.pb")
+            target.mkdir(parents=True, exist_ok=True)
+            for path in source.iterdir():
+                kind = path.name.removeprefix(xplane.name.removesuffix("xplane.pb"))
+                kind = kind.replace("perfetto_trace", "perfetto")
+                (target / f"{process}.{kind}").write_bytes(path.read_bytes())
             program = step_fn.as_text() or ""
-            operations = find_operations(
+            return find_operations(
                 xplane,
                 what,
                 steps=self.steps,
@@ -72,14 +77,8 @@ class Trace:
                 program=program,
                 module=_module(program),
             )
-            target.mkdir(parents=True, exist_ok=True)
-            for path in source.iterdir():
-                kind = path.name.removeprefix(xplane.name.removesuffix("xplane.pb"))
-                kind = kind.replace("perfetto_trace", "perfetto")
-                (target / f"{process}.{kind}").write_bytes(path.read_bytes())
         finally:
             shutil.rmtree(self._local, ignore_errors=True)
-        return operations
 
     def cancel(self) -> None:
         """Ends the trace and drops it."""

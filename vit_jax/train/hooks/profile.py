@@ -1,17 +1,22 @@
 """Traces some steps with the profiler and lists their most expensive operations."""
 
+import logging
+
 import jax
 
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.trace import Trace
 
+log = logging.getLogger(__name__)
+
 
 class ProfileHook:
     """Traces the steps of `profile.steps` into the folder `profile` of the run.
 
     The first of the chosen hosts writes the most expensive operations to `report/operations.md` and
-    `operations.csv`. A run that was resumed within these steps traces the rest of them.
+    `operations.csv`. A run that was resumed within these steps traces the rest of them. A trace
+    that cannot be written is a warning.
 
     Args:
         context: the run.
@@ -41,7 +46,10 @@ class ProfileHook:
         elif self._trace is not None:
             if output.step == self._steps[1] or context.is_last(output.step):
                 with self._log.paused():
-                    self._finish(self._trace, output.step)
+                    try:
+                        self._finish(self._trace, output.step)
+                    except Exception as error:  # The run is worth more than its profile.
+                        log.warning("the profile is not complete: %r", error)
             else:
                 self._trace.begin_step(output.step + 1)
 
