@@ -12,10 +12,15 @@ import pytest
 
 from vit_jax.errors import LockedError
 from vit_jax.storage import lock
-from vit_jax.storage.lock import is_locked, lock_files, locked
+from vit_jax.storage.lock import is_locked, locked
 from vit_jax.storage.paths import user_path
 
 PROCESSES = multiprocessing.get_context("spawn")
+
+
+def lock_files(path):
+    """Returns the leases of a lock, in ascending order."""
+    return sorted(path.parent.glob(f"{path.name}-[0-9]*"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,14 @@ in sweeps, job.json. Runs without a result are listed, and are not part of any m
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import write_through
+from vit_jax.storage.paths import local_path, user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,9 +41,13 @@ _START, _END = "<!-- report -->", "<!-- end of report -->"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.epilog = _COLUMNS
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders above them")
     parser.add_argument(
-        "--output", type=Path, help="folder for the files; default: report/ in the first folder"
+        "folders", nargs="+", type=user_path, help="run folders, or folders above them"
+    )
+    parser.add_argument(
+        "--output",
+        type=user_path,
+        help="folder for the files; default: report/ in the first folder",
     )
     parser.add_argument("--title", help="title of the page")
     parser.add_argument(
@@ -65,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--into",
-        type=Path,
+        type=partial(local_path, what="the page is"),
         metavar="PAGE.md",
         help=f"also write the Markdown into a page, between the lines {_START} and {_END}",
     )
@@ -126,15 +134,17 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     found = read_runs(args.folders)
     folder = (args.output or args.folders[0] / "report").expanduser()
     try:
-        content = make_report(found, request, folder)
-        for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
-            frame.to_csv(folder / f"{name}.csv", index=False, lineterminator="\r\n")
-        (folder / "report.html").write_text(html_page(content))
-        parts = [f"# {content.title}", content.question, content.markdown(Path())]
-        (folder / "report.md").write_text("\n\n".join(part for part in parts if part))
+        with write_through(folder) as local:
+            content = make_report(found, request, local)
+            for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
+                frame.to_csv(local / f"{name}.csv", index=False, lineterminator="\r\n")
+            (local / "report.html").write_text(html_page(content))
+            parts = [f"# {content.title}", content.question, content.markdown(Path())]
+            (local / "report.md").write_text("\n\n".join(part for part in parts if part))
         if args.into is not None:
-            to_pictures = Path(os.path.relpath(folder, args.into.parent))
-            replace_between_markers(args.into, content.markdown(to_pictures))
+            in_bucket = isinstance(folder, BucketPath)
+            start = folder if in_bucket else Path(os.path.relpath(folder, args.into.parent))
+            replace_between_markers(args.into, content.markdown(start))
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",

@@ -20,11 +20,12 @@ import argparse
 import ast
 import shlex
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
+from vit_jax.storage.paths import local_path
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
@@ -46,7 +47,12 @@ _ENDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--sweep", required=True, help="FILE.py or FILE.py:ARG")
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of the sweep")
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        type=partial(local_path, what="the folder of a sweep is"),
+        help="folder of the sweep, on a local or shared disk",
+    )
     parser.add_argument(
         "--executor",
         default="local",

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,10 @@ from vit_jax.errors import RunFolderError
 from vit_jax.report.labels import natural_key
 from vit_jax.report.run import Run, flatten, read_optional
 from vit_jax.schema import default_values
+from vit_jax.storage.bucket_path import PACKAGES, BucketPath
+from vit_jax.storage.paths import user_path
+
+_BUCKETS = tuple(f"{scheme}://" for scheme in PACKAGES)
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
@@ -38,9 +42,9 @@ class Runs(NamedTuple):
 
         So a report that is shared does not show where the runs were stored.
         """
-        above = Path(os.path.commonpath([run.path for run in self.runs])).parent
-        inside = above != Path(above.anchor) and Path(path).is_relative_to(above)
-        return Path(path).relative_to(above).as_posix() if inside else str(path)
+        above, path = _folder_above([run.path for run in self.runs]), user_path(str(path))
+        inside = above is not None and path.is_relative_to(above.parent)
+        return path.relative_to(above.parent).as_posix() if above and inside else str(path)
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:
@@ -51,7 +55,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     """
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, dict[str, Any]] = {}
-    roots = [Path(folder).expanduser().absolute() for folder in folders]
+    roots = [folder.expanduser().absolute() for folder in folders]
     for folder, root in zip(folders, roots, strict=True):
         if not root.is_dir():
             raise RunFolderError(
@@ -74,7 +78,8 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     names = [run.name for run in runs.values()]
     for path, run in runs.items():
         if names.count(run.name) > 1:
-            run.name = os.path.relpath(path, Path(os.path.commonpath(list(runs))))
+            above = _folder_above(list(runs))
+            run.name = path.relative_to(above).as_posix() if above else str(path)
     for run in runs.values():
         _link_ancestors(run, runs)
     by_command: dict[Any, list[Run]] = defaultdict(list)
@@ -88,14 +93,45 @@ def read_runs(folders: Sequence[Path]) -> Runs:
 
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     """Returns the run folders and the sweep folders at or below a folder."""
-    runs, sweeps = [], []
+    runs, sweeps = list[Path](), list[Path]()
+    for place, files in _folders(root):
+        if any(
+            run in place.parents and place.relative_to(run).parts[0] in _NOT_RUNS for run in runs
+        ):
+            continue
+        if "job.json" in files or ("config.json" in files and _has_run_file(files)):
+            runs.append(place)
+        if "sweep.json" in files:
+            sweeps.append(place)
+    return runs, sweeps
+
+
+def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Yields the folders at or below a folder and the files in them, without hidden folders."""
+    if isinstance(root, BucketPath):  # One listing of all objects.
+        found = defaultdict[Path, set[str]](set)
+        for path, _ in root.find():
+            found[path.parent].add(path.name)
+        for place in sorted(found):
+            if not any(part.startswith(".") for part in place.relative_to(root).parts):
+                yield place, found[place]
+        return
     for place, folders, files in os.walk(root):
-        is_run = "job.json" in files or ("config.json" in files and _RUN_FILES & {*files})
-        runs += [Path(place)] if is_run else []
-        sweeps += [Path(place)] if "sweep.json" in files else []
+        is_run = "job.json" in files or ("config.json" in files and _has_run_file({*files}))
         skipped = _NOT_RUNS if is_run else ()
         folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
-    return runs, sweeps
+        yield root / place, {*files}
+
+
+def _has_run_file(files: set[str]) -> bool:
+    segment = re.compile(r"metrics-\d{6}\.jsonl")
+    return bool(_RUN_FILES & files) or any(map(segment.fullmatch, files))
+
+
+def _folder_above(paths: Sequence[Path]) -> Path | None:
+    """Returns the innermost folder that is or contains all paths; None: there is none."""
+    candidates = (path for path in (paths[0], *paths[0].parents) if path.name)
+    return next((c for c in candidates if all(p.is_relative_to(c) for p in paths)), None)
 
 
 def _fill_in_defaults(runs: Sequence[Run]) -> None:
@@ -123,7 +159,7 @@ def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
     while (origin := current.init_from) is not None:
         parent = _locate(origin, current, known)
         if parent is None:
-            there = "://" in origin or Path(origin).expanduser().exists()
+            there = "://" in origin or user_path(origin).exists()
             what = "is not a run folder" if there else "no longer exists"
             run.unknown_init = f"{origin} {what}: its examples and compute are not known"
             return
@@ -139,9 +175,9 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
 
     If the folder of a whole sweep was moved, the run is found by its job name.
     """
-    if "://" in origin:
+    if "://" in origin and not origin.startswith(_BUCKETS):
         return None
-    folder = Path(origin).expanduser()
+    folder = user_path(origin)
     if "checkpoints" in folder.parts:  # RUN/checkpoints/STEP
         folder = folder.parents[folder.parts[::-1].index("checkpoints")]
     relative = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]

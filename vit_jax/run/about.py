@@ -123,6 +123,12 @@ def incomplete_steps(folder: Path) -> list[int]:
     return [step for step, complete in _steps(folder) if not complete]
 
 
+def was_committed(checkpoint: Path) -> bool:
+    """Whether a checkpoint was finished where it was saved; it may have been copied from there."""
+    path = checkpoint / "_CHECKPOINT_METADATA"
+    return path.exists() and read_json(path).get("commit_timestamp_nsecs") is not None
+
+
 def _steps(folder: Path) -> list[tuple[int, bool]]:
     """Returns (step, whether it is complete) of what is in a folder, in ascending order."""
     mark = COMMIT_FILE if is_bucket(folder) else _ORBAX_FILE

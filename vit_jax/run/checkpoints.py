@@ -24,11 +24,13 @@ from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
 from vit_jax.run.about import (
+    COMMIT_FILE,
     choose_checkpoint,
     describe,
     evaluated_item,
     incomplete_steps,
     saved_steps,
+    was_committed,
 )
 from vit_jax.run.folder import environment
 from vit_jax.run.staging import StagedFolder
@@ -290,7 +292,15 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if is_bucket(folder):
         for step in incomplete_steps(folder):
-            remove_tree(folder / str(step))
+            path = folder / str(step)
+            if was_committed(path):
+                raise CheckpointError(
+                    f"{path} has no {COMMIT_FILE}, but was complete elsewhere",
+                    "a checkpoint that was saved here",
+                    f"if it was copied whole, add {COMMIT_FILE} to it and to each folder in it;"
+                    " else delete it",
+                )
+            remove_tree(path)
 
 
 def _staged(folder: Path) -> StagedFolder | None:

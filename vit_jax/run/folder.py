@@ -20,9 +20,9 @@ from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
 from vit_jax.schema import Section, differences
 from vit_jax.storage.files import read_json, write_json
-from vit_jax.storage.lock import lock_files, locked
+from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import is_bucket, user_path
 
 _PACKAGES = (
     "jax",
@@ -113,10 +113,12 @@ class RunFolder:
 
     def _remove_if_empty(self) -> None:
         """Removes the folder if it holds nothing but the lock file and an empty subfolder."""
+        if is_bucket(self.path):  # What is left is a released lease.
+            return
         self._held.close()
         with contextlib.suppress(OSError):
             (self.path / "checkpoints").rmdir()
-        own = {self._token_file, *lock_files(self._lock_file)}
+        own = {self._token_file, self._lock_file}
         with contextlib.suppress(OSError):
             if set(self.path.iterdir()) <= own:
                 for path in own:

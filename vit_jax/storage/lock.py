@@ -110,11 +110,6 @@ def is_locked(path: Path) -> bool:
         return True
 
 
-def lock_files(path: Path) -> list[Path]:
-    """Returns the files of a lock that is not held and may be deleted."""
-    return _numbered(path) if is_bucket(path) else [path]
-
-
 class _Lease:
     """A lease in a bucket.
 
