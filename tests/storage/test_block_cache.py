@@ -87,7 +87,11 @@ def test_without_room_neighbours_are_one_request_and_only_they_are_read(
     assert not list(tmp_path.iterdir())
 
 
-def test_of_data_that_does_not_fit_a_fixed_share_is_kept(bucket, content, tmp_path):
+def test_of_data_that_does_not_fit_a_fixed_share_is_kept(bucket, content, tmp_path, monkeypatch):
+    # Hashes choose the blocks: of 324 blocks 74 +- 8 are kept, and there is room for 128.
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(module, "_FILL", 0.6)
+    monkeypatch.setattr(module, "_MAX_GAP_BYTES", 0)  # Not across a block that is kept.
     for number in range(4):
         user_path(f"{bucket.url}/data/{number}").write_bytes(content)
     objects = user_path(f"{bucket.url}/data").list_objects()
@@ -97,10 +101,10 @@ def test_of_data_that_does_not_fit_a_fixed_share_is_kept(bucket, content, tmp_pa
     for _ in range(3):
         cache = BlockCache(tmp_path, limit)
         cache.add_data("data", 4 * SIZE)
-        assert 0.25 < cache.share < 0.4
+        assert 0.23 < cache.share < 0.25
         bucket.server.clear()
         assert cache.read(parts) == [content] * 4
-        assert 0 < size_of(tmp_path) <= 1.2 * limit
+        assert 0.3 * limit < size_of(tmp_path) < limit
         now = {path.name for path in tmp_path.glob("??/*")}
         assert not kept or now == kept
         kept = now
