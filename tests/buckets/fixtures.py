@@ -5,11 +5,14 @@ test has its own empty bucket, no faults and counters at zero, and the environme
 make all libraries, here and in children, talk to the server.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import os
 import sys
 import tempfile
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -46,12 +49,12 @@ def s3_server():
 
 @pytest.fixture
 def gcs(gcs_server, monkeypatch):
-    yield from _bucket(gcs_server, monkeypatch)
+    yield from open_bucket(gcs_server, monkeypatch)
 
 
 @pytest.fixture
 def s3(s3_server, monkeypatch):
-    yield from _bucket(s3_server, monkeypatch)
+    yield from open_bucket(s3_server, monkeypatch)
 
 
 @pytest.fixture(params=["gcs", "s3"])
@@ -60,7 +63,22 @@ def bucket(request):
     return request.getfixturevalue(request.param)
 
 
-def _bucket(server, monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
+    """The clients do not wait before they try again."""
+    import aiobotocore.endpoint
+    import gcsfs.retry
+    import s3fs.core
+
+    async def sleep(seconds):
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.001)
+
+    for module in (aiobotocore.endpoint, gcsfs.retry, s3fs.core):
+        names = {**vars(asyncio), "sleep": sleep}
+        monkeypatch.setattr(module, "asyncio", types.SimpleNamespace(**names))
+
+
+def open_bucket(server, monkeypatch):
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     if "fsspec" in sys.modules:  # which has read the environment already

@@ -3,11 +3,11 @@
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 from vit_jax.__main__ import main
 
@@ -21,13 +21,11 @@ SMALL = (
 
 
 def plan(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "vit_jax", "plan", CONFIG, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **environment},
-    )
+    return command("plan", CONFIG, *arguments, **environment)
+
+
+def command(*arguments, **environment):
+    return run_command("-m", "vit_jax", *arguments, env={"COLUMNS": "100", **environment})
 
 
 @pytest.mark.multidevice
@@ -111,6 +109,8 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
         (["--topology=h100:16"], "use e.g. h100:8x2"),
         (["--topology=cpu:1", "--output=plan.txt"], "expected FILE.json or FILE.csv"),
         (["--topology=cpu:1", "--batch_sizes=8"], "without --search"),
+        (["--topology=cpu:1", "--search", "--save=x"], "expected a single plan"),
+        (["--topology=cpu:1", "--save=http://x"], "'http://x'"),
         (["--topology=cpu:1", "--mfu=2"], "'2' is not a fraction between 0 and 1"),
     ],
 )
@@ -151,3 +151,17 @@ def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
     assert path.read_text() == "a,b\n1,\n2,x\n"
     with pytest.raises(ConfigError, match="other columns"):
         _write(path, {"a": 1, "c": 2})
+
+
+def test_a_step_that_plan_has_saved_is_taken_by_train(tmp_path, digits_dir):
+    config = f"--config={ROOT / 'tests/e2e/tiny.py'}:unmixed"
+    options = (f"--config.data.data_dir={digits_dir}", "--config.train_steps=2")
+    saved = tmp_path / "saved"
+    done = command("plan", config, "--topology=cpu:1", f"--save={saved}", *options)
+    assert done.returncode == 0, done.stderr
+    assert f"Start the run with --config.precompiled={saved}" in done.stdout
+    assert sorted(path.suffix for path in saved.iterdir()) == [".json", ".step"]
+    workdir = f"--workdir={tmp_path / 'run'}"
+    done = command("train", config, workdir, f"--config.precompiled={saved}", *options)
+    assert done.returncode == 0, done.stderr
+    assert "compiled ahead, loaded in" in done.stdout

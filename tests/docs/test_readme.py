@@ -113,6 +113,9 @@ def test_the_commands_work_in_a_fresh_clone(fresh_clone):
     home = fresh_clone.parent / "home"
     home.mkdir()
     environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    # Packages that were downloaded before need not be downloaded again.
+    done = run("python -m pip cache dir", ROOT)
+    environment["PIP_CACHE_DIR"] = done.stdout.strip()
     put_stand_ins(fresh_clone)
     first, second = (block.strip() for block in blocks("bash")[:2])
     done = run(first, fresh_clone, env=environment)

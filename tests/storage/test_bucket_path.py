@@ -258,21 +258,6 @@ def test_refused_access_is_a_permission_error_that_names_the_object(bucket):
     ):
         with pytest.raises(PermissionError, match=f"access was refused.*{bucket.url}/run"):
             operation()
-    bucket.server.faults(expired=True)
-    for operation in (path.read_text, path.exists):
-        with pytest.raises(PermissionError, match="access was refused") as caught:
-            operation()
-        assert len(str(caught.value).splitlines()) == 1
-
-
-def test_throttled_and_cut_requests_are_made_again(bucket):
-    path = user_path(f"{bucket.url}/run/a")
-    bucket.server.faults(burst=(1, 3), seed=1)
-    path.write_text("content")
-    assert path.read_text() == "content"
-    assert path.is_file()
-    bucket.server.faults(cut=1, times=2)
-    assert path.read_text() == "content"
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w+", "ab", "x"])

@@ -16,6 +16,8 @@ from vit_jax.train.signals import Stopped, StopSignals
 
 FEWSHOT = [
     "fewshot.datasets.numbers.name=digits", "fewshot.datasets.numbers.crop=resize",
+    "fewshot.datasets.numbers.train_split=train[:300]",
+    "fewshot.datasets.numbers.test_split=test[:100]",
     "fewshot.shots=(1,5)", "fewshot.seeds=(0,1)", "fewshot.interval_steps=10",
     "fewshot.methods=('least_squares','knn')", "fewshot.knn_neighbours=(1,10)",
 ]  # fmt: skip
@@ -78,7 +80,7 @@ def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsy
     command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}", "--no_cache"]
     assert main([*command, "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures(again) == pytest.approx(figures(result), abs=1 / 360)
+    assert figures(again) == pytest.approx(figures(result), abs=1 / 100)
 
 
 @pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
@@ -110,7 +112,7 @@ def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
 
 def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_path):
     config = make_config(digits_dir, *FEWSHOT, "fewshot.shots=(1,500)")
-    with pytest.raises(DataError, match=r"class '9' of digits/1.0.0 train has 133 examples"):
+    with pytest.raises(DataError, match=r"of digits/1.0.0 train\[:300\] has \d\d examples"):
         train(config, tmp_path, StopSignals())
     config = make_config(digits_dir, *FEWSHOT, "fewshot.datasets.numbers.name=nothing")
     with pytest.raises(DataError, match="few-shot dataset 'numbers': no dataset 'nothing'"):

@@ -5,6 +5,7 @@ from processes import UNMIXED
 from shared_programs import stop_after
 
 from vit_jax.config.file import load_config
+from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import ConfigError
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.time_account import TimeAccount
@@ -94,7 +95,7 @@ def test_a_resumed_run_counts_from_its_checkpoint(monkeypatch, tmp_path):
     assert run.saves(250, 0.5, 0.25) == [1240]
 
 
-CONFIG = ("checkpoint.interval_steps=none", "checkpoint.interval=auto", "train_steps=40",
+CONFIG = ("checkpoint.interval=auto", "train_steps=40",
           "optimizer.schedule.warmup_steps=2", "logging.interval_steps=5")  # fmt: skip
 
 
@@ -121,12 +122,21 @@ def test_a_stopped_run_with_auto_resumes(tmp_path, digits_dir, monkeypatch):
     assert train(config, tmp_path, StopSignals())["step"] == 40
 
 
+def test_auto_replaces_the_interval_of_a_recipe_and_the_other_way_round():
+    auto = load_config(UNMIXED, ["checkpoint.interval=auto"]).checkpoint
+    assert (auto.interval, auto.interval_steps) == ("auto", None)
+    overrides = ["checkpoint.interval=auto", "checkpoint.interval_examples=640"]
+    given = load_config(UNMIXED, overrides).checkpoint
+    assert (given.interval, given.interval_examples) == (None, 640)
+    with pytest.raises(ConfigError, match="is 'auto' and 'interval_steps' is given, too"):
+        CheckpointConfig(interval="auto", interval_steps=10)
+
+
 @pytest.mark.parametrize(
     ("overrides", "got"),
     [
-        (["interval=auto"], "'checkpoint.interval' is 'auto' and 'interval_steps' is given, too"),
         (["hours_between_failures=2"], "is 2.0 without interval=auto"),
-        (["interval_steps=none", "interval=100"], "'checkpoint.interval'"),
+        (["interval=100"], "'checkpoint.interval'"),
         (["hours_between_failures=0"], "'checkpoint.hours_between_failures'"),
     ],
 )

@@ -19,6 +19,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.operations import Operations
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.state import TrainState
@@ -37,7 +38,8 @@ class Measurement:
         model: e.g. "ViT-B/16".
         batch_size: images per step.
         flops_per_image: model FLOPs of training on one image.
-        compile_s: compilation time in seconds; in PyTorch, the time of the first two steps.
+        compile_s: seconds to compile, or to load from the compilation cache; in PyTorch, the time
+            of the first two steps.
         peak_memory_mb: size of arguments and temporaries according to XLA, or measured peak in
             PyTorch.
         step_s: seconds per step, one value per round.
@@ -115,6 +117,7 @@ class JaxStep:
         choice: how the step is executed.
         attention: kernel of self-attention; None: the model has none.
         compiled: the compiled step.
+        cache_use: whether it comes from the compilation cache.
     """
 
     def __init__(
@@ -131,7 +134,8 @@ class JaxStep:
             step_fn = with_attention(program.step_fn, CANDIDATES[kernel])
             program = dataclasses.replace(program, step_fn=step_fn)
         begin = time.perf_counter()
-        self.compiled = program.compile()
+        with watch_compile_cache() as self.cache_use:
+            self.compiled = program.compile()
         seconds = time.perf_counter() - begin
         self._arrays = _Arrays(program) if shares is None else shares._arrays
         memory: Any = self.compiled.memory_analysis()

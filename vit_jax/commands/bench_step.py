@@ -68,6 +68,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         fastest_batch_size,
         measure_interleaved,
     )
+    from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.run.folder import environment
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             raise ConfigError(
                 f"--compare=attention with {model}", "a ViT", "choose another comparison"
             )
+        use_compile_cache(config.compile_cache, config.compile_cache_mb)
         if args.batch_size == "auto":
             size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
@@ -100,6 +102,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             config = _with_batch(config, size)
         steps: list[Any] = [JaxStep(config)]
         print(f"step: {steps[0].choice}")
+        print(f"compiled in {steps[0].measurement.compile_s:.1f} s{steps[0].cache_use}")
         failed = []
         if "attention" in wanted:
             others, failed = attention_steps(config, steps[0])

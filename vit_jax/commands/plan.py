@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--save",
+        type=user_path,
         metavar="FOLDER",
         help="save the compiled step to a folder or bucket; train --config.precompiled=FOLDER takes"
         " it",
@@ -182,7 +183,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         )
     if args.search and args.save:
         raise ConfigError("--save with --search", "a single plan", "save the step of the result")
-    save = None if args.save is None else user_path(args.save)
     config = load_config(args.config, overrides, _auto_model)
     from rich.console import Console
 
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     chip = chip_of(topology, devices)
 
     def plan_for(config: Config) -> "Plan":
-        return make_plan(config, devices, chip, sizes, save)
+        return make_plan(config, devices, chip, sizes, args.save)
 
     with _quiet():
         if args.search:

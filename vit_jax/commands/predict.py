@@ -42,7 +42,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     from vit_jax.data.transforms import make_eval_transform
     from vit_jax.interop.load import load
+    from vit_jax.run.compile_cache import use_compile_cache
 
+    use_compile_cache()
     loaded = load(args.model, **load_arguments(args, overrides))
     loaded.report.print()
     if not loaded.num_classes:
@@ -64,8 +66,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         return jax.nn.softmax(logits)
 
     for path in args.images:
+        encoded = _read(path)
         try:
-            pixels = transform(_read(path), np.random.default_rng())
+            pixels = transform(encoded, np.random.default_rng())
         except DataError as error:
             raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
         scores = np.asarray(predict(pixels[None] / np.float32(127.5) - 1))[0]

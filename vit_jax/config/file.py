@@ -86,16 +86,22 @@ def read_mapping(spec: str) -> dict[str, Any]:
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts. Setting a duration removes its other units."""
+    """Sets a dotted key in nested dicts. Setting a duration removes its other units.
+
+    `interval=auto` counts as another unit of `interval_steps`.
+    """
     *parents, leaf = key.split(".")
     for parent in parents:
         if not isinstance(mapping.get(parent), dict):
             mapping[parent] = {}
         mapping = mapping[parent]
     prefix, _, unit = leaf.rpartition("_")
-    if unit in DURATION_UNITS and value is not None:
+    if value is not None and (unit in DURATION_UNITS or leaf == "interval"):
+        prefix = "interval" if leaf == "interval" else prefix
         for other in DURATION_UNITS:
             mapping.pop(f"{prefix}_{other}", None)
+        if prefix == "interval":
+            mapping.pop(prefix, None)
     mapping[leaf] = value
 
 

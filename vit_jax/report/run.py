@@ -73,6 +73,8 @@ class Run:
         self.labels: dict[str, Any] = self.job.get("labels") or {}
         self.finished = bool(self.result)
         latest = {k: v for row in rows for k, v in row.items() if k not in ("step", "time")}
+        final = self.result.get("seconds", {})
+        latest |= {f"seconds/{part}": seconds for part, seconds in final.items()}
         self.figures: dict[str, float] = {
             k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
         }

@@ -33,7 +33,7 @@ PARTS = {
     "compile": "compiling the training step",
     "restore": "reading a checkpoint",
     "steps": "training steps that count",
-    "lost": "steps, their data and evaluations that were repeated after a restart",
+    "lost": "work that was repeated after a restart",
     "data": "waiting for data while the device is idle",
     "evaluation": "evaluation",
     "saving": "training blocked by saving",

@@ -276,12 +276,13 @@ class BlockCache:
             self._unchecked += num_bytes
             if self._unchecked < self._limit * _CHECK_FRACTION:
                 return
-            self._unchecked = 0
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self._folder)
         if disk.free < _MIN_FREE_FRACTION * disk.total:
             raise OSError(errno.ENOSPC, f"less than {_MIN_FREE_FRACTION:.0%} of the disk is free")
+        with self._lock:
+            self._unchecked = 0
         with (
             contextlib.suppress(filelock.Timeout, NotImplementedError),  # Another one does it.
             filelock.FileLock(self._folder / "size.lock", timeout=0),

@@ -459,8 +459,8 @@ class BucketPath(pathlib.PosixPath):
         raise AssertionError  # The last attempt returns or raises.
 
     def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
-        """Returns the content, which is UTF-8 by default."""
-        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+        """Returns the content, which is UTF-8 by default, with every line end as a newline."""
+        return io.TextIOWrapper(io.BytesIO(self.read_bytes()), encoding or "utf-8", errors).read()
 
     @_translated
     def write_bytes(self, data: Any) -> int:

@@ -53,11 +53,11 @@ def user_path(text: str | os.PathLike[str]) -> Path:
                 f"the path {text!r}: {error}", "a known user after ~", "correct it"
             ) from None
     if scheme not in PACKAGES:
-        near = nearest(scheme, PACKAGES)
+        near, letters = nearest(scheme.lower(), PACKAGES), set(scheme.lower())
         raise FileError(
             f"the address {text!r}",
             "a local path, gs://BUCKET/... or s3://BUCKET/...",
-            f"did you mean {near}://{rest}?" if set(scheme) & set(near) else "use one of these",
+            f"did you mean {near}://{rest}?" if letters & set(near) else "use one of these",
         )
     if not rest.strip("/"):
         raise FileError(f"the address {text!r}", f"{scheme}://BUCKET/...", "add the bucket")

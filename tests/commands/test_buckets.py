@@ -1,0 +1,195 @@
+"""Every command on a run, weights, images and outputs in a bucket, of both stores."""
+
+import csv
+import io
+import json
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+from buckets.fixtures import open_bucket
+from images import encode
+from processes import run_command
+from weight_files import parameters
+
+from vit_jax.__main__ import main
+from vit_jax.interop.load import load
+from vit_jax.run.metrics import read_metrics
+from vit_jax.storage.files import local_copy, read_json
+from vit_jax.storage.paths import user_path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _implicit_promotion():
+    """optax and the tasks promote implicitly."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module", params=["gcs_server", "s3_server"])
+def root(request, digits_dir):
+    """A bucket with a finished run of two steps, and two photos."""
+    with pytest.MonkeyPatch.context() as patch:
+        for bucket in open_bucket(request.getfixturevalue(request.param), patch):
+            root = user_path(bucket.url)
+            for name in ("a 1.png", "b#2.png"):
+                pixels = np.random.default_rng(len(name)).integers(0, 255, (8, 8, 3), np.uint8)
+                (root / "photos" / name).write_bytes(encode(pixels))
+            assert main(train(root, digits_dir)) == 0
+            yield root
+
+
+def train(root, digits_dir):
+    return [
+        "train", "--config=tests/e2e/tiny.py:unmixed", f"--workdir={root}/run",
+        f"--config.data.data_dir={digits_dir}", "--config.train_steps=2",
+        "--config.evaluation.interval_steps=2",
+    ]  # fmt: skip
+
+
+def printed_json(capsys, *arguments):
+    """Runs a command and returns what it prints last, as JSON."""
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    text = capsys.readouterr().out
+    return json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_train_resumes_and_says_that_the_run_is_finished(root, digits_dir, capsys):
+    assert [row["step"] for row in read_metrics(root / "run" / "metrics.jsonl")][-1] == 2
+    assert read_json(root / "run" / "result.json")["step"] == 2
+    before = [
+        (str(path), path.stat().st_size) for path, _ in root.find() if not path.match(".lock*")
+    ]
+    assert main(train(root, digits_dir)) == 0
+    after = [
+        (str(path), path.stat().st_size) for path, _ in root.find() if not path.match(".lock*")
+    ]
+    assert after == before
+
+
+def test_eval(root, capsys):
+    figures = printed_json(capsys, "eval", f"--workdir={root}/run")
+    result = read_json(root / "run" / "result.json")
+    assert figures["eval/test/examples"] == 360
+    assert figures["eval/test/loss"] == pytest.approx(result["eval/test/loss"], rel=1e-6)
+
+
+def test_checkpoint(root, capsys):
+    found = printed_json(capsys, "checkpoint", "inspect", f"{root}/run")
+    assert found["step"] == 2
+    assert found["path"] == f"{root}/run/checkpoints/2"
+    assert {"params", "optimizer", "ema"} <= found["arrays"].keys()
+
+
+def test_predict(root, capsys):
+    (root / "classes.txt").write_text("\n".join(f"thing {n}" for n in range(10)))
+    photos = [f"{root}/photos/{name}" for name in ("a 1.png", "b#2.png")]
+    arguments = [*photos, f"--model={root}/run", f"--classes={root}/classes.txt", "--json"]
+    assert main(["predict", *arguments]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == photos
+    assert {name.split()[0] for row in rows for name, _ in row["classes"]} == {"thing"}
+    assert main(["predict", f"{root}/nothing.png", f"--model={root}/run"]) == 2
+    assert f"error: {root}/nothing.png cannot be read: No such object; expected an image" in (
+        capsys.readouterr().err
+    )
+
+
+def test_analyze(root, capsys):
+    arguments = ["--images", f"{root}/photos", "--what=positions,distance", "--formats=png,svg"]
+    assert main(["analyze", f"{root}/run", *arguments]) == 0
+    folder = root / "run" / "report" / "analysis"
+    kinds = ("csv", "npz", "png", "svg")
+    assert names(folder) == sorted(
+        ["analysis.json", *(f"{name}.{k}" for name in ("distance", "positions") for k in kinds)]
+    )
+    assert read_json(folder / "analysis.json")["images"]["from"] == f"{root}/photos"
+    assert (folder / "distance.png").read_bytes().startswith(b"\x89PNG")
+    with zipfile.ZipFile(io.BytesIO((folder / "distance.npz").read_bytes())) as archive:
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize(
+    ("format", "destination"),
+    [("vision_transformer", "w.npz"), ("transformers", "hf model"), ("orbax", "ours")],
+)
+def test_convert(root, format, destination, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    to = root / "converted" / destination
+    assert main(["convert", f"{root}/run", str(to), f"--format={format}"]) == 0
+    there, here = parameters(load(f"{root}/run")), parameters(load(str(to)))
+    jax.tree.map(np.testing.assert_array_equal, there, here)
+    with local_copy(to) as local:
+        assert local.exists()
+    assert main(["convert", f"{root}/run", str(to), f"--format={format}"]) == 2
+    assert f"error: {to} exists; expected a new path" in capsys.readouterr().err
+
+
+def test_export(root, capsys):
+    to = root / "model #1.stablehlo"
+    assert main(["export", f"{root}/run", str(to)]) == 0
+    assert f"written to {to} (" in capsys.readouterr().out
+    exported = jax.export.deserialize(bytearray(to.read_bytes()))
+    assert [str(n) for n in exported.in_avals[0].shape[1:]] == ["8", "8", "3"]
+
+
+def test_fewshot(root, digits_dir, capsys, caplog):
+    arguments = [
+        "fewshot", f"{root}/run", "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
+        "--shots=1", "--seeds=0", "--batch_size=200", f"--cache_dir={root}/features",
+    ]  # fmt: skip
+    first = printed_json(capsys, *arguments, f"--workdir={root}/fewshot")
+    assert {"config.json", "result.json", "report"} <= set(names(root / "fewshot"))
+    (entry, *_) = (root / "features").iterdir()
+    assert names(entry) == ["about.json", "features.npy", "labels.npy"]
+    again = printed_json(capsys, *arguments)
+    assert {k: v for k, v in again.items() if "/" in k} == {
+        k: v for k, v in first.items() if "/" in k
+    }
+    # Features that were damaged are extracted again.
+    (entry / "features.npy").write_bytes(b"damaged")
+    assert printed_json(capsys, *arguments).keys() == again.keys()
+    assert f"cannot use the cached features in {entry}" in caplog.text
+
+
+def run_plan(*arguments):
+    """Runs the command as a process, because it sets the number of devices."""
+    done = run_command("-m", "vit_jax", "plan", *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plan(root):
+    arguments = [f"--config={root}/run/config.json", "--topology=cpu:1"]
+    for _ in range(2):
+        run_plan(*arguments, f"--output={root}/plan.csv")
+    rows = list(csv.DictReader((root / "plan.csv").read_text().splitlines()))
+    assert len(rows) == 2
+    assert rows[0].keys() == rows[1].keys()
+    run_plan(*arguments, f"--output={root}/plan.json")
+    assert set(read_json(root / "plan.json")) == set(rows[0])
+
+
+def test_bench_step(root, capsys):
+    arguments = [
+        "--model=ViT-Ti/16", "--image_size=16", "--batch_size=2", "--rounds=1", "--steps=1",
+        "--compare=none", "--config.model.depth=1", f"--output={root}/bench.json",
+        f"--profile={root}/profile",
+    ]  # fmt: skip
+    assert main(["bench", "step", *arguments]) == 0
+    assert len(read_json(root / "bench.json")["rows"]) == 1
+    assert any(path.name.endswith(".xplane.pb") for path, _ in (root / "profile").find())
+
+
+def test_config(root, capsys):
+    assert main(["config", "train_steps", f"--config={root}/run/config.json"]) == 0
+    assert "train_steps = 2" in capsys.readouterr().out
+    assert main(["config", f"--config={root}/config.py:x"]) == 2
+    assert f"error: a config file at {root}/config.py:x; expected a local file" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,103 @@
+"""A bar for each run that shows where its time went, from its first start to its end."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vit_jax.report.run import Run
+from vit_jax.report.style import (
+    COLOURS,
+    GRID,
+    INK,
+    MUTED,
+    SURFACE,
+    Drawing,
+    add_legend,
+    new_figure,
+    plot_style,
+)
+from vit_jax.run.time_account import PARTS, read_sessions
+
+# Part -> colour. What counts is cold, what is lost is warm, and nobody paid for idle time.
+_COLOURS = {
+    "start": COLOURS[1][0],
+    "compile": COLOURS[4][0],
+    "restore": MUTED,
+    "steps": COLOURS[0][0],
+    "lost": COLOURS[6][0],
+    "data": COLOURS[5][0],
+    "evaluation": COLOURS[2][0],
+    "saving": COLOURS[3][0],
+    "idle": GRID,
+}
+# A report of more runs shows those that took longest.
+_MAX_BARS = 30
+# Shares below these have no label in the bar: with the name of the part, and without.
+_NAME_FITS, _SHARE_FITS = 0.1, 0.04
+
+
+def run_seconds(run: Run) -> dict[str, float]:
+    """Returns part -> seconds of a run, so far if it is unfinished; {} if it has no account."""
+    if "seconds" in run.result:
+        return run.result["seconds"]
+    rows = [] if run.finished else read_sessions(run.path)
+    return rows[-1]["seconds"] if rows else {}
+
+
+def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
+    """Draws a bar for each run; returns nothing if no run has an account of its time."""
+    accounts = [(run.name, seconds) for run in runs if (seconds := run_seconds(run))]
+    if not accounts:
+        return []
+    notes = ["A bar covers all sessions of a run. Lost: steps that were repeated after a restart."]
+    if len(accounts) > _MAX_BARS:
+        longest = sorted(accounts, key=lambda one: -sum(one[1].values()))[:_MAX_BARS]
+        notes.append(f"The {_MAX_BARS} of {len(accounts)} runs that took longest.")
+        accounts = [one for one in accounts if one in longest]
+    with plot_style():
+        figure, axes = new_figure(1, 1, width=8.6, height=0.75 + 0.42 * len(accounts))
+        panel, handles = axes[0, 0], dict[str, Any]()
+        for row, (_, seconds) in enumerate(accounts):
+            handles |= _draw_bar(panel, row, seconds)
+        names = [f"{name}\n{_duration(sum(seconds.values()))}" for name, seconds in accounts]
+        panel.set_yticks(range(len(names)), names)
+        panel.set(xlim=(0, 100), ylim=(len(names) - 0.5, -0.5), xlabel="share of the time, %")
+        panel.grid(visible=False)
+        panel.spines["left"].set_visible(False)
+        add_legend(figure, {part: handles[part] for part in PARTS if part in handles})
+    return [("Where the time went", figure, notes)]
+
+
+def _draw_bar(panel: Any, row: int, seconds: dict[str, float]) -> dict[str, Any]:
+    """Draws the bar of a run; returns part -> its piece, without parts that took no time."""
+    pieces, left, total = {}, 0.0, sum(seconds.values())
+    for part, colour in _COLOURS.items():
+        share = seconds.get(part, 0.0) / total
+        if not share:
+            continue
+        (pieces[part],) = panel.barh(
+            row, 100 * share, left=left, color=colour, height=0.66, edgecolor=SURFACE, linewidth=0.8
+        )
+        if share >= _SHARE_FITS:
+            panel.text(
+                left + 50 * share,
+                row,
+                f"{part} {share:.0%}" if share >= _NAME_FITS else f"{share:.0%}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=INK if part == "idle" else SURFACE,
+            )
+        left += 100 * share
+    return pieces
+
+
+def _duration(seconds: float) -> str:
+    """Formats a duration.
+
+    >>> _duration(42.4), _duration(600), _duration(9000), _duration(500000)
+    ('42 s', '10.0 min', '2.5 h', '138.9 h')
+    """
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
