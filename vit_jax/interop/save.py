@@ -73,8 +73,9 @@ def new_path(path: Path) -> Iterator[Path]:
     Raises:
         WeightsError: the path exists, or cannot be written.
     """
-    if path.exists() or path.is_symlink():
-        raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
+    with contextlib.suppress(OSError):  # Writing will say what is wrong with the path.
+        if path.exists() or path.is_symlink():
+            raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
         if is_bucket(path):  # Its folders cannot be renamed.
