@@ -13,7 +13,7 @@ from vit_jax.storage.paths import user_path
 
 # Smaller than the recipe's.
 SHORT = [
-    "--config.model.name=ViT-Nano/8", "--config.model.representation_size=None",
+    "--config.model.name=ViT-Ti/8", "--config.model.depth=1",
     "--config.data.image_size=16", "--config.data.global_batch_size=8", "--config.train_steps=4",
     "--config.evaluation.interval_steps=4", "--config.init_from=None",
 ]  # fmt: skip
@@ -44,5 +44,13 @@ def test_the_commands_work(gcs, tmp_path):
         words = shlex.split(line) + (SHORT if " train " in line else [])
         done = run_command(*words)
         assert done.returncode == 0, (line, done.stderr)
-    assert (tmp_path / "report/index.html").exists()
-    assert (user_path(gcs.url) / "runs/photos/result.json").exists()
+    assert (tmp_path / "report/report.html").exists()
+    # Without --output, the report is written beside the runs, in the bucket.
+    done = run_command("-m", "vit_jax", "report", f"{gcs.url}/runs")
+    assert done.returncode == 0, done.stderr
+    runs = user_path(gcs.url) / "runs"
+    written = {path.relative_to(runs).as_posix() for path, _ in runs.find()}
+    assert written >= {
+        "photos/result.json", "photos/metrics-000001.jsonl", "photos/report/curves.png",
+        "report/report.html", "report/report.md", "report/runs.csv",
+    }  # fmt: skip

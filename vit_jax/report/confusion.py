@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.storage.files import write_through
+
 # With more classes than this, cells show no counts and axes show no class names.
 _MAX_COUNTS, _MAX_NAMES = 20, 60
 
@@ -66,6 +68,7 @@ def draw_confusion(table: Path) -> Path:
     split = table.stem.removeprefix("confusion-")
     axes.set_title(f"{split}: {right:.1%} of examples correct, {mean:.1%} on average over classes")
     path = table.with_suffix(".png")
-    figure.savefig(path, dpi=120)
+    with write_through(path) as picture:
+        figure.savefig(picture, dpi=120)
     plt.close(figure)
     return path

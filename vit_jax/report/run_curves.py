@@ -12,6 +12,7 @@ from vit_jax.report.style import (
     start_at_zero,
 )
 from vit_jax.run.metrics import read_metrics, split_of
+from vit_jax.storage.files import write_through
 
 
 def draw_curves(workdir: Path) -> Path:
@@ -55,5 +56,6 @@ def draw_curves(workdir: Path) -> Path:
         figure.suptitle(workdir.name, fontweight="bold", x=0.01, ha="left")
         path = workdir / "report" / "curves.png"
         path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, dpi=DPI)
+        with write_through(path) as picture:
+            figure.savefig(picture, dpi=DPI)
     return path

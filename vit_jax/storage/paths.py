@@ -84,7 +84,9 @@ def local_path(text: str | os.PathLike[str], what: str) -> Path:
     """
     path = user_path(text)
     if isinstance(path, BucketPath):
-        raise FileError(f"{what} at {path}", "a local file", "copy it to this machine first")
+        raise FileError(
+            f"{what} at {path}", "a local path", "copy it to this machine, or choose one there"
+        )
     return path
 
 
