@@ -163,7 +163,7 @@ def test_a_failed_step_leaves_the_others_a_state(config, first, monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(first, "_step", out_of_memory)
+        patch.setattr(first, "compiled", out_of_memory)
         with pytest.raises(jax.errors.JaxRuntimeError):
             first.time(1)
     assert first.time(1) > 0

@@ -120,7 +120,7 @@ def test_a_missing_shard_is_written_again(gcs, photos, tmp_path):
 def test_a_bucket_that_becomes_read_only_is_one_error(gcs, photos):
     url = f"{gcs.url}/data"
     gcs.server.faults(read_only=True, only="write .*array_record")
-    with pytest.raises(DataError, match=r"cannot write gs://.*credentials were refused"):
+    with pytest.raises(DataError, match=r"cannot write gs://.*access was refused"):
         prepare(photos, url)
     gcs.server.faults()
     assert prepare(photos, url).splits == {"train": 20}

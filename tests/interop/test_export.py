@@ -33,7 +33,9 @@ def test_an_exported_model_runs_at_any_batch_size_without_this_package(name, tmp
     assert export_stablehlo(loaded, tmp_path / "model.stablehlo") == ("batch", "7")
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", _READER], cwd=tmp_path, env=clean, check=True)
-    found, want = np.load(tmp_path / "logits.npz"), logits(loaded.model, images)
+    with np.load(tmp_path / "logits.npz") as file:
+        found = dict(file)
+    want = logits(loaded.model, images)
     assert found["one"].shape == (1, 7)
     np.testing.assert_allclose(found["all"], want, atol=1e-5 * np.abs(want).max())
     np.testing.assert_allclose(found["one"], want[:1], atol=1e-5 * np.abs(want).max())
