@@ -190,6 +190,6 @@ def test_config(root, capsys):
     assert main(["config", "train_steps", f"--config={root}/run/config.json"]) == 0
     assert "train_steps = 2" in capsys.readouterr().out
     assert main(["config", f"--config={root}/config.py:x"]) == 2
-    assert f"error: a config file at {root}/config.py:x; expected a local file" in (
+    assert f"error: a config file at {root}/config.py:x; expected a local path" in (
         capsys.readouterr().err
     )
