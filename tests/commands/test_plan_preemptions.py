@@ -140,7 +140,7 @@ def test_traces_are_csv_or_json(tmp_path, name, text):
         (["--preemptions=-1"], "", "expected a rate above 0 per hour, or a file"),
         ([], "", "--run without --preemptions"),
         (["--preemptions=1", "--topology=cpu:1"], "", "--run with --config or --topology"),
-        (["--preemptions=1", "--notice_s=-3"], "", "'-3' is not a number of seconds above 0"),
+        (["--preemptions=1", "--notice_s=-3"], "", "'-3' is not a number above 0"),
         (["--preemptions=1", "--spot_price=free"], "", "'free' is not a number above 0"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import signal
 import struct
+from pathlib import Path
 
 import google_crc32c
 import pytest
@@ -21,6 +22,7 @@ from vit_jax.storage.paths import user_path
 
 # About two images of write_folder.
 TINY_SHARDS = 0.00015
+KILLED_PACK = Path(__file__).with_name("killed_pack.py")
 
 
 @pytest.fixture
@@ -65,33 +67,11 @@ def test_from_bucket_to_bucket_gives_the_files_of_the_disk(bucket, photos, tmp_p
     assert bucket.server.requests("write", ".array_record") == 0
 
 
-_KILLED = """
-import os, signal, sys
-from vit_jax.data.prepare import pack as module
-from vit_jax.data.sources.listing import list_images
-from vit_jax.storage.paths import user_path
-
-real, count = module.encode_record, 0
-
-def encode(*args):
-    global count
-    count += 1
-    if count > int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args)
-
-module.encode_record = encode
-options = module.PackOptions(name="photos", shard_mb=float(sys.argv[4]))
-module.pack(list_images(user_path(sys.argv[1])), user_path(sys.argv[2]), options)
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_run_resumes_after_the_last_shard(bucket, photos, tmp_path):
-    (tmp_path / "killed.py").write_text(_KILLED)
     url = f"{bucket.url}/data"
     for count in (7, 4):
-        done = run_command(tmp_path / "killed.py", photos, url, count, TINY_SHARDS)
+        done = run_command(KILLED_PACK, photos, url, count, TINY_SHARDS)
         assert done.returncode == -signal.SIGKILL, done.stderr
     folder = user_path(url) / "photos" / "1.0.0"
     kept = {path.name: key for path, _, key in folder.list_objects() if "photos-" in path.name}

@@ -21,6 +21,7 @@ from vit_jax.errors import DataError
 
 # About two images of write_folder.
 TINY_SHARDS = 0.00015
+KILLED_PACK = Path(__file__).with_name("killed_pack.py")
 
 
 @pytest.fixture
@@ -109,34 +110,11 @@ def test_tar_files_give_the_same_examples_as_folders(photos, tmp_path):
     assert sorted((e.image, e.label) for e in found) == sorted((e.image, e.label) for e in expected)
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from vit_jax.data.prepare import pack as module
-from vit_jax.data.sources.listing import list_images
-
-real, count = module.encode_record, 0
-
-def encode(*args):
-    global count
-    count += 1
-    if count > int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args)
-
-module.encode_record = encode
-options = module.PackOptions(name="photos", shard_mb=float(sys.argv[4]))
-module.pack(list_images(Path(sys.argv[1])), Path(sys.argv[2]), options)
-"""
-
-
 @pytest.mark.parametrize("after", [[7], [3, 4]])
 def test_a_killed_run_resumes_and_gives_the_same_bytes(photos, tmp_path, after):
-    script = tmp_path / "killed.py"
-    script.write_text(_KILLED)
     whole = prepare(photos, tmp_path / "whole", shard_mb=TINY_SHARDS).path
     for count in after:
-        done = run_command(script, photos, tmp_path / "killed", count, TINY_SHARDS)
+        done = run_command(KILLED_PACK, photos, tmp_path / "killed", count, TINY_SHARDS)
         assert done.returncode == -signal.SIGKILL
     left = {p.name for p in (tmp_path / "killed" / "photos" / "1.0.0").iterdir()}
     assert any(name.endswith(".incomplete") for name in left)

@@ -34,7 +34,7 @@ def test_each_run_has_a_bar_of_its_shares(runs):
     assert len(notes) == 1
     (panel,) = figure.axes
     assert [label.get_text() for label in panel.get_yticklabels()] == [
-        "done\n3.3 min", "training\n50.8 min",
+        "done\n3.33 min", "training\n50.8 min",
     ]  # fmt: skip
     first = [bar for bar in panel.patches if round(bar.get_y() + bar.get_height() / 2) == 0]
     assert [bar.get_width() for bar in first] == pytest.approx([5, 75, 15, 5])

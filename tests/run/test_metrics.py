@@ -9,6 +9,7 @@ import pytest
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.run.metrics import ExampleLog, MetricsWriter, example_hash, read_metrics
+from vit_jax.storage.paths import user_path
 
 PLAIN = LoggingConfig(tensorboard=False)
 
@@ -131,7 +132,8 @@ def test_a_missing_wandb_package_is_a_config_error(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wandb_gets_all_values_of_a_folder_in_one_run(tmp_path, monkeypatch):
+@pytest.fixture
+def wandb_calls(monkeypatch):
     calls = []
 
     class Run:
@@ -146,16 +148,31 @@ def test_wandb_gets_all_values_of_a_folder_in_one_run(tmp_path, monkeypatch):
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    return calls
+
+
+def test_wandb_gets_all_values_of_a_folder_in_one_run(tmp_path, wandb_calls):
     config = LoggingConfig(tensorboard=False, wandb_project="vits")
     write(tmp_path, [1], config)
     write(tmp_path, [2], config, start_step=1)
-    first, _, _, second, logged, finish = calls
+    first, _, _, second, logged, finish = wandb_calls
     assert first == second
     assert first["project"] == "vits"
     assert first["resume"] == "allow"
     assert first["config"] == {"seed": 0}
+    assert first["dir"] == str(tmp_path)
     assert logged == (2, {"train/loss": 2.0})
     assert finish == "finish"
+
+
+def test_wandb_keeps_its_files_in_the_cache_folder_for_a_run_in_a_bucket(
+    gcs, tmp_path, monkeypatch, wandb_calls
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write(user_path(f"{gcs.url}/run"), [1], LoggingConfig(tensorboard=False, wandb_project="vits"))
+    assert wandb_calls[0]["dir"] == str(tmp_path / "vit_jax" / "wandb")
+    assert (tmp_path / "vit_jax" / "wandb").is_dir()
+    assert wandb_calls[0]["id"].startswith("run-")
 
 
 def test_a_full_disk_is_a_run_folder_error(tmp_path):

@@ -35,12 +35,12 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_deleted_by_the_next_writer(
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": 4}\n'
 
 
-@pytest.mark.parametrize("bad", ['{"a": ', "[1]", "\\xff"])
+@pytest.mark.parametrize("bad", [b'{"a": ', b"[1]", b'{"a": "\xff"}'])
 def test_a_damaged_line_in_the_middle_is_warned_about_and_nothing_else_is_lost(
     bad, tmp_path, caplog
 ):
     path = tmp_path / "a.jsonl"
-    content = b'{"a": 1}\n' + bad.encode() + b'\n{"a": 3}\n'
+    content = b'{"a": 1}\n' + bad + b'\n{"a": 3}\n'
     path.write_bytes(content)
     assert read_log(path) == [{"a": 1}, {"a": 3}]
     assert f"line 2 of {path} is damaged and left out" in caplog.text

@@ -28,7 +28,7 @@ SAMPLE = 512
 # Examples read at a time.
 _CHUNK = 32
 # Reads an image and does nothing with it.
-_BYTES_ONLY = Preprocessing(
+bytes_only = Preprocessing(
     {"bytes": ArraySpec((), np.int64)}, lambda example, rng: {"bytes": len(example.image)}
 )
 
@@ -142,7 +142,7 @@ def measure_bucket(data: DataConfig, seconds: float) -> tuple[Rate, Rate]:
         for name in ("nothing cached", "cached"):
             begin, cpu, done = time.perf_counter(), time.process_time(), 0
             with train_batches(
-                source, _BYTES_ONLY, spec, seed=0, start_step=0, end_step=steps
+                source, bytes_only, spec, seed=0, start_step=0, end_step=steps
             ) as feed:
                 for _ in feed:
                     done += 1

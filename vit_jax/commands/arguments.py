@@ -21,17 +21,6 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-def positive_seconds(text: str) -> float:
-    """Parses a duration above 0, in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
 def positive_number(text: str) -> float:
     """Parses a number above 0."""
     try:

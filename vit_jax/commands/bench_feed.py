@@ -15,7 +15,7 @@ import os
 import statistics
 from typing import Any
 
-from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_seconds
+from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_number
 from vit_jax.config.data import DataConfig
 from vit_jax.config.file import load_config, set_key
 from vit_jax.config.run import Config
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
     parser.add_argument("--image_size", type=positive_int, default=None)
     parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
-    parser.add_argument("--seconds", type=positive_seconds, default=4.0, help="per measurement (4)")
+    parser.add_argument("--seconds", type=positive_number, default=4.0, help="per measurement (4)")
     parser.add_argument("--rounds", type=positive_int, default=3, help="interleaved (3)")
     parser.add_argument(
         "--processes", type=non_negative_int, default=None, help="reader processes; 0: none"

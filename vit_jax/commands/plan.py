@@ -44,7 +44,6 @@ from vit_jax.commands.arguments import (
     output_file,
     positive_int,
     positive_number,
-    positive_seconds,
 )
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -136,14 +135,14 @@ def _add_preemption_arguments(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--down_s",
-        type=positive_seconds,
+        type=positive_number,
         default=300.0,
         metavar="S",
         help="time until there is another machine, where the trace has none (%(default)g)",
     )
     group.add_argument(
         "--notice_s",
-        type=positive_seconds,
+        type=positive_number,
         default=0.0,
         metavar="S",
         help="time between the signal to stop and the end of the machine; if a save is complete in"
@@ -151,7 +150,7 @@ def _add_preemption_arguments(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--start_s",
-        type=positive_seconds,
+        type=positive_number,
         default=60.0,
         metavar="S",
         help="without --run: time from the start of the processes to the compilation (%(default)g)",

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.commands.arguments import positive_seconds
+from vit_jax.commands.arguments import positive_number
 from vit_jax.parallel.launch import CLUSTERS, detect
 from vit_jax.schema import Section
 
@@ -39,14 +39,14 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process_id", type=int, metavar="K", help="number of this process, from 0")
     group.add_argument(
         "--start_timeout_s",
-        type=positive_seconds,
+        type=positive_number,
         default=300,
         metavar="S",
         help="time limit for all processes to connect (%(default)g)",
     )
     group.add_argument(
         "--peer_timeout_s",
-        type=positive_seconds,
+        type=positive_number,
         default=60,
         metavar="S",
         help="time after which a process without heartbeat is considered lost (%(default)g)",

@@ -15,7 +15,7 @@ from vit_jax.report.style import (
     new_figure,
     plot_style,
 )
-from vit_jax.run.time_account import PARTS, read_sessions
+from vit_jax.run.time_account import PARTS, duration_text, read_sessions
 
 # Part -> colour. What counts is cold, what is lost is warm, and nobody paid for idle time.
 _COLOURS = {
@@ -58,7 +58,7 @@ def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
         panel, handles = axes[0, 0], dict[str, Any]()
         for row, (_, seconds) in enumerate(accounts):
             handles |= _draw_bar(panel, row, seconds)
-        names = [f"{name}\n{_duration(sum(seconds.values()))}" for name, seconds in accounts]
+        names = [f"{name}\n{duration_text(sum(seconds.values()))}" for name, seconds in accounts]
         panel.set_yticks(range(len(names)), names)
         panel.set(xlim=(0, 100), ylim=(len(names) - 0.5, -0.5), xlabel="share of the time, %")
         panel.grid(visible=False)
@@ -89,15 +89,3 @@ def _draw_bar(panel: Any, row: int, seconds: dict[str, float]) -> dict[str, Any]
             )
         left += 100 * share
     return pieces
-
-
-def _duration(seconds: float) -> str:
-    """Formats a duration.
-
-    >>> _duration(42.4), _duration(600), _duration(9000), _duration(500000)
-    ('42 s', '10.0 min', '2.5 h', '138.9 h')
-    """
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds:.0f} s"

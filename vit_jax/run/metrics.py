@@ -1,11 +1,12 @@
 """Metrics of a run: metrics.jsonl, examples-HOST.jsonl, TensorBoard and Weights & Biases."""
 
+import contextlib
 import hashlib
 import io
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +16,7 @@ from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.rng import splitmix64
 from vit_jax.storage.log_file import LogFile, read_log
-from vit_jax.storage.paths import is_bucket
+from vit_jax.storage.paths import cache_dir, is_bucket
 
 # Seconds between writes of an event file in a bucket, which grows and is written whole.
 _EVENTS_INTERVAL_S = 60.0
@@ -71,24 +72,22 @@ class MetricsWriter:
         if not enabled:
             return
         wandb = None if config.wandb_project is None else _import_wandb(config.wandb_project)
-        try:
+        with _writing(self._path):
             if config.tensorboard:
                 self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
             self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
         if wandb is not None:
             # The id depends on the folder, so that a resumed run continues the same W&B run.
-            place = (
-                hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
-                if is_bucket(workdir)
-                else f"{workdir.stat().st_ino:x}"
-            )
-            run_id = f"{workdir.name}-{place}"
+            if is_bucket(workdir):
+                place = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
+                folder = cache_dir() / "wandb"
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                place, folder = f"{workdir.stat().st_ino:x}", workdir
             self._wandb = wandb.init(
                 project=config.wandb_project,
-                id=run_id,
-                dir=str(workdir),
+                id=f"{workdir.name}-{place}",
+                dir=str(folder),
                 config=run_config,
                 resume="allow",
             )
@@ -98,12 +97,11 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            if self._log is not None:
-                self._log.close()
-            if self._tensorboard is not None:
-                self._tensorboard.close()
-        except OSError as error:  # Closing writes the rest of the buffer.
-            raise _unwritable(self._path, error) from None
+            with _writing(self._path):  # Closing writes the rest of the buffer.
+                if self._log is not None:
+                    self._log.close()
+                if self._tensorboard is not None:
+                    self._tensorboard.close()
         finally:
             if self._wandb is not None:
                 self._wandb.finish()
@@ -124,13 +122,11 @@ class MetricsWriter:
         Raises:
             RunFolderError: the disk is full.
         """
-        try:
+        with _writing(self._path):
             if self._log is not None:
                 self._log.write({"step": step, "time": time.time(), **values})
             if self._tensorboard is not None:
                 self._tensorboard.write(step, values)
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
         if self._wandb is not None:
             # W&B rejects steps before the newest, but the best weights may be of an earlier step.
             self._newest = max(step, self._newest)
@@ -142,13 +138,11 @@ class MetricsWriter:
         Raises:
             RunFolderError: they cannot be written.
         """
-        try:
+        with _writing(self._path):
             if self._log is not None:
                 self._log.flush()
             if self._tensorboard is not None:
                 self._tensorboard.flush()
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
 
 
 class ExampleLog:
@@ -179,20 +173,16 @@ class ExampleLog:
         self._log: LogFile | None = None
         if kind == "none":
             return
-        try:
+        with _writing(self._path):
             self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
 
     def __enter__(self) -> "ExampleLog":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        try:
+        with _writing(self._path):
             if self._log is not None:
                 self._log.close()
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
 
     def flush(self) -> None:
         """Returns when all lines are where other hosts can read them.
@@ -200,11 +190,9 @@ class ExampleLog:
         Raises:
             RunFolderError: they cannot be written.
         """
-        try:
+        with _writing(self._path):
             if self._log is not None:
                 self._log.flush()
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
 
     def write(self, step: int, indices: np.ndarray) -> None:
         """Writes one line.
@@ -220,10 +208,8 @@ class ExampleLog:
             row["hash"] = f"{example_hash(self._rows, indices):016x}"
         else:
             row["indices"] = indices.tolist()
-        try:
+        with _writing(self._path):
             self._log.write(row)
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
 
 
 def _blocks(rows: Sequence[int]) -> list[int]:
@@ -293,12 +279,16 @@ class _EventFile:
         self._records.flush()
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"cannot write {path}: {error.strerror}",
-        "a writable run folder with free space",
-        "free some space or choose another --workdir; the last complete checkpoint is kept",
-    )
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {path}: {error.strerror or error}",
+            "a writable run folder with free space",
+            "free some space or choose another --workdir; the last complete checkpoint is kept",
+        ) from None
 
 
 def _import_wandb(project: str) -> Any:

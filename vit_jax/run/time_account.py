@@ -233,3 +233,14 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     "seconds", the seconds of the whole run by part.
     """
     return read_log(folder / FILE)
+
+
+def duration_text(seconds: float) -> str:
+    """Formats a duration with up to three digits.
+
+    >>> duration_text(0.5), duration_text(90), duration_text(5400), duration_text(4e6)
+    ('0.5 s', '90 s', '90 min', '1,111 h')
+    """
+    unit, name = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    value = seconds / unit
+    return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"

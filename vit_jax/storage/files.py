@@ -17,25 +17,26 @@ from vit_jax.storage.paths import is_bucket
 T = TypeVar("T", dict, list)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers, even after a crash, see either the old or the new content.
 
     Args:
         path: file to write; its folder is created if missing.
-        text: the whole content.
+        content: the whole content.
 
     Raises:
         OSError: the file cannot be written; the old content is still there.
     """
+    content = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_bucket(path):  # An object gets its new content when it is closed.
-        path.write_text(text)
+        path.write_bytes(content)
         return
     # Several processes may write the same file at the same time.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -53,9 +53,9 @@ def log_exists(path: Path) -> bool:
     return path.exists() or bool(segments(path))
 
 
-def _parse(file: Path) -> list[tuple[str, dict[str, Any] | None]]:
+def _parse(file: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
     """Returns each line and its JSON object; None: it is not one."""
-    lines = file.read_bytes().decode(errors="replace").splitlines(keepends=True)
+    lines = file.read_bytes().splitlines(keepends=True)
     found = [(line, _object(line)) for line in lines]
     for number, (_, row) in enumerate(found[:-1], start=1):
         if row is None:
@@ -63,10 +63,10 @@ def _parse(file: Path) -> list[tuple[str, dict[str, Any] | None]]:
     return found
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError:
+    except ValueError:  # Neither UTF-8 nor JSON.
         return None
     return row if isinstance(row, dict) else None
 
@@ -184,13 +184,13 @@ def _bring_together(path: Path) -> None:
     """Gives the file of a folder that was copied to or from a bucket the form of the new place."""
     if is_bucket(path):
         if path.is_file():
-            write_atomically(_segment(path, 0), path.read_text())
+            write_atomically(_segment(path, 0), path.read_bytes())
             path.unlink()
         return
     there = segments(path)
     if there:
         files = [path, *there] if path.is_file() else there
-        write_atomically(path, "".join(file.read_text() for file in files))
+        write_atomically(path, b"".join(file.read_bytes() for file in files))
         for file in there:
             file.unlink()
 
@@ -204,7 +204,7 @@ def _keep_lines(file: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     found = _parse(file)
     if found and found[-1][1] is None:
         found.pop()
-    new = "".join(line for line, row in found if row is None or keep(row))
-    new += "" if new.endswith("\n") or not new else "\n"
-    if new.encode() != file.read_bytes():
+    new = b"".join(line for line, row in found if row is None or keep(row))
+    new += b"" if new.endswith(b"\n") or not new else b"\n"
+    if new != file.read_bytes():
         write_atomically(file, new)

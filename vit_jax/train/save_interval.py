@@ -18,7 +18,7 @@ from pathlib import Path
 from vit_jax.config.durations import duration_in_steps, is_due
 from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.about import write_time_s
-from vit_jax.run.time_account import TimeAccount
+from vit_jax.run.time_account import TimeAccount, duration_text
 from vit_jax.train.context import RunContext
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class AutoInterval:
             # One failure is assumed in the first 24 hours, or a run that never failed would hardly
             # save.
             hours = (_ASSUMED_HOURS + account.running_s / 3600) / (1 + account.failures)
-            source = f"{account.failures} seen in {_duration(account.running_s)}"
+            source = f"{account.failures} seen in {duration_text(account.running_s)}"
             source = source if account.failures else "assumed"
         else:
             hours, source = self._hours, "as configured"
@@ -126,8 +126,8 @@ class AutoInterval:
         steps = max(round(seconds / step_s), 1)
         cost = f"{cost_s:.3g} s ({'assumed' if save_s is None else 'measured'})"
         return steps, (
-            f"{steps:,} steps = {_duration(steps * step_s)}, because a save blocks training for"
-            f" {cost} and a failure comes every {_duration(hours * 3600)} ({source})"
+            f"{steps:,} steps = {duration_text(steps * step_s)}, because a save blocks training for"
+            f" {cost} and a failure comes every {duration_text(hours * 3600)} ({source})"
         )
 
     def _time(self) -> float:
@@ -149,15 +149,3 @@ def build_interval(context: RunContext) -> FixedInterval | AutoInterval:
         num_examples=len(context.source),
     )
     return FixedInterval(steps or DEFAULT_INTERVAL)
-
-
-def _duration(seconds: float) -> str:
-    """Formats a duration with two or three digits.
-
-    >>> _duration(0.5), _duration(90), _duration(5400), _duration(360000)
-    ('0.5 s', '90 s', '90 min', '100 h')
-    """
-    for unit, name in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds:.3g} s"
