@@ -1,5 +1,7 @@
 """A sweep of two jobs, `tiny` and `pretrain`, and a stand-in for the trainer: `stub.py FOLDER`.
 
+FOLDER may be in a bucket.
+
 Files in the folder $STUB control a job NAME: NAME.fail makes it fail, NAME.hold keeps it at step 3
 until the file is removed. The job appends a line to NAME.calls each time it runs.
 """
@@ -11,6 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from vit_jax.storage.files import write_json
+from vit_jax.storage.log_file import LogFile
+from vit_jax.storage.paths import user_path
+
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
 
 
@@ -20,8 +26,8 @@ def get_sweep():
     return [Job(TINY), Job(TINY, name="pretrain")]
 
 
-def stop(step):
-    Path("saved.json").write_text(json.dumps({"step": step}))
+def stop(saved, step):
+    saved.write_text(json.dumps({"step": step}))
     print(f"stopped and saved at step {step}", flush=True)
     os._exit(75)
 
@@ -30,22 +36,22 @@ def run_job(folder):
     mark = Path(os.environ["STUB"]) / folder.name
     with Path(f"{mark}.calls").open("a") as calls:
         calls.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {len(os.sched_getaffinity(0))}\n")
-    os.chdir(folder)
-    step = json.loads(Path("saved.json").read_text())["step"] if Path("saved.json").exists() else 0
-    signal.signal(signal.SIGTERM, lambda *_: stop(step))
+    saved = folder / "saved.json"
+    step = json.loads(saved.read_text())["step"] if saved.exists() else 0
+    signal.signal(signal.SIGTERM, lambda *_: stop(saved, step))
     print(f"begins at step {step}", flush=True)
     if Path(f"{mark}.fail").exists():
         sys.exit("\n".join(f"reason {n}" for n in range(40)))
-    with Path("metrics.jsonl").open("a") as metrics:
-        while step < 5:
-            step += 1
-            metrics.write(json.dumps({"step": step}) + "\n")
-            metrics.flush()
-            while step == 3 and Path(f"{mark}.hold").exists():
-                time.sleep(0.02)
-    Path("result.json.tmp").write_text(json.dumps({"step": step, "wall_time_s": 1.0}))
-    Path("result.json.tmp").replace("result.json")
+    metrics = LogFile(folder / "metrics.jsonl")
+    while step < 5:
+        step += 1
+        metrics.write({"step": step})
+        metrics.flush()
+        while step == 3 and Path(f"{mark}.hold").exists():
+            time.sleep(0.02)
+    metrics.close()
+    write_json(folder / "result.json", {"step": step, "wall_time_s": 1.0})
 
 
 if __name__ == "__main__":
-    run_job(Path(sys.argv[1]))
+    run_job(user_path(sys.argv[1]))

@@ -10,7 +10,9 @@ import pytest
 from slurm_cluster import running_cluster
 from sweep_processes import finish, start, table, wait_for
 
+from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
+from vit_jax.storage.paths import user_path
 
 pytestmark = pytest.mark.slow
 SMALL = Path(__file__).parent / "small.py"
@@ -46,10 +48,16 @@ def choice(workdir):
     return json.loads((workdir / "jobs/final/digits/seed1/job.json").read_text())["selection"]
 
 
+@pytest.fixture(params=["disk", "bucket"])
+def workdir(request, tmp_path):
+    if request.param == "disk":
+        return tmp_path / "sweep"
+    return user_path(f"{request.getfixturevalue('gcs').url}/sweep")
+
+
 def test_a_killed_sweep_that_is_started_again_gives_the_same_results(
-    tmp_path, digits_dir, reference
+    workdir, digits_dir, reference
 ):
-    workdir = tmp_path / "sweep"
     for name, reached in (("pretrain", 25), ("search/digits/learning_rate=0.01", 3)):
         process = start(workdir, f"{SMALL}:{digits_dir}")
         wait_for(lambda n=name, r=reached: step(workdir, n) >= r, lambda: logs(workdir))
@@ -65,6 +73,9 @@ def test_a_killed_sweep_that_is_started_again_gives_the_same_results(
     attempt = json.loads((workdir / "jobs/pretrain/.sweep/attempt.json").read_text())
     assert attempt["number"] == 2
     assert "resuming from step" in (workdir / "jobs/pretrain/log.txt").read_text()
+    assert main(["report", str(workdir)]) == 0
+    table_of_runs = (workdir / "report" / "runs.csv").read_text()
+    assert all(name in table_of_runs for name in NAMES)
 
 
 @pytest.fixture

@@ -20,12 +20,11 @@ import argparse
 import ast
 import shlex
 import time
-from functools import partial
 from typing import Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
-from vit_jax.storage.paths import local_path
+from vit_jax.storage.paths import user_path
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
@@ -50,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
         required=True,
-        type=partial(local_path, what="the folder of a sweep is"),
-        help="folder of the sweep, on a local or shared disk",
+        type=user_path,
+        help="folder of the sweep, also in a bucket: gs://... or s3://...",
     )
     parser.add_argument(
         "--executor",

@@ -3,26 +3,38 @@
 A job's folder is a run folder. Beside the files of the run it holds job.json (what to run), log.txt
 (what the run printed) and .sweep/ (attempt.json: the latest start; a lock; submitit's files). These
 files are the only record of a job, so another launcher can continue from them.
+
+If the folder is in a bucket, submitit's files and the log of a running job are on the local disk,
+in the user's cache folder. The log is added to log.txt when the job ends.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vit_jax.errors import EXIT_STOPPED, HostsError, UserError
-from vit_jax.storage.files import read_json, write_json
+from vit_jax.storage.files import append_text, read_json, write_json
 from vit_jax.storage.lock import is_locked
+from vit_jax.storage.log_file import segments
+from vit_jax.storage.paths import cache_dir, is_bucket
 
 # A job that ends with one of these exit codes is started again: it was stopped and saved, it lost
 # another host, or a signal ended it before it could save.
 _RESTART_CODES = (EXIT_STOPPED, HostsError.exit_code, -signal.SIGTERM, -signal.SIGINT)
 _LAST_BYTES = 50_000
+# Jobs whose files are read at the same time: a bucket takes a moment for each.
+_READERS = 32
+
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +95,12 @@ class Attempt:
         return True
 
 
+def read_all(read: Callable[[Job], Found], jobs: Sequence[Job]) -> list[Found]:
+    """Returns what a function reads of each of several jobs, many at the same time."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, jobs))
+
+
 def read_optional_json(path: Path) -> dict[str, Any] | None:
     """Returns the content of a JSON file; None if it is missing or damaged."""
     try:
@@ -109,6 +127,30 @@ def clear_failure(folder: Path) -> None:
         write_attempt(folder, dataclasses.replace(attempt, failure=None, exit_code=EXIT_STOPPED))
 
 
+def local_folder(folder: Path) -> Path:
+    """Returns the folder of a job's files that must be on a disk: its own, unless in a bucket."""
+    if not is_bucket(folder):
+        return folder
+    return cache_dir() / "jobs" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
+def submitit_folder(folder: Path) -> Path:
+    """Returns the folder of submitit's files of a job."""
+    return local_folder(folder) / ".sweep" / "submitit"
+
+
+def keep_log(folder: Path, name: str) -> None:
+    """Adds the log of a job that has ended to the one in the bucket.
+
+    Raises:
+        OSError: it cannot be written; the log stays on the local disk.
+    """
+    log = local_folder(folder) / name
+    if log != folder / name and log.exists():
+        append_text(folder / name, log.read_text(errors="replace"))
+        log.unlink()
+
+
 def job_lock(folder: Path) -> Path:
     """Returns the lock that `JobProcess` holds while it runs."""
     return folder / ".sweep" / "lock"
@@ -126,25 +168,31 @@ def is_running(folder: Path) -> bool:
 
 def last_log_lines(folder: Path, count: int = 12) -> list[str]:
     """Returns the last lines of a job's log, or of submitit's log if the run never began."""
-    path = folder / "log.txt"
-    if not path.is_file():
-        logs = (folder / ".sweep" / "submitit").glob("*_log.err")
-        path = max(logs, key=lambda log: log.stat().st_mtime, default=path)
-    return [line.rstrip() for line in _tail(path).splitlines() if line.strip()][-count:]
+    text = _log(folder)
+    if not text:
+        logs = submitit_folder(folder).glob("*_log.err")
+        text = _tail(max(logs, key=lambda log: log.stat().st_mtime, default=folder / "log.txt"))
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
 
 
 def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
     """Returns the last logged step, the number of steps if known, and the latest accuracies."""
     step, scores = 0, {}
-    for line in _tail(folder / "metrics.jsonl").splitlines():
+    metrics = folder / "metrics.jsonl"
+    for line in _tail([metrics, *segments(metrics)][-1]).splitlines():
         try:
             row = json.loads(line)
         except ValueError:  # Cut off.
             continue
         step = int(row.get("step", step))
         scores |= {key: value for key, value in row.items() if key.endswith("accuracy_top1")}
-    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", _tail(folder / "log.txt"))
+    totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", _log(folder))
     return step, int(totals[-1].replace(",", "")) if totals else None, scores
+
+
+def _log(folder: Path) -> str:
+    """Returns the end of the log of a job's latest attempt."""
+    return _tail(local_folder(folder) / "log.txt") or _tail(folder / "log.txt")
 
 
 def _tail(path: Path) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vit_jax.storage.paths import is_bucket
 from vit_jax.sweep.plan import PlannedJob
 
 # Value of --executor -> class, imported when needed because submitit imports slowly.
@@ -17,6 +18,9 @@ EXECUTORS = {
     "local": "vit_jax.sweep.local:LocalExecutor",
     "slurm": "vit_jax.sweep.slurm:SlurmExecutor",
 }
+
+# Seconds between two looks at jobs in a bucket, where each look costs requests.
+_BUCKET_POLL_S = 5.0
 
 JobState = Literal["queued", "running"]
 
@@ -40,6 +44,8 @@ class Executor(abc.ABC):
 
     def __init__(self, folder: Path, at_once: int | None, options: Mapping[str, Any]):
         self.folder, self.at_once, self.options = folder, at_once, dict(options)
+        if is_bucket(folder):
+            self.poll_s = max(self.poll_s, _BUCKET_POLL_S)
 
     @abc.abstractmethod
     def submit(self, job: PlannedJob) -> None:

@@ -14,7 +14,15 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from vit_jax.errors import EXIT_STOPPED, LockedError
-from vit_jax.run.job_folder import Attempt, job_lock, read_attempt, run_lock, write_attempt
+from vit_jax.run.job_folder import (
+    Attempt,
+    job_lock,
+    keep_log,
+    local_folder,
+    read_attempt,
+    run_lock,
+    write_attempt,
+)
 from vit_jax.storage.lock import is_locked, locked
 from vit_jax.sweep.devices import Share
 
@@ -48,14 +56,14 @@ class JobProcess:
         signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
         rank = submitit.JobEnvironment().global_rank
         if rank:  # Only the first of several tasks writes attempt.json.
-            return self._run(self.folder / f"log-{rank}.txt", record=False)
+            return self._run(f"log-{rank}.txt", record=False)
         try:
             with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
                 if (self.folder / "result.json").exists():
                     return 0
                 if self._stopping or is_locked(run_lock(self.folder)):
                     return EXIT_STOPPED
-                return self._run(self.folder / "log.txt", record=True)
+                return self._run("log.txt", record=True)
         except LockedError:
             print(f"{self.folder} is run by another process")
             return EXIT_STOPPED
@@ -73,10 +81,12 @@ class JobProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
-    def _run(self, log: Path, *, record: bool) -> int:
+    def _run(self, log: str, *, record: bool) -> int:
         """Runs the command; `record` says whether to write attempt.json."""
         variables = {**os.environ, **self.share.environment}
-        with log.open("ab") as file:
+        here = local_folder(self.folder)
+        here.mkdir(parents=True, exist_ok=True)
+        with (here / log).open("ab") as file:
             self._process = process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -95,6 +105,8 @@ class JobProcess:
         finally:  # submitit raises an exception here to requeue the job.
             self._process = None
             code = process.wait()
+            with contextlib.suppress(OSError):  # It stays on the local disk.
+                keep_log(self.folder, log)
             if attempt is not None:
                 ended = dataclasses.replace(attempt, ended=time.time(), exit_code=code)
                 write_attempt(self.folder, ended)

@@ -10,7 +10,7 @@ from typing import Any
 
 import submitit
 
-from vit_jax.run.job_folder import is_running, read_attempt
+from vit_jax.run.job_folder import is_running, read_all, read_attempt, submitit_folder
 from vit_jax.sweep.devices import divide_devices
 from vit_jax.sweep.executor import Executor, JobState
 from vit_jax.sweep.job_process import JobProcess
@@ -34,12 +34,13 @@ class LocalExecutor(Executor):
         self._shares = divide_devices(at_once or 1)
         self._submitted: dict[str, submitit.Job] = {}
         self._slots: dict[str, int] = {}
+        self._earlier: set[str] | None = None  # Jobs that an earlier launcher has started.
         self.description = "; ".join(s.description for s in self._shares if s.description)
 
     def submit(self, job: PlannedJob) -> None:
         """Starts a job on a free share."""
         slot = min(set(range(len(self._shares))) - set(self._slots.values()), default=0)
-        executor = submitit.LocalExecutor(job.folder / ".sweep" / "submitit")
+        executor = submitit.LocalExecutor(submitit_folder(job.folder))
         executor.update_parameters(timeout_min=_TIMEOUT_MIN, signal_delay_s=0)
         # The new process inherits blocked signals: Ctrl-C and SIGHUP do not end it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
@@ -54,8 +55,15 @@ class LocalExecutor(Executor):
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
         """Returns the jobs whose process is alive."""
         found: dict[str, JobState] = {}
+        if self._earlier is None:
+            alive = read_all(lambda job: is_running(job.folder), jobs)
+            self._earlier = {
+                job.name for job, is_alive in zip(jobs, alive, strict=True) if is_alive
+            }
         for job in jobs:
             own = self._submitted.get(job.name)
+            if own is None and job.name not in self._earlier:
+                continue
             if (own is not None and not own.done()) or is_running(job.folder):
                 found[job.name] = "running"
                 attempt = read_attempt(job.folder)

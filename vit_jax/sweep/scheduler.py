@@ -12,6 +12,7 @@ from vit_jax.errors import EXIT_STOPPED, LockedError, SweepError
 from vit_jax.run.job_folder import (
     Attempt,
     clear_failure,
+    read_all,
     read_attempt,
     read_progress,
     write_attempt,
@@ -91,8 +92,7 @@ class Scheduler:
             retry_failed: whether to run previously failed jobs again, once.
         """
         if retry_failed:
-            for job in self.plan.jobs.values():
-                clear_failure(job.folder)
+            read_all(lambda job: clear_failure(job.folder), list(self.plan.jobs.values()))
         asked_at = float("-inf")
         while True:
             self._update()
@@ -115,12 +115,14 @@ class Scheduler:
         finished = {name for name, status in self.jobs.items() if status.state == "finished"}
         unfinished = [job for name, job in self.plan.jobs.items() if name not in finished]
         running = self.executor.running(unfinished)
-        for name in sorted(self._running - running.keys()):
+        ended = self._running - running.keys()
+        for name in sorted(ended):
             self._check_end(self.plan.jobs[name])
         for name in running.keys() - self._running:
             self.say(f"{name}: started by an earlier launcher")
         self._running = set(running)
-        self.jobs = read_state(self.plan, running, self.jobs, self.say)
+        known = {name: status for name, status in self.jobs.items() if name not in ended}
+        self.jobs = read_state(self.plan, running, known, self.say)
         self.show(list(self.jobs.values()))
 
     def _start_ready(self) -> None:

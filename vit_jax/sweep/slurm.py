@@ -18,7 +18,7 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from vit_jax.errors import SweepError
-from vit_jax.run.job_folder import read_attempt
+from vit_jax.run.job_folder import local_folder, read_attempt, submitit_folder
 from vit_jax.sweep.executor import Executor, JobState
 from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import PlannedJob
@@ -76,7 +76,7 @@ class SlurmExecutor(Executor):
                 "a running controller",
                 "try squeue, or use --executor=local",
             )
-        self._build_executor(folder / ".sweep")  # Checks the options.
+        self._build_executor(local_folder(folder) / ".sweep")  # Checks the options.
 
     def submit(self, job: PlannedJob) -> None:
         """Submits a job.
@@ -84,7 +84,7 @@ class SlurmExecutor(Executor):
         Raises:
             SweepError: SLURM refuses it.
         """
-        executor = self._build_executor(job.folder / ".sweep" / "submitit")
+        executor = self._build_executor(submitit_folder(job.folder))
         executor.update_parameters(name=self._queue_name(job))
         try:
             submitted = executor.submit(JobProcess(job.folder, job.command()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, first_few
-from vit_jax.run.job_folder import read_attempt, read_optional_json
+from vit_jax.run.job_folder import Attempt, read_all, read_attempt, read_optional_json
 from vit_jax.schema import differences
 from vit_jax.storage.files import write_json
 from vit_jax.sweep.plan import Plan, PlannedJob
@@ -33,12 +33,14 @@ class JobStatus:
         state: one of STATES.
         note: why it has failed or waits.
         result: content of result.json; None: not finished.
+        attempt: its latest start; None: it was never started, or is running.
     """
 
     job: PlannedJob
     state: str
     note: str = ""
     result: dict[str, Any] | None = None
+    attempt: Attempt | None = None
 
     @property
     def name(self) -> str:
@@ -71,8 +73,8 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
             "one folder per sweep",
             "choose another --workdir, or remove this one",
         )
-    for job in plan.jobs.values():
-        changes = None if job.awaited_selection else changed_settings(job)
+    started = [job for job in plan.jobs.values() if not job.awaited_selection]
+    for job, changes in zip(started, read_all(changed_settings, started), strict=True):
         if changes is not None:
             state = "is finished" if job.result.exists() else "was started"
             raise SweepError(
@@ -87,9 +89,9 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
         for name, job in plan.jobs.items()
     ]
     write_json(path, {"sweep": spec, **details, "report": plan.sweep.report, "jobs": jobs})
-    for job in plan.jobs.values():
-        if job.result.exists() and not job.awaited_selection:
-            write_record(plan, job)
+    finished = [job for name, job in plan.jobs.items() if found[name].result is not None]
+    known = [job for job in finished if not job.awaited_selection]
+    read_all(lambda job: write_record(plan, job), known)
     return found
 
 
@@ -131,32 +133,44 @@ def read_state(
     Args:
         plan: the jobs; a selection sets the settings of its final runs.
         running: name -> "running" or "queued".
-        known: what the last call returned; finished jobs are not read again.
+        known: what the last call returned, without jobs that have ended since. The files of a job
+            are read again only if it was running then.
         say: shows a line to the user.
     """
+    known = {name: job for name, job in known.items() if job.state not in ("running", "queued")}
+    unread = [job for name, job in plan.jobs.items() if not (name in running or name in known)]
+    files = dict(zip([job.name for job in unread], read_all(_read_files, unread), strict=True))
+    files |= {name: (job.result, job.attempt) for name, job in known.items()}
     found: dict[str, JobStatus] = {}
     for name in plan.jobs:  # Each comes after the jobs that it needs.
         selection = plan.jobs[name].awaited_selection
         if selection is not None:
             _select(plan, selection, found, say)
-        job, before = plan.jobs[name], known.get(name)
-        if before is not None and before.state == "finished" and before.job is job:
-            found[name] = before
+        job, state = plan.jobs[name], running.get(name)
+        if job.problem is not None:
+            found[name] = JobStatus(job, "failed", job.problem)
+        elif state is not None:  # Even with a result, it keeps its devices until it ends.
+            found[name] = JobStatus(job, state)
         else:
-            found[name] = _read(job, running.get(name), found)
+            status = _status(job, *files[name], found)
+            found[name] = dataclasses.replace(status, attempt=files[name][1])
     return found
 
 
-def _read(job: PlannedJob, executor_state: str | None, found: Mapping[str, JobStatus]) -> JobStatus:
-    """Returns the status of a job, given that of the jobs that it needs."""
-    if job.problem is not None:
-        return JobStatus(job, "failed", job.problem)
-    if executor_state is not None:  # Even with a result, it keeps its devices until it ends.
-        return JobStatus(job, executor_state)
-    result = read_optional_json(job.result)
+def _read_files(job: PlannedJob) -> tuple[dict[str, Any] | None, Attempt | None]:
+    """Returns the result and the latest start of a job."""
+    return read_optional_json(job.result), read_attempt(job.folder)
+
+
+def _status(
+    job: PlannedJob,
+    result: dict[str, Any] | None,
+    attempt: Attempt | None,
+    found: Mapping[str, JobStatus],
+) -> JobStatus:
+    """Returns the status of a job that does not run, given that of the jobs that it needs."""
     if result is not None:
         return JobStatus(job, "finished", result=result)
-    attempt = read_attempt(job.folder)
     if attempt is not None and attempt.why_failed is not None:
         return JobStatus(job, "failed", attempt.why_failed)
     unmet = [need for need in job.needs if found[need].state != "finished"]

@@ -94,8 +94,11 @@ def summary(jobs: Sequence[JobStatus]) -> str:
 
 def _progress(status: JobStatus) -> tuple[str, str, str]:
     """Returns a job's steps, its score and how long it took or has been running."""
-    job, attempt = status.job, read_attempt(status.job.folder)
-    step, total, scores = read_progress(job.folder)
+    job, attempt, total = status.job, status.attempt, None
+    step, scores = 0, dict[str, float]()
+    if status.result is None and (attempt is not None or status.state == "running"):
+        attempt = attempt or read_attempt(job.folder)
+        step, total, scores = read_progress(job.folder)
     seconds = None if attempt is None else (attempt.ended or time.time()) - attempt.started
     if job.config is not None and job.config.train_steps is not None:
         total = job.config.train_steps

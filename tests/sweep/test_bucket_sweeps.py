@@ -1,0 +1,76 @@
+"""Sweeps whose folder is in a bucket: real processes around a stand-in trainer."""
+
+import signal
+
+import pytest
+from sweep_processes import STUB, finish, start, stub_command, wait_for
+
+from vit_jax.__main__ import main
+from vit_jax.run.job_folder import last_log_lines, local_folder, read_attempt, read_progress
+from vit_jax.storage.lock import is_locked
+from vit_jax.storage.paths import user_path
+from vit_jax.sweep import executor
+from vit_jax.sweep.plan import PlannedJob
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch, cache):
+    """The folder of the files that control the stubs."""
+    folder = tmp_path / "stub"
+    folder.mkdir()
+    monkeypatch.setenv("STUB", str(folder))
+    monkeypatch.setattr(PlannedJob, "command", stub_command)
+    monkeypatch.setattr(executor, "_BUCKET_POLL_S", 0.3)
+    return folder
+
+
+def test_a_failed_job_shows_its_log_and_is_run_again(bucket, stub, capsys):
+    (stub / "pretrain.fail").touch()
+    command = ["sweep", f"--sweep={STUB}", f"--workdir={bucket.url}/sweep", "--at_once=2"]
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert f"pretrain: exit code 1; end of {bucket.url}/sweep/jobs/pretrain/log.txt:" in out
+    shown = [line for line in out.splitlines() if line.startswith("  reason ")]
+    assert shown == [f"  reason {n}" for n in range(28, 40)]
+    jobs = user_path(f"{bucket.url}/sweep/jobs")
+    assert (jobs / "tiny" / "log.txt").read_text() == "begins at step 0\n"
+    assert (jobs / "tiny" / "result.json").exists()
+    assert not (local_folder(jobs / "tiny") / "log.txt").exists()
+    (stub / "pretrain.fail").unlink()
+    assert main([*command, "--retry_failed"]) == 0
+    assert len((stub / "tiny.calls").read_text().splitlines()) == 1
+    assert read_attempt(jobs / "pretrain").number == 2
+    # The log of both attempts.
+    lines = (jobs / "pretrain" / "log.txt").read_text().splitlines()
+    assert lines == ["begins at step 0", *(f"reason {n}" for n in range(40)), "begins at step 0"]
+    assert read_progress(jobs / "tiny") == (5, None, {})
+    assert not is_locked(user_path(f"{bucket.url}/sweep/.launcher"))
+
+
+def test_a_second_launcher_is_refused_and_ctrl_c_stops_and_saves(gcs, stub, cache, capsys):
+    workdir = user_path(f"{gcs.url}/sweep")
+    job = workdir / "jobs" / "tiny"
+    held = stub / "tiny.hold"
+    held.touch()
+    process = start(workdir, STUB, stub=stub)
+    wait_for(lambda: read_progress(job)[0] == 3)
+    assert main(["sweep", f"--sweep={STUB}", f"--workdir={workdir}"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(
+        f"error: sweep folder {workdir} is in use by another launcher (process {process.pid} on "
+    )
+    assert last_log_lines(job) == ["begins at step 0"]  # From the local disk.
+    process.send_signal(signal.SIGINT)
+    code, out = finish(process)
+    assert code == 75, out
+    held.unlink()
+    assert main(["sweep", f"--sweep={STUB}", f"--workdir={workdir}"]) == 0
+    log = (job / "log.txt").read_text()
+    assert log == "begins at step 0\nstopped and saved at step 3\nbegins at step 3\n"
+    assert {path.name for path in cache.rglob("log.txt")} == set()
