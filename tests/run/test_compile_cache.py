@@ -172,7 +172,7 @@ def test_a_bucket_keeps_programs_within_the_limit(bucket):
 
 
 @pytest.mark.parametrize("fault", ["expired", "read_only"])
-def test_a_bucket_that_refuses_us_is_a_warning(fault, gcs, caplog):
+def test_a_bucket_that_refuses_us_is_a_warning(fault, gcs, impatient, caplog):
     gcs.server.faults(**{fault: True})
     use_compile_cache(f"{gcs.url}/compiled")
     assert folder_in_use() is None

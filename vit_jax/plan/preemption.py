@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# A run that has not ended after this many sessions never will, for all practical purposes.
-_MAX_SESSIONS = 20_000
+# A run that has not ended after this many sessions never will, for all practical purposes; nor
+# will it if this many sessions in a row bring no run forward.
+_MAX_SESSIONS, _MAX_USELESS = 20_000, 500
 # Sessions: (seconds that each run's machine lasts, seconds until the next one) after each other.
 Sessions = Iterator[tuple[np.ndarray, np.ndarray]]
 
@@ -114,7 +115,7 @@ def simulate(
         notice_s: time between the signal to stop and the end of a machine. A session's time ends at
             the signal. If the time is enough to finish a step and to save, nothing is lost.
     """
-    outcome, saved, running = None, np.zeros(0, int), np.zeros(0, bool)
+    outcome, saved, running, useless = None, np.zeros(0, int), np.zeros(0, bool), 0
     for _, (up_s, down_s) in zip(range(_MAX_SESSIONS), sessions, strict=False):
         if outcome is None:
             outcome = Outcome(*(np.zeros(len(up_s)) for _ in dataclasses.fields(Outcome)))
@@ -129,9 +130,11 @@ def simulate(
             (outcome.preemptions, ~end.finished),
         ):
             total[running] += part[running]
-        saved = np.where(running, end.saved, saved)
+        now = np.where(running, end.saved, saved)
+        useless = useless + 1 if np.array_equal(now, saved) else 0
+        saved = now
         running &= ~end.finished
-        if not running.any():
+        if not running.any() or useless >= _MAX_USELESS:
             break
     assert outcome is not None
     outcome.total_s[running] = np.inf
