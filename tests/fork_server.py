@@ -111,7 +111,10 @@ def serve(path):
 def receive(client):
     descriptors = array.array("i")
     space = socket.CMSG_LEN(2 * descriptors.itemsize)
-    message, ancillary, flags, address = client.recvmsg(MOST_BYTES, space)
+    try:
+        message, ancillary, flags, address = client.recvmsg(MOST_BYTES, space)
+    except ConnectionResetError:  # A test that failed did not read the answer.
+        return b"", [], 0, None
     for _, _, data in ancillary:
         descriptors.frombytes(data)
     return message, descriptors.tolist(), flags, address

@@ -141,10 +141,13 @@ def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
 
 
 @pytest.mark.slow
-def test_an_object_that_was_deleted_below_a_run_is_named(workdir, digits_dir):
+def test_an_object_that_was_deleted_below_a_run_is_named(
+    workdir, digits_dir, tmp_path, monkeypatch
+):
     complete(workdir, digits_dir)
     (workdir / "result.json").unlink()
     (workdir / "checkpoints" / "60" / "params" / "_METADATA").unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # Another machine.
     code, _, err = finish(begin(workdir, digits_dir))
     assert code == 2, err
     assert f"{workdir}/checkpoints/60" in only_error(err)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
-from vit_jax.errors import CheckpointError
+from vit_jax.errors import CheckpointError, FileError
 from vit_jax.named_tree import named_leaves
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
@@ -19,8 +19,8 @@ COMMIT_FILE = "commit_success.txt"
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
-# Name of the file that Orbax adds to a complete checkpoint.
-_ORBAX_FILE = "_CHECKPOINT_METADATA"
+ORBAX_FILE = "_CHECKPOINT_METADATA"
+"""Orbax adds this file to a complete checkpoint; it has the times of the save."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +46,18 @@ class CheckpointInfo:
     config: dict[str, Any]
 
 
-def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
+def describe(
+    items: dict[str, Any], environment: dict[str, Any], *, in_bucket: bool
+) -> dict[str, Any]:
     """Returns the description that `read_checkpoint_info` reads, as JSON.
 
     Args:
         items: item name -> tree of arrays.
         environment: see `run.folder.environment`.
+        in_bucket: whether the run folder is in a bucket.
     """
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
-    return {"environment": environment, "arrays": arrays}
+    return {"environment": environment, "arrays": arrays, "in_bucket": in_bucket}
 
 
 def evaluated_item(config: Mapping[str, Any]) -> str:
@@ -123,15 +126,22 @@ def incomplete_steps(folder: Path) -> list[int]:
     return [step for step, complete in _steps(folder) if not complete]
 
 
-def was_committed(checkpoint: Path) -> bool:
-    """Whether a checkpoint was finished where it was saved; it may have been copied from there."""
-    path = checkpoint / "_CHECKPOINT_METADATA"
-    return path.exists() and read_json(path).get("commit_timestamp_nsecs") is not None
+def was_copied(checkpoint: Path) -> bool:
+    """Whether a checkpoint in a bucket without a commit file was completed on a disk.
+
+    Somebody has copied it from there. Otherwise its save or its deletion was interrupted.
+    """
+    try:
+        about = read_json(checkpoint / "about" / _FILE)
+        orbax = read_json(checkpoint / ORBAX_FILE)
+    except FileError:
+        return False
+    return not about.get("in_bucket") and orbax.get("commit_timestamp_nsecs") is not None
 
 
 def _steps(folder: Path) -> list[tuple[int, bool]]:
     """Returns (step, whether it is complete) of what is in a folder, in ascending order."""
-    mark = COMMIT_FILE if is_bucket(folder) else _ORBAX_FILE
+    mark = COMMIT_FILE if is_bucket(folder) else ORBAX_FILE
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
 
@@ -148,7 +158,7 @@ def write_time_s(folder: Path) -> float | None:
     steps = saved_steps(folder)
     if not steps:
         return None
-    about = read_json(folder / str(steps[-1]) / _ORBAX_FILE, error=CheckpointError)
+    about = read_json(folder / str(steps[-1]) / ORBAX_FILE, error=CheckpointError)
     begin, end = about.get("init_timestamp_nsecs"), about.get("commit_timestamp_nsecs")
     return (end - begin) / 1e9 if begin and end else None
 

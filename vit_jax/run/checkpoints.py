@@ -30,7 +30,7 @@ from vit_jax.run.about import (
     evaluated_item,
     incomplete_steps,
     saved_steps,
-    was_committed,
+    was_copied,
 )
 from vit_jax.run.folder import environment
 from vit_jax.run.staging import StagedFolder
@@ -95,7 +95,7 @@ class CheckpointFolder:
         self._staged = _staged(self.folder)
         self._read_only = read_only
         here = self.folder if self._staged is None else self._staged.local
-        keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
+        keep: list[Any] = [policies.LatestN(config.keep_last), _Needed(self)]
         if config.keep_best:
             keep.append(
                 policies.BestN(
@@ -165,11 +165,16 @@ class CheckpointFolder:
         trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
-        items["about"] = ocp.args.JsonSave(describe(trees, self._environment))
+        items["about"] = ocp.args.JsonSave(
+            describe(trees, self._environment, in_bucket=is_bucket(self.folder))
+        )
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
         barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
         with _as_user_error(self.folder):
+            if self._staged is not None:
+                self._manager.wait_until_finished()  # Orbax would wait here, too.
+                self._staged.push_behind()
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def check(self) -> None:
@@ -257,6 +262,10 @@ class CheckpointFolder:
             step, {name: found[name] for name in abstract}, found["data"], found["config"]
         )
 
+    def needed(self) -> set[int | None]:
+        """Returns the steps that must not be deleted now: pinned, or being uploaded."""
+        return {self.pinned, *(() if self._staged is None else self._staged.uploading())}
+
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config of a checkpoint without reading arrays."""
         return self.restore({}, step).config
@@ -293,7 +302,7 @@ def _make(folder: Path) -> None:
     if is_bucket(folder):
         for step in incomplete_steps(folder):
             path = folder / str(step)
-            if was_committed(path):
+            if was_copied(path):
                 raise CheckpointError(
                     f"{path} has no {COMMIT_FILE}, but was complete elsewhere",
                     "a checkpoint that was saved here",
@@ -316,14 +325,15 @@ def _staged(folder: Path) -> StagedFolder | None:
     return StagedFolder(folder)
 
 
-class _Pinned:
-    """Orbax preservation policy that keeps the pinned checkpoint of a folder."""
+class _Needed:
+    """Orbax preservation policy that keeps the checkpoints of `CheckpointFolder.needed`."""
 
     def __init__(self, folder: CheckpointFolder):
         self._folder = folder
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        return [checkpoint.step == self._folder.pinned for checkpoint in checkpoints]
+        needed = self._folder.needed()
+        return [checkpoint.step in needed for checkpoint in checkpoints]
 
 
 def multi_process_options() -> dict[str, Any]:
