@@ -1,14 +1,26 @@
 """Checkpoints in a bucket: the local copy of those on s3://, and what is not complete."""
 
+import json
+import shutil
 import threading
+import time
 
 import pytest
 
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError
-from vit_jax.run.about import COMMIT_FILE, ORBAX_FILE, incomplete_steps, saved_steps
+from vit_jax.run import staging
+from vit_jax.run.about import (
+    COMMIT_FILE,
+    ORBAX_FILE,
+    choose_checkpoint,
+    incomplete_steps,
+    saved_steps,
+    write_time_s,
+)
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.staging import StagedFolder
+from vit_jax.storage.files import files_below
 from vit_jax.storage.paths import user_path
 
 
@@ -39,44 +51,48 @@ def test_new_checkpoints_are_uploaded_and_old_ones_deleted(staged):
     staged.push()
     assert saved_steps(staged.remote) == [1, 2]
     assert (staged.remote / "2" / "params" / "array").read_text() == "weights 2"
-    for path in sorted((staged.local / "1").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (staged.local / "1").rmdir()
+    shutil.rmtree(staged.local / "1")
     staged.push()
     assert saved_steps(staged.remote) == [2]
     assert list((staged.remote / "1").glob("**/*")) == []
 
 
-def test_another_machine_gets_whole_checkpoints(staged, tmp_path, monkeypatch):
+def test_each_process_has_its_own_copy_of_whole_checkpoints(staged):
     write(staged.local, 1)
     staged.push()
     write(staged.remote, 2)  # Without its commit file.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     other = StagedFolder(staged.remote)
     other.pull()
     assert other.local != staged.local
     assert saved_steps(other.local) == [1]
     assert (other.local / "1" / "params" / "array").read_text() == "weights 1"
+    other.close()
+    assert not other.local.exists()
+    assert saved_steps(staged.local) == [1]
 
 
-def test_a_copy_of_another_run_is_replaced(staged):
-    """Another machine has run again in the same folder, after somebody emptied it."""
-    write(staged.local, 1, time_ns=1)
-    staged.push()
-    write(staged.remote, 1, time_ns=2)
-    (staged.remote / "1" / "params" / "array").write_text("other weights")
-    staged.pull()
-    assert (staged.local / "1" / "params" / "array").read_text() == "other weights"
+def test_the_copy_of_a_killed_process_is_deleted(staged):
+    left = staged.local.with_name("left")
+    write(left, 1)
+    StagedFolder(staged.remote).close()
+    assert not left.exists()
+    assert staged.local.exists()
 
 
-@pytest.mark.parametrize("name", ["params/array", ORBAX_FILE])
-def test_an_object_that_was_deleted_is_uploaded_again(staged, name, caplog):
+def test_checkpoints_stay_in_the_bucket_if_the_copy_is_lost(staged):
     write(staged.local, 1)
     staged.push()
-    (staged.remote / "1" / name).unlink()
-    staged.pull()
-    assert caplog.messages == [f"{staged.remote}/1 lacks {name}: uploaded again"]
-    assert (staged.remote / "1" / name).read_bytes() == (staged.local / "1" / name).read_bytes()
+    shutil.rmtree(staged.local / "1")
+    staged.push()
+    assert saved_steps(staged.remote) == [1]
+
+
+def test_a_checkpoint_that_loses_a_file_gets_no_commit_file(staged, monkeypatch):
+    write(staged.local, 1)
+    monkeypatch.setattr(staging, "files_below", lambda at: [*files_below(at), at / "gone"])
+    with pytest.raises(FileNotFoundError, match=r"No such file to upload: .*/1/gone"):
+        staged.push()
+    assert saved_steps(staged.remote) == []
 
 
 def test_checkpoints_that_are_being_uploaded_are_needed(staged, monkeypatch):
@@ -93,6 +109,25 @@ def test_checkpoints_that_are_being_uploaded_are_needed(staged, monkeypatch):
     staged.push()
     assert staged.uploading() == []
     assert saved_steps(staged.remote) == [1, 2]
+
+
+def test_a_step_of_a_bucket_without_its_commit_file_is_not_read(bucket):
+    folder = user_path(f"{bucket.url}/run/checkpoints")
+    write(folder, 1)
+    with pytest.raises(CheckpointError, match=f"{folder}/1 has no {COMMIT_FILE}"):
+        choose_checkpoint(folder / "1")
+    (folder / "1" / COMMIT_FILE).write_text("5000000001")
+    assert choose_checkpoint(folder / "1") == folder / "1"
+
+
+def test_a_save_lasts_until_it_is_uploaded(staged):
+    write(staged.local, 1)
+    about = staged.local / "1" / ORBAX_FILE
+    begin = time.time_ns()
+    about.write_text(json.dumps({"init_timestamp_nsecs": begin, "commit_timestamp_nsecs": begin}))
+    staged.push()
+    assert 0 < write_time_s(staged.remote) < 60
+    assert write_time_s(staged.local) is not None
 
 
 def test_what_a_save_or_a_deletion_has_left_is_deleted(bucket):

@@ -15,7 +15,10 @@ from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
 
 COMMIT_FILE = "commit_success.txt"
-"""In a bucket, Orbax writes this object last. On a local disk it renames the folder of the step."""
+"""In a bucket this object is written last; on s3:// it holds the time, in unix nanoseconds.
+
+On a local disk Orbax renames the folder of the step instead.
+"""
 
 # Name of the file in which Orbax stores a JSON item.
 _FILE = "metadata"
@@ -91,6 +94,10 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     path = user_path(path)
     is_run = (path / "checkpoints").is_dir()  # A run folder's name may be a number, too.
     if path.name.isdigit() and step is None and path.is_dir() and not is_run:
+        if is_bucket(path) and not (path / COMMIT_FILE).exists():
+            raise CheckpointError(
+                f"{path} has no {COMMIT_FILE}", "a complete checkpoint", "choose another step"
+            )
         return path
     folder = path / "checkpoints" if is_run else path
     if not folder.is_dir():
@@ -160,6 +167,9 @@ def write_time_s(folder: Path) -> float | None:
         return None
     about = read_json(folder / str(steps[-1]) / ORBAX_FILE, error=CheckpointError)
     begin, end = about.get("init_timestamp_nsecs"), about.get("commit_timestamp_nsecs")
+    mark = folder / str(steps[-1]) / COMMIT_FILE
+    if mark.exists() and (uploaded := mark.read_text()).isdigit():
+        end = int(uploaded)
     return (end - begin) / 1e9 if begin and end else None
 
 

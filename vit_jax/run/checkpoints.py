@@ -48,9 +48,9 @@ ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
 """Item of a checkpoint -> attribute of the training state."""
 
 # Texts in the errors of Orbax and TensorStore when a disk cannot be written.
+_FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _DISK_PROBLEMS = (
-    "No space left on device",
-    "Disk quota exceeded",
+    *_FULL_DISK,
     "Permission denied",
     "Read-only file system",
     "Input/output error",
@@ -92,9 +92,25 @@ class CheckpointFolder:
     def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = False):
         self.folder = folder.absolute()
         self.pinned: int | None = None
-        self._staged = _staged(self.folder)
+        self._staged: StagedFolder | None = None
         self._read_only = read_only
-        here = self.folder if self._staged is None else self._staged.local
+        with self._as_user_error():
+            if not read_only:
+                on_first_host("make the checkpoint folder", lambda: _make(self.folder))
+            self._staged = _staged(self.folder)
+            if self._staged is not None:
+                self._staged.pull([] if read_only else None)
+            here = self.folder if self._staged is None else self._staged.local
+            self._manager = ocp.CheckpointManager(
+                os.fspath(here),
+                options=self._options(here, config),
+                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
+                | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
+            )
+        self._environment = {} if read_only else environment()
+
+    def _options(self, here: Path, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
+        """Returns the options of Orbax's manager of a folder."""
         keep: list[Any] = [policies.LatestN(config.keep_last), _Needed(self)]
         if config.keep_best:
             keep.append(
@@ -105,29 +121,17 @@ class CheckpointFolder:
                     keep_checkpoints_without_metrics=False,
                 )
             )
-        options = ocp.CheckpointManagerOptions(
+        return ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(keep),
             save_interval_steps=1,
             create=False,
-            read_only=read_only,
-            cleanup_tmp_directories=not read_only,
+            read_only=self._read_only,
+            cleanup_tmp_directories=not self._read_only,
             enable_async_checkpointing=True,
             # A folder of a mounted bucket cannot be renamed at once.
             temporary_path_class=_COMMIT_FILE if is_bucket(here) else None,
             **multi_process_options(),
         )
-        with _as_user_error(self.folder):
-            if not read_only:
-                on_first_host("make the checkpoint folder", lambda: _make(self.folder))
-            if self._staged is not None:
-                self._staged.pull([] if read_only else None)
-            self._manager = ocp.CheckpointManager(
-                os.fspath(here),
-                options=options,
-                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
-                | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
-            )
-        self._environment = {} if read_only else environment()
 
     def __enter__(self) -> "CheckpointFolder":
         return self
@@ -171,7 +175,7 @@ class CheckpointFolder:
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
         barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
-        with _as_user_error(self.folder):
+        with self._as_user_error():
             if self._staged is not None:
                 self._manager.wait_until_finished()  # Orbax would wait here, too.
                 self._staged.push_behind()
@@ -183,7 +187,7 @@ class CheckpointFolder:
         Raises:
             RunFolderError: the checkpoint could not be written.
         """
-        with _as_user_error(self.folder):
+        with self._as_user_error():
             self._manager.check_for_errors()
             if self._staged is not None and not self._manager.is_saving_in_progress():
                 self._staged.push_behind()
@@ -194,7 +198,7 @@ class CheckpointFolder:
         Raises:
             RunFolderError: the checkpoint could not be written.
         """
-        with _as_user_error(self.folder):
+        with self._as_user_error():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
             if self._staged is not None and not self._read_only:
@@ -202,12 +206,12 @@ class CheckpointFolder:
 
     def close(self) -> None:
         """Waits for the last save and releases the folder."""
-        with _as_user_error(self.folder):
-            self._manager.close()
+        with contextlib.ExitStack() as closing, self._as_user_error():
             if self._staged is not None:
-                if not self._read_only:
-                    self._staged.push()
-                self._staged.close()
+                closing.callback(self._staged.close)
+            self._manager.close()
+            if self._staged is not None and not self._read_only:
+                self._staged.push()
 
     def restore(self, abstract: dict[str, Any], step: int | None = None) -> Restored:
         """Restores a checkpoint with the shardings of `abstract`.
@@ -269,6 +273,32 @@ class CheckpointFolder:
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config of a checkpoint without reading arrays."""
         return self.restore({}, step).config
+
+    @contextlib.contextmanager
+    def _as_user_error(self) -> Iterator[None]:
+        """Converts errors of an unwritable disk or bucket, and of late processes, to UserErrors."""
+        try:
+            with name_late_processes():
+                yield
+        except UserError:
+            raise
+        except Exception as error:  # Each client of a bucket has its own classes.
+            found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]
+            reason = getattr(error, "strerror", None) or (found[0] if found else None)
+            at, place = self.folder, "folder with free space"
+            fix = "free some space or choose another --workdir"
+            if found and found[0] in _FULL_DISK and self._staged is not None:
+                at, fix = self._staged.local, "free some space or set XDG_CACHE_HOME"
+            elif isinstance(self.folder, BucketPath):
+                reason = reason or reason_of(error)
+                place, fix = "bucket", "log in again, check the account's rights, or run it again"
+            if reason is None:
+                raise
+            raise RunFolderError(
+                f"cannot write checkpoints to {at}: {reason}",
+                f"a writable {place}",
+                f"{fix}; the last complete checkpoint is kept",
+            ) from error
 
     def _check_architecture(self, abstract: dict[str, Any], step: int) -> None:
         saved = self._manager.item_metadata(step)
@@ -380,27 +410,3 @@ def result_params(
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
-
-
-@contextlib.contextmanager
-def _as_user_error(folder: Path) -> Iterator[None]:
-    """Converts errors of an unwritable disk or bucket, and of late processes, to UserErrors."""
-    try:
-        with name_late_processes():
-            yield
-    except UserError:
-        raise
-    except Exception as error:  # Each client of a bucket has its own classes.
-        found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]
-        reason = getattr(error, "strerror", None) or (found[0] if found else None)
-        place, fix = "folder with free space", "free some space or choose another --workdir"
-        if isinstance(folder, BucketPath):
-            reason = reason or reason_of(error)
-            place, fix = "bucket", "log in again, check the account's rights, or run it again"
-        if reason is None:
-            raise
-        raise RunFolderError(
-            f"cannot write checkpoints to {folder}: {reason}",
-            f"a writable {place}",
-            f"{fix}; the last complete checkpoint is kept",
-        ) from error

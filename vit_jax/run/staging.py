@@ -1,12 +1,13 @@
 """Checkpoints on s3://: Orbax writes them to a local disk, from where whole ones are uploaded.
 
-Orbax 0.12 writes arrays to local disks and gs:// only. So a run of one process keeps a copy of its
-checkpoints in the user's cache folder. Its checkpoints folder on s3:// has the same objects as one
-on gs://; the last one that is written is the commit file.
+Orbax 0.12 writes arrays to local disks and gs:// only. So a process copies the checkpoints of its
+run to a folder of its own in the user's cache folder. The folder on s3:// has the same objects as
+one on gs://; the last one that is written is the commit file.
 """
 
-import hashlib
-import logging
+import contextlib
+import time
+import uuid
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,36 +15,42 @@ from pathlib import Path
 from vit_jax.run.about import COMMIT_FILE, ORBAX_FILE, saved_steps
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import files_below, remove_tree
+from vit_jax.storage.lock import is_locked, locked
 from vit_jax.storage.paths import cache_dir
-
-log = logging.getLogger(__name__)
 
 # Objects that are transferred at the same time.
 _TRANSFERS = 16
 
 
 class StagedFolder:
-    """A checkpoints folder on s3:// and its copy on the local disk.
+    """A checkpoints folder on s3:// and this process's copy of it, which `close` deletes.
 
     Args:
         remote: the folder.
 
     Attributes:
         local: the copy.
+
+    Raises:
+        OSError: the copy cannot be made.
     """
 
     def __init__(self, remote: BucketPath):
-        name = hashlib.sha256(str(remote).encode()).hexdigest()[:16]
-        self.remote, self.local = remote, cache_dir() / "checkpoints" / name
+        copies = cache_dir() / "checkpoints"
+        self.remote, self.local = remote, copies / uuid.uuid4().hex
         self._push: Future[None] | None = None
         self._pushed: list[int] = []
         self._uploading: list[int] = []
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(locked(_lock_of(self.local)))
+        self.local.mkdir()
+        for other in copies.iterdir():
+            if other.is_dir() and not is_locked(_lock_of(other)):  # Its process was killed.
+                _remove(other)
         self._pool = ThreadPoolExecutor(1, "upload checkpoints")
 
     def pull(self, steps: Iterable[int] | None = None) -> None:
-        """Downloads complete checkpoints that the copy lacks; deletes what is only in the copy.
-
-        If objects of a checkpoint are missing that the copy has, it is uploaded again.
+        """Downloads complete checkpoints that the copy lacks.
 
         Args:
             steps: steps to download; None: all.
@@ -51,17 +58,9 @@ class StagedFolder:
         Raises:
             OSError: an object cannot be read.
         """
-        there = saved_steps(self.remote)
-        self.local.mkdir(parents=True, exist_ok=True)
-        for path in self.local.iterdir():
-            if not (path.name.isdigit() and int(path.name) in there and self._is_same(path)):
-                remove_tree(path)
-        for step in there if steps is None else steps:
+        for step in saved_steps(self.remote) if steps is None else steps:
             if not (self.local / str(step)).exists():
                 self._download(step)
-            elif missing := self._missing(step):
-                log.warning("%s/%d lacks %s: uploaded again", self.remote, step, missing[0])
-                self._upload(step)
 
     def uploading(self) -> list[int]:
         """Returns the steps that an upload may be reading."""
@@ -98,49 +97,38 @@ class StagedFolder:
         self._push_all(saved_steps(self.local))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Waits for the upload that is under way and deletes the copy."""
         self._pool.shutdown()
+        with contextlib.suppress(OSError):  # The next process deletes it.
+            _remove(self.local)
+        self._held.close()
 
     def _push_all(self, steps: list[int]) -> None:
-        """Uploads the steps that are missing, and deletes all others."""
+        """Uploads the steps that are missing, then deletes older ones that are not among them."""
         there = saved_steps(self.remote)
         for step in steps:
             if step not in there:
-                remove_tree(self.remote / str(step))
                 self._upload(step)
         for step in there:
-            if step not in steps:
+            if step not in steps and step < max(steps, default=0):
                 # Without its commit file a checkpoint is incomplete.
                 (self.remote / str(step) / COMMIT_FILE).unlink(missing_ok=True)
                 remove_tree(self.remote / str(step))
         self._pushed = steps
 
-    def _is_same(self, path: Path) -> bool:
-        """Whether a checkpoint of the copy is whole and not that of another run.
-
-        Another run may have had the same folder. Orbax's file holds the time of the save.
-        """
-        here, there = path / ORBAX_FILE, self.remote / path.name / ORBAX_FILE
-        return here.exists() and (not there.exists() or here.read_bytes() == there.read_bytes())
-
-    def _missing(self, step: int) -> list[str]:
-        """Returns the names of files of the copy that the remote checkpoint lacks."""
-        source, target = self.local / str(step), self.remote / str(step)
-        there = {path.relative_to(target).as_posix() for path, _ in target.find()}
-        here = {path.relative_to(source).as_posix() for path in files_below(source)}
-        return sorted(here - there)
-
     def _upload(self, step: int) -> None:
         source, target = self.local / str(step), self.remote / str(step)
+        remove_tree(target)
         files = [path for path in files_below(source) if path.name != COMMIT_FILE]
+        if source / ORBAX_FILE not in files:
+            raise FileNotFoundError(f"checkpoint {source} is not complete")
         with ThreadPoolExecutor(_TRANSFERS) as pool:
             list(pool.map(lambda p: (target / p.relative_to(source)).upload(p), files))
-        (target / COMMIT_FILE).write_text(f"{len(files)} objects")
+        (target / COMMIT_FILE).write_text(str(time.time_ns()))
 
     def _download(self, step: int) -> None:
         source, target = self.remote / str(step), self.local / str(step)
         part = target.with_name(f"{step}.part")
-        remove_tree(part)
 
         def fetch(path: BucketPath) -> None:
             place = part / path.relative_to(source)
@@ -150,3 +138,13 @@ class StagedFolder:
         with ThreadPoolExecutor(_TRANSFERS) as pool:
             list(pool.map(fetch, [path for path, _ in source.find()]))
         part.rename(target)
+
+
+def _lock_of(copy: Path) -> Path:
+    """Returns the lock that the process of a copy holds."""
+    return copy.with_name(f"{copy.name}.lock")
+
+
+def _remove(copy: Path) -> None:
+    remove_tree(copy)
+    _lock_of(copy).unlink(missing_ok=True)

@@ -491,23 +491,27 @@ class BucketPath(pathlib.PosixPath):
         with contextlib.suppress(FileExistsError) if exist_ok else contextlib.nullcontext():
             self.create(b"")
 
-    @_translated
     def upload(self, source: pathlib.Path) -> None:
         """Writes the content of a local file, or of all files of a local folder.
 
-        Of a folder, the files directly in it are written last: they describe the others.
+        Files directly in the folder describe the others, so they are written last.
+
+        Raises:
+            FileNotFoundError: there is no such file or folder.
+            OSError: an object cannot be written.
         """
-        if source.is_file():
-            self.fs.put_file(str(source), self.key)
-            return
-        files = [path for path in sorted(source.rglob("*")) if path.is_file()]
-        for some in (
-            [path for path in files if path.parent != source],
-            [path for path in files if path.parent == source],
-        ):
-            keys = [f"{self.key}/{path.relative_to(source).as_posix()}" for path in some]
-            if some:
-                self.fs.put([str(path) for path in some], keys)
+        if not source.exists():
+            raise FileNotFoundError(errno.ENOENT, "No such file to upload", str(source))
+        with as_os_error(self):
+            if source.is_file():
+                self.fs.put_file(str(source), self.key)
+                return
+            files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+            inside = [path for path in files if path.parent != source]
+            for some in (inside, [path for path in files if path.parent == source]):
+                keys = [f"{self.key}/{path.relative_to(source).as_posix()}" for path in some]
+                if some:
+                    self.fs.put([str(path) for path in some], keys)
 
     @_translated
     def download(self, target: pathlib.Path) -> None:
