@@ -67,13 +67,13 @@ def test_each_process_has_its_own_copy_of_whole_checkpoints(staged):
     assert saved_steps(other.local) == [1]
     assert (other.local / "1" / "params" / "array").read_text() == "weights 1"
     other.close()
-    assert not other.local.exists()
+    assert not other.local.parent.exists()
     assert saved_steps(staged.local) == [1]
 
 
 def test_the_copy_of_a_killed_process_is_deleted(staged):
-    left = staged.local.with_name("left")
-    write(left, 1)
+    left = staged.local.parents[1] / "left"
+    write(left / "steps", 1)
     StagedFolder(staged.remote).close()
     assert not left.exists()
     assert staged.local.exists()
@@ -95,20 +95,21 @@ def test_a_checkpoint_that_loses_a_file_gets_no_commit_file(staged, monkeypatch)
     assert saved_steps(staged.remote) == []
 
 
-def test_checkpoints_that_are_being_uploaded_are_needed(staged, monkeypatch):
+def test_a_checkpoint_that_is_deleted_during_its_upload_is_uploaded(staged, monkeypatch):
     write(staged.local, 1)
-    assert staged.uploading() == []
     go_on = threading.Event()
     upload = staged._upload
     monkeypatch.setattr(staged, "_upload", lambda step: (go_on.wait(60), upload(step)))
     staged.push_behind()
+    shutil.rmtree(staged.local / "1")
     write(staged.local, 2)
     staged.push_behind()  # Does not wait for the first one.
-    assert staged.uploading() == [1]
     go_on.set()
+    staged._push.result()
+    assert saved_steps(staged.remote) == [1]
+    assert (staged.remote / "1" / "params" / "array").read_text() == "weights 1"
     staged.push()
-    assert staged.uploading() == []
-    assert saved_steps(staged.remote) == [1, 2]
+    assert saved_steps(staged.remote) == [2]
 
 
 def test_a_step_of_a_bucket_without_its_commit_file_is_not_read(bucket):

@@ -111,7 +111,7 @@ class CheckpointFolder:
 
     def _options(self, here: Path, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
         """Returns the options of Orbax's manager of a folder."""
-        keep: list[Any] = [policies.LatestN(config.keep_last), _Needed(self)]
+        keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
         if config.keep_best:
             keep.append(
                 policies.BestN(
@@ -266,10 +266,6 @@ class CheckpointFolder:
             step, {name: found[name] for name in abstract}, found["data"], found["config"]
         )
 
-    def needed(self) -> set[int | None]:
-        """Returns the steps that must not be deleted now: pinned, or being uploaded."""
-        return {self.pinned, *(() if self._staged is None else self._staged.uploading())}
-
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config of a checkpoint without reading arrays."""
         return self.restore({}, step).config
@@ -355,15 +351,14 @@ def _staged(folder: Path) -> StagedFolder | None:
     return StagedFolder(folder)
 
 
-class _Needed:
-    """Orbax preservation policy that keeps the checkpoints of `CheckpointFolder.needed`."""
+class _Pinned:
+    """Orbax preservation policy that keeps the pinned checkpoint of a folder."""
 
     def __init__(self, folder: CheckpointFolder):
         self._folder = folder
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        needed = self._folder.needed()
-        return [checkpoint.step in needed for checkpoint in checkpoints]
+        return [checkpoint.step == self._folder.pinned for checkpoint in checkpoints]
 
 
 def multi_process_options() -> dict[str, Any]:

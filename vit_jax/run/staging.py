@@ -6,6 +6,8 @@ one on gs://; the last one that is written is the commit file.
 """
 
 import contextlib
+import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterable
@@ -37,13 +39,13 @@ class StagedFolder:
 
     def __init__(self, remote: BucketPath):
         copies = cache_dir() / "checkpoints"
-        self.remote, self.local = remote, copies / uuid.uuid4().hex
+        self._own = copies / uuid.uuid4().hex
+        self.remote, self.local, self._links = remote, self._own / "steps", self._own / "links"
         self._push: Future[None] | None = None
         self._pushed: list[int] = []
-        self._uploading: list[int] = []
         self._held = contextlib.ExitStack()
-        self._held.enter_context(locked(_lock_of(self.local)))
-        self.local.mkdir()
+        self._held.enter_context(locked(_lock_of(self._own)))
+        self.local.mkdir(parents=True)
         for other in copies.iterdir():
             if other.is_dir() and not is_locked(_lock_of(other)):  # Its process was killed.
                 _remove(other)
@@ -62,15 +64,11 @@ class StagedFolder:
             if not (self.local / str(step)).exists():
                 self._download(step)
 
-    def uploading(self) -> list[int]:
-        """Returns the steps that an upload may be reading."""
-        return [] if self._push is None or self._push.done() else self._uploading
-
     def push_behind(self) -> None:
         """Starts to upload new checkpoints, unless an upload is under way or none is new.
 
         Nothing may be saving or deleting checkpoints in the copy when this is called. What is
-        saved after that must leave the steps of `uploading` alone.
+        deleted after that is uploaded all the same.
 
         Raises:
             OSError: the last upload failed.
@@ -80,10 +78,8 @@ class StagedFolder:
                 return
             done, self._push = self._push, None
             done.result()
-        steps = saved_steps(self.local)
-        if steps != self._pushed:
-            self._uploading = steps
-            self._push = self._pool.submit(self._push_all, steps)
+        if saved_steps(self.local) != self._pushed:
+            self._push = self._pool.submit(self._push_all, self._link_steps())
 
     def push(self) -> None:
         """Uploads new checkpoints, and deletes those that the run no longer keeps.
@@ -94,14 +90,24 @@ class StagedFolder:
         if self._push is not None:
             done, self._push = self._push, None
             done.result()
-        self._push_all(saved_steps(self.local))
+        self._push_all(self._link_steps())
 
     def close(self) -> None:
         """Waits for the upload that is under way and deletes the copy."""
         self._pool.shutdown()
         with contextlib.suppress(OSError):  # The next process deletes it.
-            _remove(self.local)
+            _remove(self._own)
         self._held.close()
+
+    def _link_steps(self) -> list[int]:
+        """Makes hard links to all new checkpoints and returns the steps of all checkpoints."""
+        steps = saved_steps(self.local)
+        for step in steps:
+            if step not in self._pushed:
+                links = self._links / str(step)
+                remove_tree(links)
+                shutil.copytree(self.local / str(step), links, copy_function=_link)
+        return steps
 
     def _push_all(self, steps: list[int]) -> None:
         """Uploads the steps that are missing, then deletes older ones that are not among them."""
@@ -109,6 +115,7 @@ class StagedFolder:
         for step in steps:
             if step not in there:
                 self._upload(step)
+            remove_tree(self._links / str(step))
         for step in there:
             if step not in steps and step < max(steps, default=0):
                 # Without its commit file a checkpoint is incomplete.
@@ -117,7 +124,7 @@ class StagedFolder:
         self._pushed = steps
 
     def _upload(self, step: int) -> None:
-        source, target = self.local / str(step), self.remote / str(step)
+        source, target = self._links / str(step), self.remote / str(step)
         remove_tree(target)
         files = [path for path in files_below(source) if path.name != COMMIT_FILE]
         if source / ORBAX_FILE not in files:
@@ -138,6 +145,13 @@ class StagedFolder:
         with ThreadPoolExecutor(_TRANSFERS) as pool:
             list(pool.map(fetch, [path for path, _ in source.find()]))
         part.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # The file system has no hard links.
+        shutil.copyfile(source, target)
 
 
 def _lock_of(copy: Path) -> Path:
