@@ -154,7 +154,7 @@ def _steps(folder: Path) -> list[tuple[int, bool]]:
 
 
 def write_time_s(folder: Path) -> float | None:
-    """Returns the time from the begin of the latest complete save until it was complete.
+    """Returns the time from the start of the latest complete save until it was complete.
 
     Args:
         folder: the `checkpoints` folder of a run.

@@ -38,8 +38,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         },
     },
 }
-# gcsfs repeats a read that was throttled or cut for about 30 s, with jitter. Of s3fs, botocore does
-# so for answers, but reads that are cut in the middle are repeated for 1 s without jitter.
+# gcsfs repeats a read that was throttled or cut for about 30 s, with jitter. For s3://, botocore
+# repeats throttled requests in this way, but s3fs repeats cut reads for 1 s only, without jitter.
 _READ_ATTEMPTS = {"gs": 1, "s3": 5}
 
 

@@ -102,7 +102,7 @@ def is_bucket(path: Path) -> bool:
 def _mount_type(path: Path) -> str:
     """Returns the type of the file system that holds a local path; "" if it is not known."""
     path = path.resolve()
-    # Of several mounts at one place the last one counts.
+    # If several are mounted at one place, the last one is visible.
     inside = [mount for mount in _mounts() if path.is_relative_to(mount[0])]
     return max(enumerate(inside), key=lambda m: (len(m[1][0]), m[0]))[1][1] if inside else ""
 

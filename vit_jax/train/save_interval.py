@@ -40,7 +40,7 @@ def best_interval_s(blocked_s: float, between_failures_s: float, write_s: float 
     Args:
         blocked_s: time that a save blocks training.
         between_failures_s: mean time between failures.
-        write_s: time from the begin of a save until its checkpoint is complete.
+        write_s: time from the start of a save until its checkpoint is complete.
 
     >>> best_interval_s(2.0, 3600.0), best_interval_s(2.0, 3600.0, write_s=300.0)
     (120.0, 300.0)
