@@ -118,6 +118,7 @@ def test_machines_that_never_last_long_enough_are_said_to_be(measured, tmp_path,
     ("name", "text"),
     [
         ("t.csv", "up_s,down_s\n10,1\n20,\n"),
+        ("t.csv", "\ufeffup_s,down_s\n10,1\n20,\n"),
         ("t.csv", "down_s,up_s,zone\n1,10,a\n5,20,b\n"),
         ("t.json", '[{"up_s": 10, "down_s": 1}, 20]'),
         ("t.json", '[{"up_s": 10, "down_s": 1}, {"up_s": 20}]'),
@@ -132,7 +133,7 @@ def test_traces_are_csv_or_json(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("arguments", "trace", "got"),
     [
-        (["--preemptions=TRACE"], "up\n3\n", "KeyError('up_s')"),
+        (["--preemptions=TRACE"], "up\n3\n", "trace.csv has no up_s"),
         (["--preemptions=TRACE"], "up_s\n", "has no times"),
         (["--preemptions=TRACE"], "up_s\n0\n", "not positive"),
         (["--preemptions=TRACE"], "up_s\nx\n", "could not convert"),

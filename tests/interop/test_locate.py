@@ -211,3 +211,15 @@ def test_a_whole_run_folder_is_fetched(cache, remote):
     for name in there:
         remote.pipe_file(f"/runs/mine/{name}", b"x")
     assert set(files(weights_path("hf://runs/mine"))) == set(there)
+
+
+def test_files_that_are_gone_in_a_bucket_are_not_read_from_the_cache(cache, bucket):
+    root = user_path(f"{bucket.url}/models/vit")
+    for name in ("model-1-of-2.safetensors", "model-2-of-2.safetensors", "config.json"):
+        (root / name).write_text("{}")
+    path = local_weights(root)
+    assert len(files(path)) == 3
+    for number in (1, 2):
+        (root / f"model-{number}-of-2.safetensors").unlink()
+    (root / "model.safetensors").write_text("{}")
+    assert files(local_weights(root)).keys() == {"model.safetensors", "config.json"}

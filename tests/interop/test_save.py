@@ -18,7 +18,8 @@ from weight_files import parameters, random_loaded
 from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import EvalView, all_formats
 from vit_jax.interop.load import load
-from vit_jax.interop.save import save
+from vit_jax.interop.save import new_path, save
+from vit_jax.storage.paths import user_path
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
 
@@ -270,3 +271,22 @@ def test_evaluation_settings_survive_the_round_trip(tmp_path, view, format):
 def test_the_transformers_config_resizes_without_cropping(tmp_path):
     save(random_loaded(), tmp_path / "there", "transformers")
     assert load(tmp_path / "there").view == EvalView("resize")
+
+
+def test_an_export_to_a_bucket_that_fails_leaves_nothing(bucket):
+    path = user_path(f"{bucket.url}/out")
+    bucket.server.faults(read_only=True, only="write .*/out/model.json")
+
+    def export():
+        with new_path(path) as local:
+            (local / "params").mkdir(parents=True)
+            (local / "params" / "x").write_text("1")
+            (local / "model.json").write_text("{}")
+
+    with pytest.raises(WeightsError, match="expected a writable bucket") as caught:
+        export()
+    assert caught.value.got.startswith(f"cannot write {path}: ")
+    bucket.server.faults()
+    assert path.find() == []
+    export()
+    assert (path / "params" / "x").read_text() == "1"

@@ -105,7 +105,7 @@ def test_the_parts_add_up_and_runs_do_not_affect_each_other():
     begin = np.linspace(0, up.sum(), 50, endpoint=False)
     down = np.array([5.0, 50, 500, 60, 7])
     many = simulate(COSTS, 60, along_trace(up, down, begin), notice_s=2)
-    parts = many.lost_s + many.restart_s + many.saving_s + many.idle_s + COSTS.work_s
+    parts = many.lost_s + many.restart_s + many.saving_s + many.idle_s + COSTS.steps * COSTS.step_s
     np.testing.assert_allclose(many.total_s, parts)
     np.testing.assert_allclose(many.machine_s, many.total_s - many.idle_s)
     for i in (0, 17, 49):

@@ -256,3 +256,16 @@ def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):
     assert (frame["device"].item(), frame["state"].item()) == ("rack 3", "finished")
     assert runs_csv(found, frame)["device"].item() == "2 x cpu"
     assert hardware_table(frame).rows[0][0].text == "2 x cpu"
+
+
+def test_how_data_and_programs_are_cached_is_no_setting(tmp_path):
+    keys = {
+        "compile_cache": "gs://b/c", "compile_cache_mb": 5, "precompiled": "p",
+        "profile": {"steps": "1:2"},
+    }  # fmt: skip
+    data = {"cache_dir": "/a", "cache_dir_gb": 1, "cache_mb": 0}
+    plain = config()
+    write(tmp_path / "a", config=plain, env={})
+    changed = {**plain, **keys, "data": {**plain["data"], **data}}
+    write(tmp_path / "b", config=changed, env={})
+    assert differing_settings(read_runs([tmp_path]).runs) == []

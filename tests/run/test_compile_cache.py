@@ -147,12 +147,25 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
 
 
 def test_hosts_that_do_not_share_the_folder_do_not_use_it(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(compile_cache, "gather", lambda name, value: [value, False])
+    def gather(name, value):
+        return [value, value if name == "compare compilation caches" else False]
+
+    monkeypatch.setattr(compile_cache, "gather", gather)
     use_compile_cache(str(tmp_path))
     assert folder_in_use() is None
     (line,) = caplog.messages
     assert "process 1 does not see" in line
     assert "set compile_cache to a folder or bucket that all hosts share" in line
+
+
+@pytest.mark.parametrize(("others", "warnings"), [(True, 1), (False, 0)])
+def test_hosts_use_a_cache_if_all_want_one(tmp_path, monkeypatch, caplog, others, warnings):
+    """Process 1 has another one, or none: no process may wait for it."""
+    monkeypatch.setattr(compile_cache, "gather", lambda name, value: [others, False])
+    monkeypatch.setattr(compile_cache, "on_first_host", None)
+    use_compile_cache(str(tmp_path))
+    assert folder_in_use() is None
+    assert len(caplog.messages) == warnings
 
 
 def test_a_bucket_keeps_programs_within_the_limit(bucket):

@@ -75,8 +75,34 @@ def test_a_copy_is_independent_of_the_arrays_that_the_next_step_overwrites(tier)
 def test_a_copy_that_was_not_written_to_the_end_does_not_count(tier, tmp_path):
     tier.save(1, state(1.0), **ABOUT)
     tier.wait()
-    (tmp_path / "disk/run/process-0-of-1/.2.tmp").write_bytes(b"half")
+    (tmp_path / "disk/run/process-0-of-1/.tmp").write_bytes(b"half")
     assert tier.newest() == 1
+    LocalTier(tmp_path / "disk", "run", abstract()).close()
+    assert ".tmp" not in files(tmp_path)
+
+
+def test_a_full_disk_is_not_kept_full_by_half_a_copy(tier, tmp_path, monkeypatch, caplog):
+    def fill(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fill)
+    tier.save(1, state(1.0), **ABOUT)
+    tier.wait()
+    assert "No space left on device" in caplog.text
+    assert files(tmp_path) == []
+
+
+def test_copies_for_other_meshes_and_processes_go_when_there_are_new_ones(tier, tmp_path):
+    wider = LocalTier(tmp_path / "disk", "run", abstract({"params": {"bias": jnp.ones(3)}}))
+    wider.save(1, state(1.0), **ABOUT)
+    wider.close()
+    (tmp_path / "disk/run/process-0-of-2").mkdir()
+    (tmp_path / "disk/run/process-0-of-2/1-abc.npz").write_bytes(b"")
+    assert len(files(tmp_path)) == 2
+    tier.save(2, state(2.0), **ABOUT)
+    tier.wait()
+    assert [name.partition("-")[0] for name in files(tmp_path)] == ["2"]
 
 
 def test_a_damaged_copy_is_warned_about_and_not_taken(tier, tmp_path, caplog):

@@ -1,6 +1,7 @@
 import csv
 import json
 import shutil
+import tempfile
 
 import jax
 import pytest
@@ -178,6 +179,9 @@ def test_a_trace_ends_with_the_run_and_other_hosts_write_none(config, tmp_path):
     assert title.startswith("# steps 20 to 20: ")
     with pytest.raises(ConfigError, match=r"'profile\.hosts' is '1' in a run of 1 processes"):
         train(config.replace(profile=profile.replace(hosts="1")), tmp_path / "there", StopSignals())
+    late = config.replace(profile=profile.replace(steps="21:22"))
+    with pytest.raises(ConfigError, match=r"'profile\.steps' is 21:22, and the run has 20 steps"):
+        train(late, tmp_path / "late", StopSignals())
 
 
 def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
@@ -194,6 +198,13 @@ def test_a_profile_that_fails_does_not_end_the_run(config, tmp_path, monkeypatch
     def fail(*args, **kwargs):
         raise ValueError("no such plane")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.profiler, "start_trace", fail)
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        with pytest.raises(ValueError, match="no such plane"):
+            trace.Trace("steps-1-2")
+        assert list((tmp_path / "temporary").iterdir()) == []
     monkeypatch.setattr(trace, "find_operations", fail)
     profile = config.profile.replace(steps="12:13")
     assert train(config.replace(profile=profile), tmp_path, StopSignals())["step"] == 20

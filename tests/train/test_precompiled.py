@@ -54,6 +54,15 @@ def test_the_loaded_step_computes_the_same(program, saved, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
+def test_a_folder_holds_steps_of_several_compiler_options(program, saved, copy):
+    _, lowered = saved
+    with without_compile_cache():
+        compiled = program.compile(lowered)
+    save_step(copy, lowered, compiled, program.mesh, {"xla_cpu_enable_fast_min_max": True})
+    assert len({json.loads(p.read_text())["compiler_options"] for p in copy.glob("1-*.json")}) == 2
+    assert load_step(str(copy), lowered, program.mesh, {}) is not None
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

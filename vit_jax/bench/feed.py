@@ -132,7 +132,14 @@ def measure_bucket(data: DataConfig, seconds: float) -> tuple[Rate, Rate]:
     """
     place = data_cache(data).folder
     assert place is not None
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write data.cache_dir {place}: {error.strerror}",
+            "a writable folder",
+            "choose another",
+        ) from None
     with tempfile.TemporaryDirectory(dir=place, prefix="bench-") as folder:
         source = open_training_data(data.replace(cache_dir=folder)).source
         size = data.global_batch_size

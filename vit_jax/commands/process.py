@@ -9,12 +9,15 @@ from vit_jax.commands.arguments import positive_number
 from vit_jax.parallel.launch import CLUSTERS, detect
 from vit_jax.schema import Section
 
-# Keys that may differ between hosts: the path of the data, and how it is read.
+# Keys that may differ between hosts: where the data and local copies are, how data are read.
 _HOST_KEYS = (
     "data.data_dir",
     "data.num_threads",
     "data.num_workers",
     "data.cache_mb",
+    "data.cache_dir",
+    "data.cache_dir_gb",
+    "checkpoint.local_dir",
     "data.prefetch_batches",
     "compile_cache",
     "compile_cache_mb",

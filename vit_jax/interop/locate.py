@@ -70,8 +70,13 @@ def _download(address: str) -> Path:
     try:
         system, name = _file_system(address)
         if system.isdir(name):
-            for inner in _files_to_download(system, name):
-                _download_file(system, inner, target / inner.removeprefix(name).lstrip("/"))
+            names = _files_to_download(system, name)
+            files = [target / inner.removeprefix(name).lstrip("/") for inner in names]
+            for inner, file in zip(names, files, strict=True):
+                _download_file(system, inner, file)
+            for old in target.glob("*"):  # The loader would read what is gone in the bucket.
+                if old.name.endswith(_WEIGHT_SUFFIXES) and old not in files:
+                    old.unlink(missing_ok=True)
         else:
             _download_file(system, name, target)
             folder = name.rpartition("/")[0]

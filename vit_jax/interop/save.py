@@ -13,6 +13,7 @@ from vit_jax.errors import WeightsError, nearest
 from vit_jax.interop import native
 from vit_jax.interop.formats import Tensors, all_formats, formats_of
 from vit_jax.interop.load import Loaded
+from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_through
 from vit_jax.storage.paths import is_bucket
 
@@ -73,13 +74,12 @@ def new_path(path: Path) -> Iterator[Path]:
     Raises:
         WeightsError: the path exists, or cannot be written.
     """
-    with contextlib.suppress(OSError):  # Writing will say what is wrong with the path.
-        if path.exists() or path.is_symlink():
-            raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
+        if path.exists() or path.is_symlink():
+            raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
         if is_bucket(path):  # Its folders cannot be renamed.
-            with write_through(path) as local:
+            with _uploaded(path) as local:
                 yield local
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,19 +87,38 @@ def new_path(path: Path) -> Iterator[Path]:
         yield part
         part.rename(path)
     except OSError as error:
+        place, fix = "folder with free space", "free some space"
+        if isinstance(path, BucketPath):
+            place, fix = "bucket", "check the account's rights"
         raise WeightsError(
             f"cannot write {path}: {error.strerror or error}",
-            "a writable folder with free space",
-            "choose another destination, or free some space",
+            f"a writable {place}",
+            f"choose another destination, or {fix}",
         ) from None
     finally:
         if not is_bucket(path):
             _remove(part)
 
 
+@contextlib.contextmanager
+def _uploaded(path: Path) -> Iterator[Path]:
+    """Yields a local path that is uploaded after the block, whole or not at all."""
+    is_uploading = False
+    try:
+        with write_through(path) as local:
+            yield local
+            is_uploading = True
+    except BaseException:
+        if is_uploading:
+            _remove(path)
+        raise
+
+
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
-        if path.is_dir():
+        if isinstance(path, BucketPath):
+            path.remove_tree()
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

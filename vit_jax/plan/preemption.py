@@ -40,11 +40,6 @@ class RunCosts:
     compile_s: float
     restore_s: float
 
-    @property
-    def work_s(self) -> float:
-        """Time of all steps."""
-        return self.steps * self.step_s
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:

@@ -136,7 +136,7 @@ def read_trace(path: Path, down_s: float) -> tuple[np.ndarray, np.ndarray]:
     """
     expected = "CSV with a column up_s (and down_s), or a JSON list of seconds"
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")  # Excel begins a file with a mark.
         if path.suffix == ".json":
             rows = [row if isinstance(row, dict) else {"up_s": row} for row in json.loads(text)]
         else:
@@ -149,7 +149,11 @@ def read_trace(path: Path, down_s: float) -> tuple[np.ndarray, np.ndarray]:
         raise ConfigError(
             f"--preemptions={path}: {error.strerror}", expected, "check the path"
         ) from None
-    except (ValueError, TypeError, KeyError) as error:
+    except KeyError as error:
+        raise ConfigError(
+            f"--preemptions={path} has no {error.args[0]}", expected, "add it"
+        ) from None
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"--preemptions={path}: {error!r}", expected, "see --help") from None
     if not len(up) or not (np.isfinite(up) & np.isfinite(down) & (up > 0) & (down >= 0)).all():
         raise ConfigError(

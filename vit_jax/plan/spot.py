@@ -9,7 +9,7 @@ from rich.table import Table
 
 from vit_jax.plan.preemption import Outcome, RunCosts, Sessions, at_rate, simulate
 from vit_jax.tables import plain_table
-from vit_jax.train.save_interval import best_interval_s
+from vit_jax.train.save_interval import DEFAULT_INTERVAL, best_interval_s
 
 RUNS = 1000
 # Intervals to compare, as multiples of Young's.
@@ -36,7 +36,7 @@ class SpotPlan:
         between_s: mean time between preemptions.
         young_steps: interval by Young's formula.
         spot: save interval in steps -> outcome of the simulated runs, sorted.
-        on_demand: outcome without preemptions, with the best of these intervals.
+        on_demand: outcome without preemptions, with the save interval of the run.
     """
 
     costs: RunCosts
@@ -71,7 +71,8 @@ def make_spot_plan(
         prices: of a chip.
         between_s: mean time between preemptions.
         sessions: makes the sessions of all simulated runs, the same for every interval.
-        intervals: save intervals to compare in addition to Young's and its multiples.
+        intervals: save intervals to compare in addition to Young's and its multiples; the first
+            one is the run's.
         notice_s: see `simulate`.
     """
     young_s = best_interval_s(costs.save_s, between_s, costs.write_s)
@@ -86,7 +87,7 @@ def make_spot_plan(
         between_s=between_s,
         young_steps=min(max(steps[2], 1), costs.steps),
         spot=spot,
-        on_demand=simulate(costs, _best(spot), never),
+        on_demand=simulate(costs, [*intervals, DEFAULT_INTERVAL][0], never),
     )
 
 

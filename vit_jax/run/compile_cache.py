@@ -34,6 +34,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.parallel.processes import gather, is_first_host, on_first_host
+from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_json
 from vit_jax.storage.paths import cache_dir, is_bucket, user_path
 
@@ -73,10 +74,15 @@ def use_compile_cache(place: str | None = AUTO, max_mb: int = DEFAULT_MB) -> Non
         FileError: `place` is no path.
     """
     config: Any = jax.config
-    if not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir:
+    has_one = not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir
+    wants = gather("compare compilation caches", place is not None and not has_one)
+    if not all(wants):
+        if any(wants) and is_first_host():
+            log.warning(
+                "no compilation cache: process %d has another one or none", wants.index(False)
+            )
         return
-    if place is None:
-        return
+    assert place is not None
     root = cache_dir() / "compiled" if place == AUTO else user_path(place)
     device = jax.devices()[0]
     facts = compiler_facts(device)
@@ -127,7 +133,7 @@ def _open(folder: Path, facts: dict[str, str], max_bytes: int) -> str | None:
         "open the compilation cache", lambda: _prepare(about, facts, max_bytes)
     )
     if problem is None:
-        sees = gather("compare compilation caches", _token(about, token) == token)
+        sees = gather("look for the compilation cache", _token(about, token) == token)
         if not all(sees):
             problem = (
                 f"process {sees.index(False)} does not see {folder} of process 0; set compile_cache"
@@ -168,6 +174,9 @@ def _token(about: Path, wanted: str | None = None) -> str | None:
 
 def _tidy(root: Path, max_bytes: int) -> None:
     """Deletes half-written programs, and those not used for longest until the rest fits."""
+    # Objects are written whole, so that one listing is enough as long as there is space.
+    if isinstance(root, BucketPath) and sum(size for _, size in root.find()) <= max_bytes:
+        return
     programs: list[tuple[float, int, list[Path]]] = []
     for folder in sorted(path for path in root.iterdir() if path.name.startswith(_PREFIX)):
         lock: Any = contextlib.nullcontext()
@@ -188,7 +197,10 @@ def _programs(folder: Path) -> list[tuple[float, int, list[Path]]]:
     """Returns (time of last use, size in bytes, files) of each program, and deletes broken ones."""
     found = []
     for program in folder.glob(f"*{_PROGRAM}"):
-        about = program.stat()
+        try:
+            about = program.stat()
+        except FileNotFoundError:  # Another run has deleted it.
+            continue
         if is_bucket(folder):  # Objects are written whole, and JAX does not note their use.
             found.append((about.st_mtime, about.st_size, [program]))
             continue

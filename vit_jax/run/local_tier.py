@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -65,8 +66,14 @@ class LocalTier:
         self._run_folder = folder / run
         self._folder, self._abstract = self._run_folder / place, abstract
         self._layout = _hash_of_layout(abstract)
+        with contextlib.suppress(OSError):
+            self._unfinished.unlink()  # A killed process has left it.
         self._pool = ThreadPoolExecutor(1, "local tier")
         self._writing: Future[None] | None = None
+
+    @property
+    def _unfinished(self) -> Path:
+        return self._folder / ".tmp"
 
     def newest(self) -> int | None:
         """Returns the newest step that all processes have; None: there is none."""
@@ -155,15 +162,29 @@ class LocalTier:
 
     def _write(self, step: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{step}.tmp"
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._folder / f"{step}-{self._layout}.npz")
+        temporary = self._unfinished
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._folder / f"{step}-{self._layout}.npz")
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         files = self._files()
         for old in sorted(files)[:-_KEEP]:
             files[old].unlink()
+        self._remove_others()
+
+    def _remove_others(self) -> None:
+        """Deletes copies that were cut in another way, or for another number of processes."""
+        for path in self._folder.glob("*.npz"):
+            if not path.name.endswith(f"-{self._layout}.npz"):
+                path.unlink(missing_ok=True)
+        for folder in self._run_folder.iterdir():
+            if not folder.name.endswith(f"-of-{jax.process_count()}"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _leaves(items: dict[str, Any]) -> Iterator[tuple[str, Any]]:

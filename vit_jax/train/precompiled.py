@@ -63,7 +63,8 @@ def save_step(
             "a platform whose executables can be saved",
             "leave --save out",
         ) from None
-    name = f"{facts['devices'].replace(' ', '-')}-{facts['program'][:8]}"
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{facts['devices'].replace(' ', '-')}-{digest}"
     path = folder / f"{name}.step"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -34,7 +34,13 @@ class Trace:
         options.session_id = name
         # Python's own calls would fill the trace, whose size is limited.
         options.python_tracer_level = 0
-        jax.profiler.start_trace(self._local, create_perfetto_trace=True, profiler_options=options)
+        try:
+            jax.profiler.start_trace(
+                self._local, create_perfetto_trace=True, profiler_options=options
+            )
+        except BaseException:
+            shutil.rmtree(self._local, ignore_errors=True)
+            raise
 
     def begin_step(self, step: int) -> None:
         """Ends the step before and begins another one. Call it between steps.

@@ -4,6 +4,7 @@ import logging
 
 import jax
 
+from vit_jax.errors import ConfigError
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.trace import Trace
@@ -23,7 +24,7 @@ class ProfileHook:
         log: the log hook of the run.
 
     Raises:
-        ConfigError: the run has no process of a number in `profile.hosts`.
+        ConfigError: the run has no process of a number in `profile.hosts`, or fewer steps.
     """
 
     def __init__(self, context: RunContext, log: LogHook):
@@ -34,8 +35,21 @@ class ProfileHook:
         self._writes_table = jax.process_index() == wanted[0]
         self._steps = context.config.profile.first_and_last if here else None
         context.on_exit(self._cancel)
+        if self._steps is not None:
+            self._check(*self._steps)
         if self._steps is not None and self._steps[0] <= context.start.step + 1 <= self._steps[1]:
             self._start(context.start.step + 1)
+
+    def _check(self, first: int, last: int) -> None:
+        total, start = self._context.program.total_steps, self._context.start.step
+        if first > total:
+            raise ConfigError(
+                f"'profile.steps' is {first}:{last}, and the run has {total} steps",
+                "steps of the run",
+                "choose earlier ones",
+            )
+        if last <= start:
+            log.warning("no profile of steps %d to %d: the run is at step %d", first, last, start)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Starts the trace before the first of the steps and ends it after the last."""
@@ -56,8 +70,13 @@ class ProfileHook:
     def _start(self, step: int) -> None:
         assert self._steps is not None
         with self._log.paused():
-            self._trace = Trace(f"steps-{self._steps[0]}-{self._steps[1]}")
-            self._trace.begin_step(step)
+            try:
+                self._trace = Trace(f"steps-{self._steps[0]}-{self._steps[1]}")
+                self._trace.begin_step(step)
+            except Exception as error:  # The run is worth more than its profile.
+                log.warning("no profile: %r", error)
+                self._cancel()
+                self._trace = None
 
     def _finish(self, trace: Trace, last: int) -> None:
         self._trace = None
