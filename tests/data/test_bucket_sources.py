@@ -15,6 +15,7 @@ from vit_jax.data.arrays import labelled_image
 from vit_jax.data.loader import batch_spec, eval_batches, train_batches
 from vit_jax.data.sources import TfdsSource, open_source, open_training_data
 from vit_jax.data.sources.array_record import BucketRecords, Shard
+from vit_jax.data.sources.listing import list_images
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError, FileError, UnreachableError
 from vit_jax.storage.block_cache import BlockCache
@@ -200,6 +201,46 @@ def test_a_csv_file_is_that_of_the_disk(bucket, photos, tmp_path):
     user_path(f"{url}/{paths[0]}").unlink()
     with pytest.raises(DataError, match=f"1 of {len(paths)} files listed in .* do not exist"):
         open_training_data(config(f"{url}/list.csv", tmp_path, source="csv"))
+
+
+def test_a_csv_file_may_name_files_as_on_a_disk(bucket, photos, tmp_path):
+    (photos / "train" / "ant" / ".hidden.png").write_bytes(encoded(98))
+    first, second = (
+        sorted(path.name for path in (photos / "test" / name).iterdir())[0]
+        for name in ("ant", "cat")
+    )
+    names = [
+        "../train/ant/.hidden.png",
+        f".././test/ant//{first}",
+        f"../test/cat/../cat/{second}",
+    ]
+    rows = [f"{name},{number},train" for number, name in enumerate(names)]
+    (photos / "lists").mkdir()
+    (photos / "lists" / "a.csv").write_text("\n".join(["path,label,split", *rows]))
+    url = upload(photos, f"{bucket.url}/photos")
+    both(photos / "lists" / "a.csv", f"{url}/lists/a.csv", "csv", tmp_path, split="train")
+
+
+def test_only_the_images_that_a_csv_file_names_count_for_the_cache(bucket, photos, tmp_path):
+    (photos / "list.csv").write_text("path,label\ntrain/ant/deep/x y.png,0\n")
+    url = upload(photos, bucket.url)
+    user_path(f"{url}/large").write_bytes(bytes(2**21))
+    cache = BlockCache(tmp_path / "cache", 2**20)
+    listing = list_images(user_path(f"{url}/list.csv"), cache)
+    assert listing.read(0) == encoded(99)
+    assert cache.share == 1.0
+    # Nothing but the folder of the image is listed.
+    listed = {one["object"] for one in bucket.server.counts() if one["operation"] == "list"}
+    assert not any(name.endswith("/large") for name in listed)
+
+
+def test_an_object_that_no_path_can_name_is_left_out_with_a_warning(bucket, photos, caplog):
+    url = upload(photos, f"{bucket.url}/photos")
+    root = user_path(url)
+    before = [path for path, _ in root.find()]
+    root.fs.pipe_file(f"{root.key}/train//3.png", encoded(1))
+    assert [path for path, _ in root.find()] == before
+    assert f"the object {url}/train//3.png is left out" in caplog.text
 
 
 def test_a_damaged_tar_file_is_named(gcs, photos, tmp_path):

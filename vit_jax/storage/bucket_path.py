@@ -38,6 +38,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         },
     },
 }
+log = logging.getLogger(__name__)
+
 # gcsfs repeats a read that was throttled or cut for about 30 s, with jitter. For s3://, botocore
 # repeats throttled requests in this way, but s3fs repeats cut reads for 1 s only, without jitter.
 _READ_ATTEMPTS = {"gs": 1, "s3": 5}
@@ -349,11 +351,19 @@ class BucketPath(pathlib.PosixPath):
 
     @_translated
     def list_objects(self) -> list[StoredObject]:
-        """Returns all objects below this path, or the object itself, sorted by name."""
+        """Returns all objects below this path, or the object itself, sorted by name.
+
+        Objects whose names a path cannot have, such as a//b, are left out with a warning.
+        """
         objects = []
         for name, info in sorted(self.fs.find(self.key, detail=True).items()):
             if not name.endswith("/"):
                 path, size = BucketPath(f"{self.scheme}://{name}"), int(info.get("size") or 0)
+                if path.key != name:
+                    log.warning(
+                        "the object %s://%s is left out: no path has its name", self.scheme, name
+                    )
+                    continue
                 version = info.get("generation") or info.get("ETag") or info.get("mtime")
                 described = f"{path}\0{size}\0{version}".encode(errors="surrogateescape")
                 key = hashlib.blake2b(described, digest_size=16).hexdigest()

@@ -5,7 +5,8 @@ Both classes name files by their paths relative to the folder, and pass over hid
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.data.sources.base import bucket_error
@@ -84,6 +85,8 @@ class BucketFiles:
     Args:
         root: address.
         cache: through which they are read; None: a cache of the default size.
+        names: paths of the objects, relative to the root, if they are known; else all are listed
+            that are not hidden.
 
     Raises:
         OSError: the objects cannot be listed.
@@ -91,22 +94,45 @@ class BucketFiles:
 
     remote = True
 
-    def __init__(self, root: BucketPath, cache: BlockCache | None):
-        self._root, self._cache = root, cache or block_cache()
-        self._facts: dict[str, tuple[int, str]] = {}
+    def __init__(
+        self, root: BucketPath, cache: BlockCache | None, names: Collection[str] | None = None
+    ):
+        self._cache = cache or block_cache()
+        self._objects: dict[str, StoredObject] = {}
         self._folders: dict[str, tuple[set[str], list[str]]] = {"": (set(), [])}
-        for path, size, key in root.list_objects():
-            parts = path.relative_to(root).parts
+        if names is None:
+            self._list(root)
+        else:
+            self._find(root, names)
+        used = {one.path.key: one.size for one in self._objects.values()}
+        self._cache.add_data(str(root), sum(used.values()))
+
+    def _find(self, root: BucketPath, names: Collection[str]) -> None:
+        """Lists the folder that holds all of the names, as a disk would understand them."""
+        bucket = root.key.partition("/")[0]
+        keys = {name: posixpath.normpath(f"{root.key}/{name}") for name in names}
+        keys = {name: key for name, key in keys.items() if key.startswith(f"{bucket}/")}
+        if not keys:
+            return
+        folder = posixpath.commonpath([posixpath.dirname(key) for key in keys.values()])
+        there = {
+            one.path.key: one for one in BucketPath(f"{root.scheme}://{folder}").list_objects()
+        }
+        self._objects = {name: there[key] for name, key in keys.items() if key in there}
+
+    def _list(self, root: BucketPath) -> None:
+        """Lists all objects below the root that are not hidden, and their folders."""
+        for found in root.list_objects():
+            parts = found.path.relative_to(root).parts
             if not parts or any(part.startswith(".") for part in parts):
                 continue
-            self._facts["/".join(parts)] = size, key
+            self._objects["/".join(parts)] = found
             for depth in range(len(parts)):
                 inside = self._folders.setdefault("/".join(parts[:depth]), (set(), []))
                 if depth == len(parts) - 1:
                     inside[1].append(parts[depth])
                 else:
                     inside[0].add(parts[depth])
-        self._cache.add_data(str(root), sum(size for size, _ in self._facts.values()))
 
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """Returns the names of the folders and of the objects in a folder, sorted."""
@@ -128,13 +154,13 @@ class BucketFiles:
 
     def size(self, name: str) -> int:
         """Returns the size of an object in bytes."""
-        if name not in self._facts:
+        if name not in self._objects:
             raise FileNotFoundError(name)
-        return self._facts[name][0]
+        return self._objects[name].size
 
     def key(self, name: str) -> str:
         """Returns a key that changes when the content does."""
-        return self._facts[name][1]
+        return self._objects[name].key
 
     @property
     def cache(self) -> BlockCache:
@@ -164,7 +190,7 @@ class BucketFiles:
         return Part(self._object(name), start or 0, (start or 0) + size)
 
     def _object(self, name: str) -> StoredObject:
-        return StoredObject(self._root / name, *self._facts[name])
+        return self._objects[name]
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:

@@ -114,9 +114,10 @@ def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
     path = user_path(path)
     try:
         if path.is_file():
-            return _list_csv(path, _files_in(path.parent, cache))
+            return _list_csv(path, cache)
         if path.is_dir():
-            return _list_folder(path, _files_in(path, cache))
+            is_remote = isinstance(path, BucketPath)
+            return _list_folder(path, BucketFiles(path, cache) if is_remote else LocalFiles(path))
     except OSError as error:
         if isinstance(path, BucketPath):
             raise bucket_error(error) from None
@@ -128,10 +129,6 @@ def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
     raise DataError(
         f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
     )
-
-
-def _files_in(folder: Path, cache: BlockCache | None) -> LocalFiles | BucketFiles:
-    return BucketFiles(folder, cache) if isinstance(folder, BucketPath) else LocalFiles(folder)
 
 
 def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -265,8 +262,10 @@ def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, i
         ) from None
 
 
-def _list_csv(path: Path, files: LocalFiles | BucketFiles) -> Listing:
-    rows = _csv_rows(path)
+def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
+    rows, files = _csv_rows(path), LocalFiles(path.parent)
+    if isinstance(path, BucketPath):
+        files = BucketFiles(path.parent, cache, [name for name, _, _ in rows])
     labels = {label for _, label, _ in rows}
     numbers = all(label.isascii() and label.isdecimal() for label in labels)
     found, missing = [], []
