@@ -17,7 +17,7 @@ TIMEOUT_S = 900
 
 def stub_command(job, python=""):
     """The command of a job that runs tests/sweep/stub.py and does not train."""
-    return [sys.executable, str(STUB), str(job.folder)]
+    return ["env", f"PYTHONPATH={ROOT}", sys.executable, str(STUB), str(job.folder)]
 
 
 def start(workdir, sweep, *arguments, stub=None, environment=None):

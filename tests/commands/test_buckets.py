@@ -27,7 +27,9 @@ def _implicit_promotion():
         yield
 
 
-@pytest.fixture(scope="module", params=["gcs_server", "s3_server"])
+@pytest.fixture(
+    scope="module", params=["gcs_server", pytest.param("s3_server", marks=pytest.mark.slow)]
+)
 def root(request, digits_dir):
     """A bucket with a finished run of two steps, and two photos."""
     with pytest.MonkeyPatch.context() as patch:

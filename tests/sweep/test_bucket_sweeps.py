@@ -13,6 +13,11 @@ from vit_jax.sweep import executor
 from vit_jax.sweep.plan import PlannedJob
 
 
+@pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow)])
+def bucket(request):
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
