@@ -175,13 +175,15 @@ def test_a_bucket_keeps_programs_within_the_limit(bucket):
     assert (compile_again().writes, compile_again().hits) == (1, 1)
     folder = user_path(place)
     (folder / "jax-1" / "a-cache").write_bytes(bytes(2**20))
+    (folder / "not-ours" / "b-cache").write_bytes(bytes(2**20))
     jax.config.update("jax_compilation_cache_dir", None)
     use_compile_cache(place, 2)
     assert (folder / "jax-1" / "a-cache").exists()
     jax.config.update("jax_compilation_cache_dir", None)
     use_compile_cache(place, 1)
     # The new one is larger than the rest together; the older ones were deleted first.
-    assert sum(path.stat().st_size for path in folder.glob("*/*-cache")) <= 2**20
+    assert sum(path.stat().st_size for path in folder.glob("jax-*/*-cache")) <= 2**20
+    assert (folder / "not-ours" / "b-cache").exists()
 
 
 @pytest.mark.parametrize("fault", ["expired", "read_only"])

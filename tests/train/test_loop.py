@@ -53,10 +53,7 @@ def damaged(finished, tmp_path):
     return tmp_path / "copy", finished[1]
 
 
-def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
-    config, finished, tmp_path, monkeypatch
-):
-    (reference, want), stopped = finished, tmp_path
+def stop_in_first_evaluation(config, workdir, monkeypatch):
     stop = StopSignals()
     original = SplitEvaluator.__call__
 
@@ -67,7 +64,14 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     with monkeypatch.context() as patch:
         patch.setattr(SplitEvaluator, "__call__", evaluate)
         with pytest.raises(Stopped, match="step 10"):
-            train(config, stopped, stop)
+            train(config, workdir, stop)
+
+
+def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
+    config, finished, tmp_path, monkeypatch
+):
+    (reference, want), stopped = finished, tmp_path
+    stop_in_first_evaluation(config, stopped, monkeypatch)
     assert rows(stopped, "eval/") == []
     got = train(config, stopped, StopSignals())
     assert [row["step"] for row in rows(stopped, "eval/")] == [10, 20]
@@ -170,6 +174,17 @@ def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, ca
     title = (tmp_path / "report" / "operations.md").read_text().splitlines()[0]
     assert title.startswith("# steps 12 to 13: 10 of ")
     assert title.removeprefix("# ") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("traced_before", [True, False])
+def test_a_resumed_run_warns_of_steps_that_were_not_traced(
+    traced_before, config, tmp_path, monkeypatch, caplog
+):
+    traces = config.replace(profile=config.profile.replace(steps="3:4"))
+    stop_in_first_evaluation(traces if traced_before else config, tmp_path, monkeypatch)
+    train(traces, tmp_path, StopSignals())
+    warned = [line for line in caplog.messages if line.startswith("no profile")]
+    assert warned == ["no profile of steps 3 to 4: the run is at step 10"] * (not traced_before)
 
 
 def test_a_trace_ends_with_the_run_and_other_hosts_write_none(config, tmp_path):

@@ -84,6 +84,17 @@ def test_a_step_that_does_not_fit_is_not_used_and_the_log_says_why(
     assert words in line
 
 
+def test_a_damaged_description_hides_no_other_step(program, saved, copy, caplog):
+    (copy / "0.json").write_text("{")
+    (copy / "0.step").write_bytes(b"")
+    assert load_step(str(copy), saved[1], program.mesh, {}) is not None
+    for path in copy.glob("*.json"):
+        path.write_text("{")
+    assert load_step(str(copy), saved[1], program.mesh, {}) is None
+    assert f"{copy}/" in caplog.messages[0]
+    assert ".json is damaged" in caplog.messages[0]
+
+
 def test_other_options_and_flags_do_not_fit(program, saved, monkeypatch, caplog):
     folder, lowered = saved
     assert load_step(str(folder), lowered, program.mesh, {"xla_cpu_enable_fast_math": True}) is None

@@ -175,8 +175,14 @@ def _token(about: Path, wanted: str | None = None) -> str | None:
 def _tidy(root: Path, max_bytes: int) -> None:
     """Deletes half-written programs, and those not used for longest until the rest fits."""
     # Objects are written whole, so that one listing is enough as long as there is space.
-    if isinstance(root, BucketPath) and sum(size for _, size in root.find()) <= max_bytes:
-        return
+    if isinstance(root, BucketPath):
+        sizes = [
+            size
+            for path, size in root.find()
+            if path.parent.name.startswith(_PREFIX) and path.name.endswith(_PROGRAM)
+        ]
+        if sum(sizes) <= max_bytes:
+            return
     programs: list[tuple[float, int, list[Path]]] = []
     for folder in sorted(path for path in root.iterdir() if path.name.startswith(_PREFIX)):
         lock: Any = contextlib.nullcontext()

@@ -18,7 +18,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, FileError
 from vit_jax.parallel.processes import gather
 from vit_jax.run.compile_cache import compiler_facts
 from vit_jax.storage.files import read_json, write_json
@@ -106,13 +106,15 @@ def load_step(
 
 def _closest(folder: Path, wanted: dict[str, str]) -> tuple[str, str]:
     """Returns the name of the saved step with the fewest differences, and what they are."""
-    differences = {
-        path.stem: _differences(read_json(path), wanted)
-        for path in sorted(folder.glob("*.json"))
-        if path.with_suffix(".step").exists()
-    }
+    differences, damaged = {}, ""
+    for path in sorted(folder.glob("*.json")):
+        if path.with_suffix(".step").exists():
+            try:
+                differences[path.stem] = _differences(read_json(path), wanted)
+            except FileError as error:
+                damaged = str(error)
     if not differences:
-        return "", f"plan --save has saved none in {folder}"
+        return "", damaged or f"plan --save has saved none in {folder}"
     name = min(differences, key=lambda one: len(differences[one]))
     found = differences[name]
     return name, f"{folder / name}.step does not fit ({'; '.join(found)})" if found else ""

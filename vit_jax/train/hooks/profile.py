@@ -5,6 +5,7 @@ import logging
 import jax
 
 from vit_jax.errors import ConfigError
+from vit_jax.parallel.processes import is_first_host
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.trace import Trace
@@ -35,8 +36,8 @@ class ProfileHook:
         self._writes_table = jax.process_index() == wanted[0]
         self._steps = context.config.profile.first_and_last if here else None
         context.on_exit(self._cancel)
-        if self._steps is not None:
-            self._check(*self._steps)
+        if context.config.profile.first_and_last is not None:
+            self._check(*context.config.profile.first_and_last)
         if self._steps is not None and self._steps[0] <= context.start.step + 1 <= self._steps[1]:
             self._start(context.start.step + 1)
 
@@ -48,7 +49,8 @@ class ProfileHook:
                 "steps of the run",
                 "choose earlier ones",
             )
-        if last <= start:
+        written = self._context.folder / "profile" / "plugins" / "profile" / _name(first, last)
+        if last <= start and is_first_host() and not written.is_dir():
             log.warning("no profile of steps %d to %d: the run is at step %d", first, last, start)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -71,7 +73,7 @@ class ProfileHook:
         assert self._steps is not None
         with self._log.paused():
             try:
-                self._trace = Trace(f"steps-{self._steps[0]}-{self._steps[1]}")
+                self._trace = Trace(_name(*self._steps))
                 self._trace.begin_step(step)
             except Exception as error:  # The run is worth more than its profile.
                 log.warning("no profile: %r", error)
@@ -89,3 +91,8 @@ class ProfileHook:
     def _cancel(self) -> None:
         if self._trace is not None:
             self._trace.cancel()
+
+
+def _name(first: int, last: int) -> str:
+    """Returns the name of the trace of these steps."""
+    return f"steps-{first}-{last}"
