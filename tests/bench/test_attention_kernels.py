@@ -106,6 +106,7 @@ def run(*options):
     return main(["bench", "step", *small, "--compare=attention", *options])
 
 
+@pytest.mark.slow
 def test_each_kernel_is_a_row_and_those_that_do_not_run_here_have_a_reason(tmp_path, capsys):
     output = tmp_path / "bench.json"
     assert run(f"--output={output}") == 0

@@ -40,6 +40,7 @@ def test_the_command_prints_and_writes_its_figures(digits_dir, tmp_path, capsys)
         assert f"{row['images_per_second']:,.0f}" in shown
 
 
+@pytest.mark.slow
 def test_the_source_may_be_a_dataset_or_a_folder_of_images(digits_dir, tmp_path, capsys):
     assert main(["bench", "feed", "--source=digits", f"--data_dir={digits_dir}", *SHORT]) == 0
     assert "feed: digits" in capsys.readouterr().out

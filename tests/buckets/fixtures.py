@@ -57,9 +57,9 @@ def s3(s3_server, monkeypatch):
     yield from open_bucket(s3_server, monkeypatch)
 
 
-@pytest.fixture(params=["gcs", "s3"])
+@pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow)])
 def bucket(request):
-    """The test runs once with a bucket of each kind."""
+    """The test runs once with a bucket of each kind; on S3 in the slow set."""
     return request.getfixturevalue(request.param)
 
 

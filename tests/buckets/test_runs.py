@@ -83,6 +83,7 @@ def wait_for_save(bucket, process):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_in_a_bucket_resumes(gcs, digits_dir, reference, tmp_path):
     workdir = user_path(f"{gcs.url}/runs/tiny")
     process = begin(workdir, digits_dir)

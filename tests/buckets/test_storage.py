@@ -22,6 +22,11 @@ TRANSIENT = {
 }
 
 
+@pytest.fixture(params=["gcs", "s3"])
+def bucket(request):
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def folder(bucket):
     return user_path(f"{bucket.url}/run")

@@ -98,6 +98,7 @@ def test_the_same_arrays_make_the_same_files(tmp_path):
     assert len(written[0]) == 5
 
 
+@pytest.mark.slow
 def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, caplog):
     random_weights(tmp_path / "resnet", "BiT-R-Nano")
     assert main(["analyze", str(tmp_path / "resnet"), "--what=distance"]) == 2

@@ -141,6 +141,7 @@ def test_export(root, capsys):
     assert [str(n) for n in exported.in_avals[0].shape[1:]] == ["8", "8", "3"]
 
 
+@pytest.mark.slow
 def test_fewshot(root, digits_dir, capsys, caplog):
     arguments = [
         "fewshot", f"{root}/run", "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
@@ -166,6 +167,7 @@ def run_plan(*arguments):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_plan(root):
     arguments = [f"--config={root}/run/config.json", "--topology=cpu:1"]
     for _ in range(2):

@@ -112,6 +112,7 @@ def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsy
     assert "holds a run of fewshot; expected one of train" in error_of(train, capsys)
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_does_not_change_the_results(base, tmp_path, capsys, caplog):
     arguments = [*base, *FEW, f"--cache_dir={tmp_path}", "--l2=4"]
     first = figures(run_json(arguments, capsys))
@@ -129,6 +130,7 @@ def test_a_damaged_cache_does_not_change_the_results(base, tmp_path, capsys, cap
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_batch_size_and_dtype_hardly_change_the_results(base, capsys):
     fixed = [*base, *FEW, "--l2=4", "--no_cache"]
     usual = figures(run_json(fixed, capsys))

@@ -51,6 +51,7 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
 
 
 @pytest.mark.multidevice
+@pytest.mark.slow
 def test_a_plan_for_cpu_devices_cut_into_two_slices(tmp_path):
     path = tmp_path / "plan.json"
     slices = ("--config.mesh.slices=2", "--config.mesh.data=2", "--config.mesh.fsdp=2")
@@ -153,6 +154,7 @@ def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
         _write(path, {"a": 1, "c": 2})
 
 
+@pytest.mark.slow
 def test_a_step_that_plan_has_saved_is_taken_by_train(tmp_path, digits_dir):
     config = f"--config={ROOT / 'tests/e2e/tiny.py'}:unmixed"
     options = (f"--config.data.data_dir={digits_dir}", "--config.train_steps=2")

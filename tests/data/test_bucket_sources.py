@@ -141,6 +141,7 @@ def test_reader_processes_give_the_same_batches(gcs, digits_dir, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_subsets_and_mixtures_of_a_bucket_are_those_of_the_disk(gcs, digits_dir, tmp_path):
     url = upload(digits_dir, f"{gcs.url}/datasets")
     member = {"name": "digits", "train_split": "train[:300]"}

@@ -176,6 +176,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_keeps_complete_checkpoints(small_disk, digits_dir):
     options = [
         "--config.checkpoint.interval_steps=1", "--config.checkpoint.keep_last=50",

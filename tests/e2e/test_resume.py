@@ -89,6 +89,7 @@ def reference(tmp_path_factory, digits_dir):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, reference, caplog):
     workdir = tmp_path / "run"
     process = start(workdir, digits_dir, *LENGTH)

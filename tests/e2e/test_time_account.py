@@ -34,6 +34,7 @@ def kill_when(condition, workdir, digits_dir):
     return begin
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_killed_run_add_up_to_its_wall_time(tmp_path, digits_dir):
     workdir = tmp_path / "run"
     finish(start_command("-m", "vit_jax", "--help"))  # Starts the server of processes.

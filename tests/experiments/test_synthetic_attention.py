@@ -126,6 +126,7 @@ def test_a_run_trains_and_writes_a_run_folder(tmp_path):
     assert (tmp_path / "report" / "attention.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_figures_of_a_sequence_run():
     run = script.Run(
         "x",

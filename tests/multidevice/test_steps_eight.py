@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from eight_devices import collectives, run_on_eight, shapes
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.multidevice
 
 MESHES = {
@@ -63,7 +65,6 @@ def test_loss_and_parameters_after_five_steps_do_not_depend_on_the_mesh(found_of
         assert found[mesh]["difference"] < 1e-5, mesh
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fsdp", "mixed"])
 def test_the_pallas_kernel_computes_the_same_on_a_mesh(found_of, mesh):
     """Each device runs it for its own images and heads."""

@@ -10,6 +10,8 @@ from many_processes import ROOT, Run
 
 from vit_jax.run.metrics import read_metrics
 
+pytestmark = pytest.mark.slow
+
 TINY = ROOT / "tests" / "e2e" / "tiny.py"
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 # Gloo sums over devices in another order than a single process; Adam enlarges the rounding.
@@ -193,7 +195,6 @@ def test_processes_with_different_configs_do_not_start(tmp_path, digits_dir):
     assert not run.workdir.exists()
 
 
-@pytest.mark.slow
 def test_processes_that_never_connect_end_with_an_error(tmp_path, digits_dir):
     run = Run(tmp_path, TINY, digits_dir, "--start_timeout_s=20", count=2, devices=1, expected=4)
     assert run.codes() == [76, 76]
@@ -203,7 +204,6 @@ def test_processes_that_never_connect_end_with_an_error(tmp_path, digits_dir):
         assert "within 20 s; expected the same command on every host" in line
 
 
-@pytest.mark.slow
 def test_a_process_that_is_late_at_a_save_is_named(tmp_path, digits_dir):
     stuck = {"STUCK_AT_SAVE": "1"}
     run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, devices=1, extra=stuck)
@@ -215,7 +215,6 @@ def test_a_process_that_is_late_at_a_save_is_named(tmp_path, digits_dir):
         assert "Traceback" not in run.printed(process)
 
 
-@pytest.mark.slow
 def test_four_processes_train_the_quickstart_like_one_process(tmp_path, digits_dir):
     whole = Run(tmp_path / "1", QUICKSTART, digits_dir, *SMALL_QUICKSTART, count=1, devices=1)
     assert whole.codes() == [0], whole.printed(0)
@@ -234,7 +233,6 @@ def undisturbed(tmp_path_factory, digits_dir):
     return run
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_named_and_the_same_command_continues(
     tmp_path, digits_dir, undisturbed
 ):
@@ -258,7 +256,6 @@ def test_a_killed_process_is_named_and_the_same_command_continues(
     assert figures(again.workdir) == figures(undisturbed.workdir)
 
 
-@pytest.mark.slow
 def test_when_process_0_is_killed_the_others_name_it(tmp_path, digits_dir):
     """The coordination service is gone, and JAX aborts the others; the abort is delayed."""
     run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
@@ -272,7 +269,6 @@ def test_when_process_0_is_killed_the_others_name_it(tmp_path, digits_dir):
     assert "was killed or crashed; expected all processes to run;" in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_dir, undisturbed):
     # JAX looks for the signal once a second, in which a tiny model would be trained to its end.
@@ -292,7 +288,6 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_
     assert figures(again.workdir) == figures(undisturbed.workdir)
 
 
-@pytest.mark.slow
 def test_an_error_of_one_process_ends_all_with_its_line(tmp_path, digits_dir):
     (tmp_path / "nothing").mkdir()
     own = {1: [f"--config.data.data_dir={tmp_path / 'nothing' / 'file' / 'below'}"]}

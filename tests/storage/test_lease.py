@@ -136,6 +136,7 @@ def test_of_racing_processes_one_holds_the_lease_at_a_time(path):
     assert len(lock_files(path)) == 1
 
 
+@pytest.mark.slow
 def test_of_racing_threads_one_takes_over_a_stale_lease(path):
     abandon(path)
     barrier, winners = threading.Barrier(4), []
@@ -163,6 +164,7 @@ def test_a_lease_that_another_process_took_over_is_noticed(path):
 
 
 @pytest.mark.parametrize("fault", [{"read_only": True}, {"latency_s": 5}])
+@pytest.mark.slow
 def test_a_lease_that_cannot_be_renewed_is_given_up_before_it_is_stale(
     path, bucket, fault, monkeypatch
 ):

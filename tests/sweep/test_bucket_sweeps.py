@@ -13,11 +13,6 @@ from vit_jax.sweep import executor
 from vit_jax.sweep.plan import PlannedJob
 
 
-@pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow)])
-def bucket(request):
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -58,6 +53,7 @@ def test_a_failed_job_shows_its_log_and_is_run_again(bucket, stub, capsys):
     assert not is_locked(user_path(f"{bucket.url}/sweep/.launcher"))
 
 
+@pytest.mark.slow
 def test_a_second_launcher_is_refused_and_ctrl_c_stops_and_saves(gcs, stub, cache, capsys):
     workdir = user_path(f"{gcs.url}/sweep")
     job = workdir / "jobs" / "tiny"

@@ -125,6 +125,7 @@ def test_overrides_of_a_wrong_type_are_one_line_errors(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders, launch):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")

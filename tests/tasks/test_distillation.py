@@ -171,6 +171,7 @@ def finished(teacher, digits_dir, tmp_path_factory):
     return folder, config, train(config, folder, StopSignals())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, config, want = finished
     with pytest.raises(Stopped, match="step 2"):

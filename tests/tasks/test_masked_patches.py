@@ -169,6 +169,7 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     assert want["accuracy_top1"] == right.sum() / (24 * 8)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     folder, want = finished
     with pytest.raises(Stopped, match="step 2"):

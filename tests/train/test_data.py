@@ -26,6 +26,7 @@ def config_of(data_dir, *overrides) -> Config:
     return load_config(UNMIXED, [*short, f"data.data_dir={data_dir}", *overrides])
 
 
+@pytest.mark.slow
 def test_a_run_on_a_subset_writes_its_manifest_and_resumes_only_on_it(digits_dir, tmp_path):
     subset = ["data.subset.preset=10_percent", "data.subset.seed=5", "train_epochs=2.0"]
     config = config_of(digits_dir, *subset)
@@ -64,6 +65,7 @@ def folder_config(photos, *overrides) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_path):
     workdir = tmp_path / "run"
     result = train(folder_config(photos), workdir, StopSignals())

@@ -162,6 +162,7 @@ def changed(config, *overrides):
     return Config.from_mapping(mapping)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_names_the_tensor_and_keeps_its_checkpoint(config, tmp_path, poisoned):
     with pytest.raises(DivergenceError) as caught:
         train(config, tmp_path / "run", StopSignals())

@@ -150,6 +150,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
     assert not np.array_equal(by_run, last)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_remembers_its_best_step_and_patience(
     digits_dir, finished, tmp_path, scripted, monkeypatch
 ):
@@ -180,6 +181,7 @@ def test_a_stopped_run_remembers_its_best_step_and_patience(
     assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
 
 
+@pytest.mark.slow
 def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
     digits_dir, tmp_path, scripted, monkeypatch
 ):
@@ -198,6 +200,7 @@ def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
     assert jax.tree.leaves(params)[0].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_stop_while_a_resumed_run_evaluates_loses_no_evaluation(
     digits_dir, finished, tmp_path, scripted, monkeypatch
 ):

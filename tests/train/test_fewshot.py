@@ -84,6 +84,7 @@ def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsy
 
 
 @pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
+@pytest.mark.slow
 def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
     reference, digits_dir, tmp_path, monkeypatch, call, step
 ):

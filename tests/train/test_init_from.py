@@ -297,6 +297,7 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written
 
 
+@pytest.mark.slow
 def test_frozen_layers_keep_the_values_of_the_file(tmp_path, npz, digits_dir):
     content = run_mapping(npz, digits_dir) | {"ema_decay": None}
     content["optimizer"] |= {"freeze": ["(?!head/).*"], "layer_decay": 0.75}

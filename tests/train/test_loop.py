@@ -80,6 +80,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 
 
+@pytest.mark.slow
 def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeated(
     config, tmp_path, monkeypatch
 ):
@@ -107,6 +108,7 @@ def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeate
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_result_resumes_without_duplicate_lines(config, damaged):
     tmp_path, want = damaged
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -118,6 +120,7 @@ def test_a_run_killed_before_its_result_resumes_without_duplicate_lines(config, 
     assert json.loads((tmp_path / "result.json").read_text()) == got
 
 
+@pytest.mark.slow
 def test_the_best_checkpoints_are_kept_in_addition_to_the_last(config, tmp_path):
     checkpoint = config.checkpoint.replace(
         keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
@@ -177,6 +180,7 @@ def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, ca
 
 
 @pytest.mark.parametrize("traced_before", [True, False])
+@pytest.mark.slow
 def test_a_resumed_run_warns_of_steps_that_were_not_traced(
     traced_before, config, tmp_path, monkeypatch, caplog
 ):
@@ -187,6 +191,7 @@ def test_a_resumed_run_warns_of_steps_that_were_not_traced(
     assert warned == ["no profile of steps 3 to 4: the run is at step 10"] * (not traced_before)
 
 
+@pytest.mark.slow
 def test_a_trace_ends_with_the_run_and_other_hosts_write_none(config, tmp_path):
     profile = config.profile.replace(steps="20:99")
     train(config.replace(profile=profile), tmp_path / "here", StopSignals())
@@ -209,6 +214,7 @@ def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
     assert program.compiled is compiled
 
 
+@pytest.mark.slow
 def test_a_profile_that_fails_does_not_end_the_run(config, tmp_path, monkeypatch, caplog):
     def fail(*args, **kwargs):
         raise ValueError("no such plane")

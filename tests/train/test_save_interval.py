@@ -99,6 +99,7 @@ CONFIG = ("checkpoint.interval=auto", "train_steps=40",
           "optimizer.schedule.warmup_steps=2", "logging.interval_steps=5")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_with_auto_saves_more_often_than_its_end(tmp_path, digits_dir, monkeypatch, caplog):
     monkeypatch.setattr(save_interval, "_ASSUMED_SAVE_S", 1e-9)
     config = load_config(
