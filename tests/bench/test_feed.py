@@ -23,6 +23,7 @@ def data(folder, **changes):
     return DataConfig.from_mapping(mapping | changes)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_its_figures(digits_dir, tmp_path, capsys):
     output = tmp_path / "feed.json"
     where = f"--config.data.data_dir={digits_dir}"

@@ -42,6 +42,7 @@ def table(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, capsys):
     arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize"]
     counts = ["--num_pictures=2", "--num_gradients=2", "--batch_size=2"]

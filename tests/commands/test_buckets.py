@@ -179,6 +179,7 @@ def test_plan(root):
     assert set(read_json(root / "plan.json")) == set(rows[0])
 
 
+@pytest.mark.slow
 def test_bench_step(root, capsys):
     arguments = [
         "--model=ViT-Ti/16", "--image_size=16", "--batch_size=2", "--rounds=1", "--steps=1",

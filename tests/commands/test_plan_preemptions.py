@@ -171,6 +171,7 @@ def test_runs_without_times_are_one_line_errors(tmp_path, capsys):
 
 
 @pytest.mark.multidevice
+@pytest.mark.slow
 def test_a_planned_run_is_simulated():
     arguments = ["--topology=cpu:1", "--config.model.depth=1", "--config.mixing.mixup_alpha=0"]
     config = "--config=configs/quickstart.py"

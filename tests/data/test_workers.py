@@ -82,6 +82,7 @@ def test_batches_do_not_depend_on_the_number_of_processes(arguments):
         *(pytest.param(e, marks=pytest.mark.slow) for e in ("exit", "fail", "SIGINT")),
     ],
 )
+@pytest.mark.slow
 def test_no_process_or_shared_memory_is_left_behind(arguments, end):
     before = shared_memory()
     process = start_command(*arguments, end)

@@ -102,6 +102,7 @@ def test_the_full_runs_have_sequences_of_512_tokens_and_five_seeds():
     assert (longest.length, longest.network.width, longest.training.steps) == (512, 64, 5000)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_writes_a_run_folder(tmp_path):
     run = script.Run(
         "ring",

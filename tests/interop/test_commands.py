@@ -63,6 +63,7 @@ def test_predict_prints_the_names_and_scores_of_the_best_classes(weights, tmp_pa
     assert f"{score:6.1%}  thing {best}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_predict_crops_images_as_in_the_models_evaluation(tmp_path, capsys):
     """A photo that looks different when it is cropped."""
     weights = tmp_path / "ours"

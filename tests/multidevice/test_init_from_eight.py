@@ -19,6 +19,7 @@ def found(once, tmp_path_factory):
     return once("init-from", lambda: run_on_eight(__file__, str(folder)))
 
 
+@pytest.mark.slow
 def test_parameters_equal_those_of_the_file_and_the_head_is_zero(found):
     assert found["largest_difference"] == 0.0
     assert found["head"] == 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from eight_devices import run_on_eight
 
-pytestmark = pytest.mark.multidevice
+pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 STEPS = 2
 
 

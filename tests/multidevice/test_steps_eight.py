@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from eight_devices import collectives, run_on_eight, shapes
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.multidevice
+pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 
 MESHES = {
     "data": {"preset": "replicated"},

@@ -195,6 +195,7 @@ def test_a_reader_without_the_right_to_write_sees_whether_a_lease_is_held(path, 
     assert not is_locked(path)
 
 
+@pytest.mark.slow
 def test_a_lease_on_a_mounted_bucket_does_not_rely_on_clocks(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "is_bucket", lambda path: True)
     monkeypatch.setattr(lock, "_CACHED_S", 1.0)

@@ -30,6 +30,7 @@ def stub(tmp_path, monkeypatch, cache):
     return folder
 
 
+@pytest.mark.slow
 def test_a_failed_job_shows_its_log_and_is_run_again(bucket, stub, capsys):
     (stub / "pretrain.fail").touch()
     command = ["sweep", f"--sweep={STUB}", f"--workdir={bucket.url}/sweep", "--at_once=2"]

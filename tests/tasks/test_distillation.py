@@ -199,6 +199,7 @@ def test_a_checkpoint_has_the_student_and_not_the_teacher(finished):
     assert loaded.num_classes == 10
 
 
+@pytest.mark.slow
 def test_predictions_of_a_trained_student_are_those_of_its_evaluation(finished, digits_dir):
     """eval, predict, export and converted weights all average the logits of both heads."""
     folder, config, result = finished

@@ -103,6 +103,7 @@ def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
     assert sorted(p.name for p in workdir.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mixture_evaluates_its_members(digits_dir, photos, tmp_path):
     config = config_of(
         digits_dir,

@@ -181,6 +181,7 @@ def test_a_diverged_run_names_the_tensor_and_keeps_its_checkpoint(config, tmp_pa
         train(changed(config, ("report", False)), tmp_path / "run", StopSignals())
 
 
+@pytest.mark.slow
 def test_a_rewound_run_skips_the_batches_and_continues(config, tmp_path, poisoned, caplog):
     going_on = changed(config, ("rewinds", 1), ("skip_steps", 2))
     result = train(going_on, tmp_path / "run", StopSignals())

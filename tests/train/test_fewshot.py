@@ -64,6 +64,7 @@ def reference(tmp_path_factory, digits_dir):
         return workdir, train(make_config(digits_dir, *FEWSHOT), workdir, StopSignals())
 
 
+@pytest.mark.slow
 def test_figures_are_written_to_metrics_and_result(reference):
     workdir, result = reference
     rows = found(workdir)

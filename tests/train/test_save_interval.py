@@ -116,6 +116,7 @@ def test_a_run_with_auto_saves_more_often_than_its_end(tmp_path, digits_dir, mon
     assert "checkpoint interval: 1 steps" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_auto_resumes(tmp_path, digits_dir, monkeypatch):
     config = load_config(UNMIXED, [f"data.data_dir={digits_dir}", *CONFIG])
     with pytest.raises(Stopped, match="step 15"):

@@ -120,6 +120,7 @@ def test_the_moving_average_by_hand():
     assert without.eval_params is without.params
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
     optimizer = {"name": "schedule_free_sgd", "learning_rate": 0.1}
     built = program(optimizer=optimizer, ema_decay=None)
