@@ -173,6 +173,12 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
         return function()
     except UserError:
         raise
+    except SystemExit as error:
+        raise ConfigError(
+            f"{path} ends the program: SystemExit({error.code!r})",
+            f"a {option} file that returns",
+            "remove exit() or sys.exit(), or raise another error",
+        ) from error
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
