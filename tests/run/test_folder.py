@@ -188,7 +188,7 @@ def test_an_impossible_path_is_a_run_folder_error(tmp_path, below):
     with pytest.raises(RunFolderError) as caught:
         RunFolder(path, config())
     assert caught.value.got == f"{tmp_path / 'file'} is a file"
-    assert caught.value.expected == "a writable folder with free space"
+    assert caught.value.expected == "a folder, or a new path"
 
 
 def test_a_tilde_is_expanded_to_the_home_folder(tmp_path, monkeypatch):
