@@ -274,4 +274,4 @@ def test_a_damaged_result_is_an_error_and_never_counts_as_finished(tmp_path, con
         with pytest.raises(RunFolderError) as caught:
             _ = folder.result
     assert caught.value.got.startswith(f"{tmp_path / 'result.json'} ")
-    assert caught.value.fix == "remove it, then run the same command again to finish the run"
+    assert caught.value.fix == "remove it to finish the run again"

@@ -11,7 +11,7 @@ from vit_jax.errors import RunFolderError, UserError
 from vit_jax.storage.files import read_json
 
 RESULT = "result.json"
-FIX = "remove it, then run the same command again to finish the run"
+FIX = "remove it to finish the run again"
 
 
 def read_result(folder: Path, error: type[UserError] = RunFolderError) -> dict[str, Any] | None:
