@@ -120,7 +120,7 @@ def test_a_missing_config_file_is_a_one_line_error(capsys, tmp_path):
 def test_an_impossible_run_folder_is_a_one_line_error(capsys, train, tmp_path):
     (tmp_path / "file").write_text("")
     line = fail(capsys, [*train[:2], f"--workdir={tmp_path / 'file' / 'run'}"])
-    assert line.startswith(f"cannot write to run folder {tmp_path / 'file' / 'run'}: ")
+    assert line.startswith(f"{tmp_path / 'file'} is a file; expected a folder")
 
 
 def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):
