@@ -8,8 +8,8 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 
 # Modules of one row may import each other, unless the row is a package of its own.
 _LAYERS = (
-    ("errors",),
-    ("storage", "rng", "tables", "named_tree", "schema"),
+    ("errors", "closed_pipes"),
+    ("storage", "rng", "tables", "named_tree", "schema", "memory"),
     ("models",),
     ("config",),
     ("parallel",),

@@ -120,7 +120,7 @@ def test_a_missing_config_file_is_a_one_line_error(capsys, tmp_path):
 def test_an_impossible_run_folder_is_a_one_line_error(capsys, train, tmp_path):
     (tmp_path / "file").write_text("")
     line = fail(capsys, [*train[:2], f"--workdir={tmp_path / 'file' / 'run'}"])
-    assert line.startswith(f"cannot write to run folder {tmp_path / 'file' / 'run'}: ")
+    assert line.startswith(f"{tmp_path / 'file'} is a file; expected a folder")
 
 
 def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):
@@ -148,12 +148,24 @@ def test_any_user_error_of_a_command_is_printed_in_one_line(capsys, monkeypatch,
     assert fail(capsys, train) == str(error)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some space"),
+        (errno.EACCES, "change its permissions"),
+        (errno.EROFS, "change its permissions"),
+        (errno.ENOTDIR, "correct the path"),
+        (errno.ENAMETOOLONG, "correct the path"),
+    ],
+)
 def test_a_full_or_unwritable_disk_is_a_one_line_error_everywhere(
-    capsys, monkeypatch, train, number
+    capsys, monkeypatch, train, number, fix
 ):
     monkeypatch.setattr(train_command, "run", raising(OSError(number, os.strerror(number), "/x")))
-    assert fail(capsys, train).startswith(f"/x: {os.strerror(number)}; expected a writable folder")
+    line = fail(capsys, train)
+    assert line.startswith(f"/x: {os.strerror(number)}; expected a ")
+    assert line.endswith(f"; {fix}, or choose another path")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), ValueError("y"), OSError(errno.EIO, "io")])
@@ -187,4 +199,40 @@ def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: no dataset 'digit' in {digits_dir}; expected ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_command_that_ctrl_c_ends_prints_one_word_and_exits_with_130(monkeypatch, capsys):
+    def interrupted(args, overrides):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vit_jax.commands.models.run", interrupted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 7 TiB"),
+        RuntimeError("INTERNAL: Out of memory allocating 40960000000000 bytes."),
+        RuntimeError("RESOURCE_EXHAUSTED: 12 GiB on the device"),
+    ],
+)
+def test_memory_that_runs_out_is_a_one_line_error(monkeypatch, capsys, error):
+    def fails(args, overrides):
+        raise error
+
+    monkeypatch.setattr("vit_jax.commands.models.run", fails)
+    assert fail(capsys, ["models"]).startswith(f"out of memory: {error}; expected")
+
+
+@pytest.mark.parametrize("where", ["", "def get_config():\n    "])
+@pytest.mark.parametrize("code", ["0", "3", ""])
+def test_a_config_file_that_exits_is_an_error(capsys, tmp_path, where, code):
+    """`sys.exit(0)` there ended the command with success, and nothing was done."""
+    path = tmp_path / "exits.py"
+    path.write_text(f"import sys\n{where}sys.exit({code})\n")
+    line = fail(capsys, ["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"])
+    assert line.startswith(f"{path} ends the program: SystemExit({code or None})")
     assert not (tmp_path / "run").exists()

@@ -104,7 +104,11 @@ def test_the_training_step_of_every_recipe_can_be_traced(name, arg):
     num_classes, num_examples = RECIPES[name][1][config.data.name]
     with jax.numpy_dtype_promotion("standard"):
         program = build_program(
-            config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=num_examples
+            config,
+            make_mesh(MeshConfig()),
+            num_classes=num_classes,
+            num_examples=num_examples,
+            planned=True,
         )
         state, metrics = jax.eval_shape(program.step_fn, program.abstract, program.batch_shapes())
     assert jax.tree.structure(state) == jax.tree.structure(program.abstract)
@@ -130,7 +134,11 @@ def test_the_number_of_steps_of_a_recipe(name, arg, steps):
     if config.data.train_split == "train[:99%]":
         num_examples = round(0.99 * num_examples)
     program = build_program(
-        config, make_mesh(MeshConfig()), num_classes=num_classes, num_examples=num_examples
+        config,
+        make_mesh(MeshConfig()),
+        num_classes=num_classes,
+        num_examples=num_examples,
+        planned=True,
     )
     assert program.total_steps == steps
 

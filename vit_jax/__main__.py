@@ -1,11 +1,14 @@
 """The command line: `python -m vit_jax COMMAND`. COMMANDS lists the commands.
 
-Exit codes:
+Exit codes; the README has a table of them:
     0: success.
     1: some jobs of a sweep failed.
     2: an error that the user can fix. One line on stderr describes it.
     75: stopped by SIGTERM or SIGINT after saving. Run the command again to continue.
     76: another process of the run was lost. Run the command again to continue.
+    130: interrupted by Ctrl-C without saving.
+    141: the reader of standard output is gone, as in `... | head -1`.
+    128 + N: ended by signal N without saving, such as 143 for SIGTERM and 137 for SIGKILL.
 
 Any other exit code is a bug.
 """
@@ -19,7 +22,16 @@ import time
 import traceback
 import warnings
 
-from vit_jax.errors import ConfigError, FileError, RunFolderError, UserError, nearest
+from vit_jax.closed_pipes import EXIT_CLOSED_PIPE, PipeClosed, watch_pipes
+from vit_jax.errors import (
+    EXIT_INTERRUPTED,
+    ConfigError,
+    FileError,
+    MemoryLimitError,
+    RunFolderError,
+    UserError,
+    nearest,
+)
 
 # Command -> its line in `--help`.
 COMMANDS = {
@@ -40,6 +52,20 @@ COMMANDS = {
     "bench": "measure speed on this machine",
 }
 EXIT_USER_ERROR = 2
+# Errors of a path or disk that a user can fix.
+_DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+# What XLA says when a device has too little memory.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,13 +94,27 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     debug = "--debug" in argv
     _set_up_logging(debug)
     try:
-        return _dispatch([a for a in argv if a != "--debug"], began_s)
+        code = _dispatch([a for a in argv if a != "--debug"], began_s)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # Here a closed pipe can still be handled.
+        return code
+    except PipeClosed:
+        return EXIT_CLOSED_PIPE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except UserError as error:
         return _report(str(error), debug, error.exit_code)
+    except MemoryError as error:
+        return _report(str(_memory_error(error)), debug)
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise
+        return _report(str(_memory_error(error)), debug)
     except OSError as error:
         if "://" in str(error.filename):
             return _report(str(_bucket_error(error)), debug)
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+        if error.errno not in _DISK_ERRORS:
             raise
         return _report(str(_disk_error(error)), debug)
 
@@ -122,10 +162,22 @@ def _dispatch(argv: list[str], began_s: float) -> int:
 
 
 def _disk_error(error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"{error.filename or 'disk'}: {error.strerror}",
-        "a writable folder with free space",
-        "free some space or choose another --workdir",
+    got = f"{error.filename or 'disk'}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        expected, fix = "a writable folder with free space", "free some space"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        expected, fix = "a writable folder", "change its permissions"
+    else:
+        expected, fix = "a path that can be opened", "correct the path"
+    return RunFolderError(got, expected, f"{fix}, or choose another path")
+
+
+def _memory_error(error: Exception) -> MemoryLimitError:
+    reason = (str(error).splitlines() or [""])[0][:200]
+    return MemoryLimitError(
+        f"out of memory{': ' if reason else ''}{reason}",
+        "a run that fits the memory",
+        "use a smaller batch, image or model, or a machine with more memory",
     )
 
 
@@ -153,4 +205,5 @@ if __name__ == "__main__":
         # were never awaited. The error itself is already printed.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
+    watch_pipes(sys.argv[1] if len(sys.argv) > 1 else "")
     sys.exit(main(began_s=process_start_s()))

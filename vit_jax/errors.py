@@ -16,6 +16,8 @@ ARGUMENT = "{argument}"
 # sysexits.h EX_TEMPFAIL, "try again later": the command was stopped by a signal and has saved its
 # state. Schedulers requeue on this exit code.
 EXIT_STOPPED = 75
+# The shell's exit code for a program that Ctrl-C (SIGINT) has ended.
+EXIT_INTERRUPTED = 130
 
 
 class UserError(ValueError):
@@ -92,6 +94,10 @@ class DataError(UserError):
 
 class UnreachableError(DataError):
     """Data in a bucket that cannot be read now. Unlike a bad example, it is never skipped."""
+
+
+class MemoryLimitError(UserError):
+    """Something that needs more memory than there is."""
 
 
 class FileError(UserError):

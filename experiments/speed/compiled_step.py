@@ -68,7 +68,7 @@ def ours(args: argparse.Namespace, devices: list[Any]) -> Step:
     )
     mesh = make_mesh(config.mesh, devices)
     sizes = {"num_classes": _NUM_CLASSES, "num_examples": _NUM_EXAMPLES}
-    program = build_program(config, mesh, **sizes)
+    program = build_program(config, mesh, **sizes, planned=True)
     shape: Any = model_shape(config.model)
     attention = choose_attention(
         config.model.attention_implementation,  # pyright: ignore[reportAttributeAccessIssue]

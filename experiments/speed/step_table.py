@@ -60,7 +60,7 @@ def program_of(topology: str, model: str, depth: int, scan: bool, remat: str) ->
     }
     config = Config.from_mapping(mapping)
     mesh = make_mesh(config.mesh, find_devices(parsed)[:1])
-    return build_program(config, mesh, num_classes=1000, num_examples=1_281_167)
+    return build_program(config, mesh, num_classes=1000, num_examples=1_281_167, planned=True)
 
 
 def compile_in_child(arguments: list[Any], folder: str) -> None:

@@ -110,6 +110,20 @@ def test_named_models_are_listed_with_options(show):
     assert row(lines, "R+ViT-Mini/4")[1:3] == ["52", str(13**2 + 3)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "size", "fix"),
+    [
+        (["ViT-B/16", "--image_size=7"], "7x7", "use e.g. 16x16, or"),
+        (["ViT-B/16", "--image_size=23"], "23x23", "use e.g. 16x16 or 32x32, or"),
+        (["ViT-B/16", "ViT-B/8", "--image_size=8"], "8x8", "use e.g. 16x16, or"),
+    ],
+)
+def test_an_image_size_that_the_model_cannot_have_is_refused(capsys, arguments, size, fix):
+    assert main(["models", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"image size {size} with patch size 16; expected a multiple of 16; {fix}" in error
+
+
 def test_one_vit_is_shown_in_detail(show):
     lines = show("ViT-B/16")
     assert lines[0] == "ViT-B/16 at 224 x 224 px, 1,000 classes, float32"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from image_files import CLASSES, encoded, number_of, write_folder, write_tars
 
+from vit_jax.data.check import check_split
 from vit_jax.data.sources import LabelledSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images, spread_evenly
@@ -183,8 +184,26 @@ def test_a_folder_without_class_folders_is_refused(prepare, got, tmp_path):
 def test_a_cycle_of_links_is_refused(photos, target):
     (photos / "ant" / "deep").mkdir()
     (photos / "ant" / "deep" / "up").symlink_to(photos / target)
-    with pytest.raises(DataError, match=r"up is a link to a folder that contains it"):
-        list_images(photos)
+    with pytest.raises(DataError, match=r"1 broken links, .* such as ant/deep/up"):
+        open_folder(photos)
+
+
+@pytest.mark.parametrize("kind", ["itself", "nowhere", "folder above", "pipe"])
+def test_a_broken_link_is_one_bad_image_that_can_be_skipped(photos, kind):
+    """A link to itself ended `data check`, and on_bad_example=skip did not skip it."""
+    path = photos / "ant" / "broken.png"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"itself": path, "nowhere": photos / "none", "folder above": photos}[kind])
+    listing = list_images(photos)
+    assert len(listing.names) == 21
+    with pytest.raises(DataError, match="broken links"):
+        FolderSource(listing, "train", "photos")
+    report = check_split(FolderSource(listing, "train", "photos", "keep"), "train")
+    (bad,) = report.bad
+    assert "ant/broken.png is a link that leads nowhere or in a circle" in bad[1]
+    assert sum(report.per_class) == 20
 
 
 def test_links_to_images_and_other_folders_are_followed(photos):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from golden import recipe as golden
 from PIL import Image
 from weight_files import random_weights
 
+from vit_jax.closed_pipes import EXIT_CLOSED_PIPE
 from vit_jax.config.file import load_config
+from vit_jax.errors import EXIT_INTERRUPTED, EXIT_STOPPED, HostsError, UserError
 from vit_jax.interop.export import export_stablehlo
+from vit_jax.sweep.scheduler import EXIT_FAILED
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -106,6 +110,14 @@ def fresh_clone(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def test_the_table_of_exit_codes_has_all_that_the_program_uses():
+    rows = re.findall(r"^  \| (\d+) \| ", README, re.MULTILINE)
+    signals = [128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGPIPE)]
+    own = [0, EXIT_FAILED, UserError.exit_code, EXIT_STOPPED, HostsError.exit_code]
+    assert list(map(int, rows)) == [*own, *signals, 128 + signal.SIGTERM]
+    assert (signals[0], signals[2]) == (EXIT_INTERRUPTED, EXIT_CLOSED_PIPE)
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_a_checkpoint_of_other_data_is_refused(run, digits_dir, capfd):
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, digits_dir, capfd):
     (tmp_path / "file").write_text("")
     assert train(tmp_path / "file" / "run", digits_dir) == 2
-    assert "cannot write to run folder" in one_line(capfd)
+    assert "file is a file; expected a folder, or a new path" in one_line(capfd)
 
 
 def test_damaged_checkpoints_and_results_are_one_line_errors(run, digits_dir, capfd):

@@ -1,8 +1,10 @@
 """The commands convert, export and predict."""
 
 import json
+import os
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from interop.files import logits, params
 from PIL import Image
@@ -102,6 +104,36 @@ def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):
     line = capsys.readouterr().out
     assert "f32[batch, 32, 32, 3] -> f32[batch, 5], for cpu, cuda, tpu" in line
     assert there.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("reason", ["No space left on device", "Disk quota exceeded"])
+def test_convert_to_orbax_on_a_full_disk_is_one_line_and_leaves_nothing(
+    weights, tmp_path, capsys, monkeypatch, reason
+):
+    """TensorStore raises a ValueError, which was a traceback."""
+
+    def full(*args, **kwargs):
+        raise ValueError(f"RESOURCE_EXHAUSTED: Error writing 'kernel/0.0': {reason}")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", full)
+    there = tmp_path / "new" / "there"
+    assert main(["convert", str(weights), str(there), "--format=orbax"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: cannot write {there}: {reason}; expected a writable folder")
+    assert list(there.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["IMAGE", "--classes"])
+def test_predict_reads_no_device(weights, picture, capsys, option):
+    arguments = ["--classes=/dev/zero", picture] if option == "--classes" else ["/dev/zero"]
+    assert main(["predict", f"--model={weights}", *map(str, arguments)]) == 2
+    assert "error: /dev/zero is a device; expected a" in capsys.readouterr().err
+
+
+def test_weights_that_are_a_pipe_are_refused(tmp_path, picture, capsys):
+    os.mkfifo(tmp_path / "pipe.npz")
+    assert main(["predict", str(picture), f"--model={tmp_path / 'pipe.npz'}"]) == 2
+    assert "pipe.npz is a pipe; expected a file or folder of weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

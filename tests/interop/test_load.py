@@ -32,7 +32,7 @@ from interop.files import (
     write_transformers,
 )
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import MemoryLimitError, WeightsError
 from vit_jax.interop.load import load, load_pretrained
 from vit_jax.interop.report import Status
 from vit_jax.models.registry import model_options
@@ -194,6 +194,27 @@ def test_a_transformers_vit_model_gives_the_pooler_output(tmp_path, tiny_loaded)
     )
     want = np.tanh(before + pooler["pooler.dense.bias"])
     np.testing.assert_allclose(logits(loaded.model, x), want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (10**9, "has 1,000,000,000 layers, and the file has 2; expected the same number"),
+        (3, "has 3 layers, and the file has 2"),
+    ],
+)
+def test_transformers_cannot_have_more_layers_than_the_file(tmp_path, layers, message):
+    """A billion layers took a minute and 2.4 GB."""
+    folder = write_transformers(tmp_path / "model", to_transformers(tiny()))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": layers}))
+    with pytest.raises(WeightsError, match=message):
+        load(folder)
+
+
+def test_an_image_size_that_no_memory_holds_is_refused(tiny_path):
+    with pytest.raises(MemoryLimitError, match=r"\(position_embedding/table has the shape"):
+        load(tiny_path, image_size=8_000_000)
 
 
 def test_class_names_of_transformers(tmp_path):

@@ -260,7 +260,7 @@ def test_an_output_that_cannot_be_written_is_a_one_line_error(sweep, tmp_path, c
     out = tmp_path / "file" / "out"
     assert main(["report", str(sweep / "jobs" / "fewshot"), f"--output={out}"]) == 2
     err = capsys.readouterr().err
-    assert "cannot write" in err
+    assert f"{tmp_path / 'file'} is a file; expected a folder, or a new path" in err
     assert len(err.splitlines()) == 1
 
 
@@ -286,6 +286,49 @@ def test_a_damaged_file_is_reported_and_the_rest_is_read(tmp_path):
     (tmp_path / "1" / "result.json").write_text("{")
     assert main(["report", str(tmp_path)]) == 0
     assert "result.json is damaged: Expecting" in (tmp_path / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "3", "", "[1]", "null", "[" * 100_000])
+def test_a_damaged_result_counts_as_unfinished_with_a_warning(tmp_path, content, caplog, capsys):
+    for seed in (0, 1):
+        write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
+    (tmp_path / "1" / "result.json").write_text(content)
+    assert main(["report", str(tmp_path)]) == 0
+    assert f"{tmp_path / '1'}: result.json " in caplog.text
+    assert "2 runs: 1 finished, 1 not started." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"result.json": {"step": 400, "seconds": 3}},
+        {"result.json": {"step": "many"}},
+        {"job.json": {"labels": [1]}},
+        {"classes.json": {"names": 7}},
+        {"env.json": {"device_kind": "cpu", "host_count": "two"}},
+        {".sweep/attempt.json": {"pid": "x", "started": []}},
+        {"config.json": {"model": 3, "data": [], "seed": {}}},
+    ],
+)
+def test_one_run_with_wrong_values_does_not_end_a_report(tmp_path, damaged, capsys):
+    for seed in (0, 1):
+        write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
+    ((name, content),) = damaged.items()
+    (tmp_path / "1" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "1" / name).write_text(json.dumps(content))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_runs_that_are_left_out_are_counted(tmp_path, capsys, caplog):
+    for seed in (0, 1):
+        write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
+    (tmp_path / "1" / "result.json").write_text('{"step": 400, "seconds": 3}')
+    assert main(["report", str(tmp_path)]) == 0
+    assert "1 run: 1 finished, 1 left out because of damaged files." in capsys.readouterr().out
+    assert f"{tmp_path / '1'} is left out: its files have wrong values" in caplog.text
+    assert main(["report", str(tmp_path / "1")]) == 2
+    assert "error: no run can be read: there are damaged files in " in capsys.readouterr().err
 
 
 def test_a_report_does_not_show_where_its_runs_were_stored(sweep, report):

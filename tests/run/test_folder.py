@@ -187,8 +187,8 @@ def test_an_impossible_path_is_a_run_folder_error(tmp_path, below):
     path = tmp_path / "file" / below
     with pytest.raises(RunFolderError) as caught:
         RunFolder(path, config())
-    assert caught.value.got.startswith(f"cannot write to run folder {path}: ")
-    assert caught.value.expected == "a writable folder with free space"
+    assert caught.value.got == f"{tmp_path / 'file'} is a file"
+    assert caught.value.expected == "a folder, or a new path"
 
 
 def test_a_tilde_is_expanded_to_the_home_folder(tmp_path, monkeypatch):
@@ -254,3 +254,24 @@ def test_a_config_json_that_cannot_be_read_is_a_config_error(begun, text):
         read_config(begun)
     with pytest.raises(ConfigError):
         RunFolder(begun, config())
+
+
+@pytest.mark.parametrize("name", ["report", "checkpoints", "tensorboard"])
+def test_a_file_in_place_of_a_folder_of_the_run_is_found_before_training(tmp_path, name):
+    """A file named `report` was a traceback after the training."""
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder(tmp_path, config())
+    assert caught.value.got == f"{tmp_path / name} is a file"
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[1]", "3", "", "null", '"finished"'])
+def test_a_damaged_result_is_an_error_and_never_counts_as_finished(tmp_path, content):
+    with RunFolder(tmp_path, config()) as folder:
+        folder.write_config()
+        (tmp_path / "result.json").write_text(content)
+        with pytest.raises(RunFolderError) as caught:
+            _ = folder.result
+    assert caught.value.got.startswith(f"{tmp_path / 'result.json'} ")
+    assert caught.value.fix == "remove it to finish the run again"

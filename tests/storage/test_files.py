@@ -1,11 +1,19 @@
 """Atomic writes and JSON files."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from vit_jax.errors import CheckpointError, FileError
-from vit_jax.storage.files import read_json, remove_tree, write_atomically, write_json
+from vit_jax.storage.files import (
+    parse_json,
+    read_file,
+    read_json,
+    remove_tree,
+    write_atomically,
+    write_json,
+)
 
 
 def test_a_write_creates_the_folder_and_leaves_no_temporary_file(tmp_path):
@@ -43,6 +51,8 @@ def test_written_json_can_be_read(tmp_path):
         (b"{", "{} is damaged: Expecting property name enclosed in double quotes"),
         (b"\xff", "{} is damaged: 'utf-8' codec can't decode byte 0xff"),
         (b"[]", "{} holds a list; expected a JSON object; check the path"),
+        (b"[" * 100_000, "{} is damaged: nested deeper than 100 levels"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "{} is damaged: nested deeper than 100 levels"),
     ],
 )
 def test_an_unusable_json_file_is_a_one_line_error(content, got, tmp_path):
@@ -57,7 +67,7 @@ def test_an_unusable_json_file_is_a_one_line_error(content, got, tmp_path):
 
 
 def test_a_folder_in_place_of_a_json_file_is_a_one_line_error(tmp_path):
-    with pytest.raises(FileError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(FileError, match=r" is a folder; expected a JSON object"):
         read_json(tmp_path)
 
 
@@ -66,3 +76,30 @@ def test_a_tree_is_removed_if_it_is_there(tmp_path):
     remove_tree(tmp_path / "a")
     assert not (tmp_path / "a").exists()
     remove_tree(tmp_path / "a")
+
+
+def test_json_may_be_nested_a_hundred_levels_deep():
+    assert parse_json("[" * 100 + "]" * 100) != []
+    with pytest.raises(ValueError, match="nested deeper than 100 levels"):
+        parse_json("[" * 102 + "]" * 102)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+def test_what_is_not_a_file_is_refused_before_it_is_opened(tmp_path, kind):
+    """Reading a pipe never ends, and /dev/zero fills the memory."""
+    path = {"a pipe": tmp_path / "pipe", "a device": Path("/dev/zero"), "a folder": tmp_path}[kind]
+    if kind == "a pipe":
+        os.mkfifo(path)
+    with pytest.raises(FileError) as caught:
+        read_file(path, 1000)
+    assert caught.value.got == f"{path} is {kind}"
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(FileError, match=r"has 1,099,511,627,776 bytes; expected a JSON"):
+        read_json(path)
+    (tmp_path / "small").write_bytes(b"12345")
+    assert read_file(tmp_path / "small", 5) == b"12345"

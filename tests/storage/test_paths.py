@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.errors import FileError
+from vit_jax.errors import FileError, RunFolderError
 from vit_jax.storage import paths
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.paths import cache_dir, is_bucket, local_path, user_path
+from vit_jax.storage.paths import cache_dir, check_output_folder, is_bucket, local_path, user_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "vit_jax"
@@ -225,3 +225,36 @@ def test_local_paths_import_no_storage_client():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("runs/\udcff", "the path 'runs/\\\\xff' is not UTF-8"),
+        ("runs/a\0b", "the path 'runs/a\\x00b' has a zero byte"),
+        ("runs/" + "é" * 128, "has a name of 256 bytes"),
+        ("a/" * 2000, "has 4,000 bytes"),
+    ],
+)
+def test_a_text_that_cannot_be_a_path_is_refused(text, got):
+    with pytest.raises(FileError) as caught:
+        user_path(text)
+    assert got in caught.value.got
+    assert user_path("runs/" + "é" * 127).name == "é" * 127
+
+
+def test_a_folder_for_results_is_checked_before_the_work(tmp_path):
+    check_output_folder(tmp_path / "new" / "run", ["report"])
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, got in (
+        (tmp_path / "file", f"{tmp_path / 'file'} is a file"),
+        (tmp_path / "file" / "run", f"{tmp_path / 'file'} is a file"),
+        (tmp_path / "loop" / "run", f"{tmp_path / 'loop'} is a link that leads nowhere"),
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            check_output_folder(path)
+        assert caught.value.got == got
+    with pytest.raises(RunFolderError, match="file is a file; expected a folder"):
+        check_output_folder(tmp_path, ["file"])

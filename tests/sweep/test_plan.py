@@ -304,7 +304,7 @@ def test_a_finished_job_whose_settings_changed_is_an_error_in_one_line(
     workdir = tmp_path / "w"
     more = [f"--workdir={workdir}", "--executor=commands"]
     assert run(capsys, f"--sweep={sweep_file}:1", *more)[0] == 0
-    (workdir / "jobs/pre-train/result.json").write_text("{}")
+    (workdir / "jobs/pre-train/result.json").write_text('{"step": 400}')
     assert run(capsys, f"--sweep={sweep_file}:1", *more)[0] == 0
     code, out, err = run(capsys, f"--sweep={sweep_file}:2", *more)
     assert (code, out, len(err)) == (2, [], 1)
@@ -375,3 +375,15 @@ def test_wrong_arguments_are_one_line_errors(
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
+
+
+def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_written(tmp_path):
+    """A name of 400 characters failed after `jobs/` was written."""
+    with pytest.raises(SweepError, match=r"has a name of 400 characters; expected at most 200"):
+        Job("a.py", name="a" * 400)
+    Job("a.py", name="/".join(["a" * 200] * 2))
+    splits = {f"evaluation.splits.{name}": name * 40 for name in "abcdef"}
+    jobs = (Job(TINY), Job(TINY, splits))
+    with pytest.raises(SweepError, match=r"has a name of \d+ characters"):
+        plan(*jobs, folder=tmp_path / "w")
+    assert not (tmp_path / "w").exists()

@@ -23,7 +23,7 @@ from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
-from vit_jax.sweep.state import open_sweep
+from vit_jax.sweep.state import open_sweep, read_state
 from vit_jax.sweep.sweep_file import Sweep
 from vit_jax.sweep.table import job_table, summary
 
@@ -369,3 +369,16 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path):
     assert last_log_lines(tmp_path) == []
     (tmp_path / "log.txt").write_text("x" * 9000 + "\n" + "\n".join(f"line {n}" for n in range(20)))
     assert last_log_lines(tmp_path, 2) == ["line 18", "line 19"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "3", ""])
+def test_a_job_with_a_damaged_result_is_not_finished(tmp_path, caplog, content):
+    plan = Plan(Sweep("s.py", (Job(TINY, name="one"),)), tmp_path)
+    result = plan.jobs["one"].result
+    result.parent.mkdir(parents=True)
+    result.write_text(content)
+    assert read_state(plan, {}, {}, print)["one"].state == "ready"
+    assert f"{result} " in caplog.text
+    assert "the job counts as unfinished; remove it" in caplog.text
+    result.write_text('{"step": 4}')
+    assert read_state(plan, {}, {}, print)["one"].state == "finished"

@@ -13,9 +13,9 @@ from vit_jax.data.decode import decode
 from vit_jax.data.sources import Source
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, FileError
 from vit_jax.interop.formats import EvalView
-from vit_jax.storage.files import files_below
+from vit_jax.storage.files import LARGEST_IMAGE_BYTES, files_below, read_file
 
 # Encoded bytes -> u8[H, W, 3].
 Transform = Callable[[bytes], np.ndarray]
@@ -131,7 +131,9 @@ def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, LARGEST_IMAGE_BYTES)
+    except FileError as error:
+        raise DataError(error.got, "an image file, or a folder of images", error.fix) from None
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}",

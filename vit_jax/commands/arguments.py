@@ -37,4 +37,6 @@ def output_file(text: str) -> Path:
     path = user_path(text)
     if not isinstance(path, BucketPath) and not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in an existing folder")
+    if text.endswith("/") or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder, not a file")
     return path

@@ -10,7 +10,7 @@ python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=38
 import argparse
 
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 
 OVERRIDES = "--model."
 
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.interop.save import check_format, save
 
     check_format(args.format)
+    check_output_folder(args.destination.parent)
     loaded = load(args.source, **load_arguments(args, overrides))
     loaded.report.print()
     save(loaded, args.destination, args.format)

@@ -136,7 +136,8 @@ def _choose(
     args: argparse.Namespace, names: list[str], overrides: dict
 ) -> tuple[list[tuple[ModelConfig, int]], list[str]]:
     """Returns the models with their image sizes, and the names without the given options."""
-    from vit_jax.models.registry import default_image_size, model_options
+    from vit_jax.models.family import check_image_size
+    from vit_jax.models.registry import default_image_size, model_options, model_shape
     from vit_jax.models.summary import fitting_image_size
 
     if "name" in overrides:
@@ -155,6 +156,10 @@ def _choose(
             left_out.append(name)  # The model's family lacks one of the options.
             continue
         wanted = args.image_size or default_image_size(name)
+        multiple = model_shape(options).image_multiple
+        # Several models are compared at the next sizes that they support.
+        if args.names and (len(args.names) == 1 or wanted < multiple):
+            check_image_size((wanted, wanted), multiple, "patch size")
         chosen.append((options, fitting_image_size(options, wanted)))
     return chosen, left_out
 

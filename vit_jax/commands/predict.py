@@ -11,7 +11,8 @@ from pathlib import Path
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import AugmentConfig
-from vit_jax.errors import DataError, WeightsError
+from vit_jax.errors import DataError, FileError, WeightsError
+from vit_jax.storage.files import LARGEST_IMAGE_BYTES, read_file
 from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
@@ -77,12 +78,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, expected: str = "an image file") -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, LARGEST_IMAGE_BYTES)
+    except FileError as error:
+        raise DataError(error.got, expected, error.fix) from None
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror}", "an image file", "check the path"
+            f"{path} cannot be read: {error.strerror}", expected, "check the path"
         ) from None
 
 
@@ -91,7 +94,8 @@ def _class_names(
 ) -> tuple[str, ...]:
     """Returns class names: from the given file, from the weights, of ImageNet, or numbers."""
     if file is not None:
-        names = tuple(_read(file).decode(errors="replace").splitlines())
+        expected = "a text file with one class name per line"
+        names = tuple(_read(file, expected).decode(errors="replace").splitlines())
         if len(names) != num_classes:
             raise DataError(
                 f"{file} has {len(names)} lines",

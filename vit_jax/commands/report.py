@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_through
-from vit_jax.storage.paths import local_path, user_path
+from vit_jax.storage.paths import check_output_folder, local_path, user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,8 +131,10 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
 
     if args.into is not None:
         check_markers(args.into)
-    found = read_runs(args.folders)
     folder = (args.output or args.folders[0] / "report").expanduser()
+    if args.output is not None or args.folders[0].is_dir():
+        check_output_folder(folder)
+    found = read_runs(args.folders)
     try:
         with write_through(folder) as local:
             content = make_report(found, request, local)

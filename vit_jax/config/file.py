@@ -17,6 +17,7 @@ from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
+from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import local_path, user_path
 
 
@@ -173,6 +174,12 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
         return function()
     except UserError:
         raise
+    except SystemExit as error:
+        raise ConfigError(
+            f"{path} ends the program: SystemExit({error.code!r})",
+            f"a {option} file that returns",
+            "remove exit() or sys.exit(), or raise another error",
+        ) from error
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
@@ -185,18 +192,9 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        content = json.loads(user_path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: {error}", "the config.json of a run folder", "check the path"
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path} holds a {type(content).__name__}",
-            "the config.json of a run folder",
-            "check the path",
-        )
-    return content
+        return read_json(user_path(path), error=ConfigError, fix="check the path")
+    except ConfigError as error:
+        raise ConfigError(error.got, "the config.json of a run folder", error.fix) from None
 
 
 def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Chooses the model that weights are loaded into: that of the file, with the caller's changes."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from flax import nnx
 from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.name_table import parameters
+from vit_jax.memory import check_fits
 from vit_jax.models.family import ImageModel
 from vit_jax.models.heads import HEAD_OPTIONS
 from vit_jax.models.options import ModelConfig
@@ -136,4 +138,11 @@ def _abstract_model(
         lambda: build_model(options, num_classes=num_classes, image_size=image_size, key=key)
     )
     shapes = {name: tuple(leaf.shape) for name, leaf in parameters(model).items()}
+    largest = max(shapes, key=lambda name: math.prod(shapes[name]), default="")
+    check_fits(
+        sum(4 * math.prod(shape) for shape in shapes.values()),
+        f"the parameters of {options.name} for {image_size[0]} x {image_size[1]} pixels"
+        f" ({largest} has the shape {shapes[largest]})",
+        "use smaller sizes, or check the file that they come from",
+    )
     return AbstractModel(options, num_classes, image_size, model, shapes)

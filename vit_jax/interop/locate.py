@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.errors import FileError, WeightsError
 from vit_jax.interop.tensors import CONFIG_FILES
 from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import check_regular
 from vit_jax.storage.paths import cache_dir, user_path
 from vit_jax.storage.paths import local_path as checked_local_path
 
@@ -44,6 +45,11 @@ def weights_path(address: str | Path) -> Path:
         raise WeightsError(
             f"{path} does not exist", "a file or folder of weights", "check the path"
         )
+    if not path.is_dir():
+        try:
+            check_regular(path)
+        except FileError as error:
+            raise WeightsError(error.got, "a file or folder of weights", error.fix) from None
     return path
 
 

@@ -1,7 +1,9 @@
 """Weights of this package: run folders with checkpoints, and folders that `convert` writes."""
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +100,17 @@ def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]
         path: folder.
         about: "model" (its section), "image_size", and optionally "class_names" and "view".
         params: nested dicts of parameters.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save((path / ARRAYS).absolute(), args=ocp.args.PyTreeSave(params))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save((path / ARRAYS).absolute(), args=ocp.args.PyTreeSave(params))
+    except (ValueError, RuntimeError) as error:  # TensorStore has no classes for errors of disks.
+        reasons = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
+        reason = next((r for r in reasons if r in str(error)), str(error)[:200])
+        raise OSError(errno.EIO, reason, str(path)) from None
     (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
 
 

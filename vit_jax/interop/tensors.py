@@ -1,7 +1,6 @@
 """Named tensors in npz and safetensors files, read one at a time and never with pickle."""
 
 import dataclasses
-import json
 import math
 import struct
 import tokenize
@@ -193,7 +192,7 @@ def _load_safetensors(path: Path, name: str) -> np.ndarray:
 
 def _open_shards(path: Path) -> TensorFile:
     try:
-        files = json.loads(path.read_text())["weight_map"]
+        files = read_json(path, error=WeightsError)["weight_map"]
         names = sorted(set(files.values()))
         parts = {name: _open_safetensors(path.parent / name) for name in names}
         shapes = {name: parts[file].shapes[name] for name, file in files.items()}

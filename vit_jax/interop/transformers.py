@@ -1,5 +1,6 @@
 """Folders of Hugging Face transformers: `ViTForImageClassification` and `ViTModel`."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
             f"the config of a ViT, with hidden_act one of {', '.join(_ACTIVATIONS)}",
             "check the file",
         ) from None
+    _check_depth(file, config["num_hidden_layers"])
     if "pooler.dense.weight" in file.shapes:
         options["representation_size"] = file.shapes["pooler.dense.weight"][0]
     head = file.shapes.get("classifier.weight")
@@ -98,6 +100,18 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         normalization=_read_normalization(preprocessor),
         unused=("embeddings.mask_token",),
     )
+
+
+def _check_depth(file: TensorFile, depth: int) -> None:
+    """Raises WeightsError if config.json has more layers than the file."""
+    found = [re.match(r"encoder\.layer\.(\d+)\.", name) for name in file.shapes]
+    there = max((int(match[1]) + 1 for match in found if match), default=0)
+    if depth > there:
+        raise WeightsError(
+            f"config.json of {file.path.parent} has {depth:,} layers, and the file has {there}",
+            "the same number",
+            "restore config.json, or download all files of the model",
+        )
 
 
 def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:

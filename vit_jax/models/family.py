@@ -135,10 +135,11 @@ def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> N
         tuple(max(multiple, side // multiple * multiple + d) for side in image_size)
         for d in (0, multiple)
     )
+    fitting = " or ".join(dict.fromkeys(f"{height}x{width}" for height, width in (below, above)))
     raise ModelError(
         f"image size {image_size[0]}x{image_size[1]} with {what} {multiple}",
         f"a multiple of {multiple}",
-        f"use e.g. {below[0]}x{below[1]} or {above[0]}x{above[1]}, or another patch size",
+        f"use e.g. {fitting}, or another patch size",
     )
 
 

@@ -183,7 +183,11 @@ def make_plan(
     mesh = make_mesh(config.mesh, devices)
     slices = slice_of_devices(list(mesh.devices.flat), config.mesh.slices)
     program = build_program(
-        config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples
+        config,
+        mesh,
+        num_classes=sizes.num_classes,
+        num_examples=sizes.num_examples,
+        planned=True,
     )
     state = _state_bytes(program)
     model_flops, traced_flops = _flops(program, len(devices))

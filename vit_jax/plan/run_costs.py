@@ -5,7 +5,6 @@ Also reads traces of preemptions.
 
 import csv
 import io
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.errors import ConfigError, FileError, RunFolderError
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.preemption import RunCosts
 from vit_jax.run.about import write_time_s
 from vit_jax.run.time_account import read_sessions
+from vit_jax.storage.files import parse_json, read_file
 
 # Assumed rate at which a planned run copies its state off a device: PCIe 4.0 x16 at a third.
 _COPY_BYTES_PER_S = 10e9
+# Largest trace of preemptions.
+_TRACE_BYTES = 1 << 28
 _SAVED = ("parameters", "optimizer", "average")
 
 
@@ -136,15 +138,18 @@ def read_trace(path: Path, down_s: float) -> tuple[np.ndarray, np.ndarray]:
     """
     expected = "CSV with a column up_s (and down_s), or a JSON list of seconds"
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Excel begins a file with a mark.
+        # Excel begins a file with a mark.
+        text = read_file(path, _TRACE_BYTES).decode("utf-8-sig")
         if path.suffix == ".json":
-            rows = [row if isinstance(row, dict) else {"up_s": row} for row in json.loads(text)]
+            rows = [row if isinstance(row, dict) else {"up_s": row} for row in parse_json(text)]
         else:
             rows = list(csv.DictReader(io.StringIO(text)))
         up = np.array([float(row["up_s"]) for row in rows])
         # A cell that is left out is None or "".
         down = np.array([float(down_s if row.get("down_s") in (None, "") else row["down_s"])
                          for row in rows])  # fmt: skip
+    except FileError as error:
+        raise ConfigError(f"--preemptions: {error.got}", expected, error.fix) from None
     except OSError as error:
         raise ConfigError(
             f"--preemptions={path}: {error.strerror}", expected, "check the path"

@@ -51,6 +51,7 @@ class Content:
         states: number of runs in each state.
         sections: heading -> tables or pictures; sections without any are left out.
         csv: one row per run with all columns, for runs.csv.
+        left_out: number of runs with damaged files, which are in no table.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Content:
     states: dict[str, int]
     sections: dict[str, list[Any]]
     csv: pd.DataFrame
+    left_out: int = 0
 
     @property
     def scores(self) -> list[Table]:
@@ -73,6 +75,7 @@ class Content:
     def summary(self) -> str:
         """How many runs there are in which state, as a sentence."""
         total, parts = sum(self.states.values()), [f"{n} {s}" for s, n in self.states.items()]
+        parts += [f"{self.left_out} left out because of damaged files"] if self.left_out else []
         return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
 
     def markdown(self, folder: Path) -> str:
@@ -148,6 +151,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         states={state: states[state] for state in STATES if states[state]},
         sections={heading: items for heading, items in sections.items() if items},
         csv=csv,
+        left_out=len(found.left_out),
     )
 
 

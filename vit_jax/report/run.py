@@ -16,6 +16,7 @@ from vit_jax.errors import FileError, UserError
 from vit_jax.report.labels import family, is_number
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
+from vit_jax.run.result import RESULT, read_result
 from vit_jax.storage.files import read_json
 
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
@@ -63,7 +64,7 @@ class Run:
         self.environment = self._read("env.json")
         rows = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
         self.metrics = pd.DataFrame(rows or {"step": []}).set_index("step")
-        self.result = self._read("result.json")
+        self.result = self._read_result()
         self.job = self._read("job.json")
         attempt = self._read(".sweep/attempt.json")
         self.attempt = Attempt.from_mapping(attempt) if attempt else None
@@ -83,6 +84,13 @@ class Run:
 
     def _read(self, name: str) -> dict[str, Any]:
         return read_optional(self.path / name, self.problems)
+
+    def _read_result(self) -> dict[str, Any]:
+        try:
+            return read_result(self.path, FileError) or {}
+        except FileError as error:
+            self.problems.append(_problem(self.path / RESULT, error))
+            return {}
 
     @property
     def divergence_reports(self) -> list[Path]:
@@ -256,5 +264,10 @@ def read_optional(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return read_json(path) if path.is_file() else {}
     except FileError as error:
-        problems.append(error.got.replace(str(path), path.name))
+        problems.append(_problem(path, error))
         return {}
+
+
+def _problem(path: Path, error: FileError) -> str:
+    """Returns why a file cannot be read, without the path of its folder."""
+    return error.got.replace(str(path), path.name)

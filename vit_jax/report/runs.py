@@ -1,5 +1,6 @@
 """Finds run folders and reads their files."""
 
+import logging
 import os
 import re
 from collections import defaultdict
@@ -7,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.errors import RunFolderError
+from vit_jax.errors import RunFolderError, UserError, first_few
 from vit_jax.report.labels import natural_key
-from vit_jax.report.run import Run, flatten, read_optional
+from vit_jax.report.run import COLUMNS, Run, flatten, read_optional
 from vit_jax.schema import default_values
 from vit_jax.storage.bucket_path import PACKAGES, BucketPath
 from vit_jax.storage.paths import user_path
+
+log = logging.getLogger(__name__)
 
 _BUCKETS = tuple(f"{scheme}://" for scheme in PACKAGES)
 
@@ -20,6 +23,8 @@ _BUCKETS = tuple(f"{scheme}://" for scheme in PACKAGES)
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
 # Folders inside a run folder that contain no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
+# Columns that need no other run.
+_OWN_COLUMNS = [name for name in COLUMNS if not name.startswith("pretrain_")]
 # A longer chain of initialisations must be a cycle.
 _MAX_ANCESTORS = 20
 
@@ -31,11 +36,13 @@ class Runs(NamedTuple):
         runs: sorted by name.
         sweeps: sweep folder -> its sweep.json.
         roots: the folders that were searched.
+        left_out: folders of runs whose files have content of a wrong type.
     """
 
     runs: list[Run]
     sweeps: dict[Path, dict[str, Any]]
     roots: list[Path]
+    left_out: tuple[Path, ...] = ()
 
     def shown_path(self, path: str | Path) -> str:
         """Returns a path relative to the folder above all runs; other paths stay as they are.
@@ -55,6 +62,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     """
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, dict[str, Any]] = {}
+    left_out: list[Path] = []
     roots = [folder.expanduser().absolute() for folder in folders]
     for folder, root in zip(folders, roots, strict=True):
         if not root.is_dir():
@@ -74,7 +82,15 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             sweeps[path] = read_optional(path / "sweep.json", [])
         for path in paths:
             name = path.name if path == root else path.relative_to(root).as_posix()
-            runs.setdefault(path.resolve(), Run(path, name))
+            if path.resolve() not in runs:
+                _add_run(runs, path, name, left_out)
+    if not runs:
+        raise RunFolderError(
+            "no run can be read: there are damaged files in"
+            f" {first_few(list(map(str, left_out)), 3)}",
+            "run folders with intact files",
+            "restore the files, or give other folders",
+        )
     names = [run.name for run in runs.values()]
     for path, run in runs.items():
         if names.count(run.name) > 1:
@@ -88,7 +104,23 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             by_command[run.config.get("command")].append(run)
     for of_command in by_command.values():
         _fill_in_defaults(of_command)
-    return Runs(sorted(runs.values(), key=lambda run: natural_key(run.name)), sweeps, roots)
+    by_name = sorted(runs.values(), key=lambda run: natural_key(run.name))
+    return Runs(by_name, sweeps, roots, tuple(left_out))
+
+
+def _add_run(runs: dict[Path, Run], path: Path, name: str, left_out: list[Path]) -> None:
+    """Reads a run, or leaves it out with a warning: one damaged run does not end a report."""
+    try:
+        run = Run(path, name)
+        for column in _OWN_COLUMNS:  # The tables need them, to group the runs.
+            hash(getattr(run, column))
+    except (UserError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        log.warning("%s is left out: its files have wrong values (%s)", path, error)
+        left_out.append(path)
+        return
+    for problem in run.problems:
+        log.warning("%s: %s", path, problem)
+    runs[path.resolve()] = run
 
 
 def _find(root: Path) -> tuple[list[Path], list[Path]]:

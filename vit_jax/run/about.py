@@ -11,6 +11,7 @@ from typing import Any
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError, FileError
 from vit_jax.named_tree import named_leaves
+from vit_jax.run.result import read_result
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
 
@@ -109,10 +110,9 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
         raise CheckpointError(
             f"no checkpoint in {folder}", "a run that has saved one", "train it first"
         )
-    result = folder.parent / "result.json"
-    if step is None and result.is_file():
+    if step is None:
         # Only runs with early stopping have a `best_step`.
-        step = read_json(result, error=CheckpointError).get("best_step")
+        step = (read_result(folder.parent, CheckpointError) or {}).get("best_step")
     step = steps[-1] if step is None else step
     if step not in steps:
         raise CheckpointError(

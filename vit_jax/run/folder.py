@@ -18,11 +18,12 @@ from vit_jax.config.file import load_config, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
+from vit_jax.run.result import read_result
 from vit_jax.schema import Section, differences
-from vit_jax.storage.files import read_json, write_json
+from vit_jax.storage.files import write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
-from vit_jax.storage.paths import is_bucket, user_path
+from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
 
 _PACKAGES = (
     "jax",
@@ -77,6 +78,7 @@ class RunFolder:
 
     def _open(self) -> str:
         """Locks the folder and returns a random token, which other hosts look for in a file."""
+        check_output_folder(self.path, ("checkpoints", "report", "tensorboard"))
         token = uuid.uuid4().hex
         with contextlib.ExitStack() as held:
             try:
@@ -128,10 +130,7 @@ class RunFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """The final figures of a finished run; None while it is not finished."""
-        path = self.path / "result.json"
-        if not path.exists():
-            return None
-        return read_json(path, error=RunFolderError, fix="remove it to finish the run again")
+        return read_result(self.path)
 
     def write_config(self) -> None:
         """Writes config.json and env.json."""

@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,19 @@ from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.paths import is_bucket
 
 T = TypeVar("T", dict, list)
+
+# Bound of single images that users give.
+LARGEST_IMAGE_BYTES = 1 << 30
+# Bounds of the JSON files that users give. The largest that this package writes have megabytes.
+_JSON_BYTES = 1 << 28
+_JSON_DEPTH = 100
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -55,6 +69,71 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
+def check_regular(path: Path, most_bytes: int | None = None) -> None:
+    """Raises FileError for a device, pipe or folder, whose content may never end.
+
+    Args:
+        path: a file.
+        most_bytes: largest size of the file; None: any.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    if isinstance(path, BucketPath):
+        size = path.stat().st_size
+    else:
+        status = path.stat()
+        size = status.st_size
+        kind = next((name for test, name in _KINDS if test(status.st_mode)), None)
+        if kind is not None:
+            raise FileError(f"{path} is {kind}", "a file", "give the path of a file")
+    if most_bytes is not None and size > most_bytes:
+        raise FileError(
+            f"{path} has {size:,} bytes", f"at most {most_bytes:,}", "give another file"
+        )
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Reads a file whose size is checked first.
+
+    Raises:
+        FileError: it is not a regular file, or too large.
+        OSError: it cannot be read.
+    """
+    check_regular(path, most_bytes)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)  # Files of /proc have the size 0.
+    if len(content) > most_bytes:
+        raise FileError(f"{path} is growing", f"at most {most_bytes:,} bytes", "give another file")
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the content of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than anything that this package reads.
+    """
+    deep = ValueError(f"nested deeper than {_JSON_DEPTH} levels")
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise deep from None
+    level = _nested([content])
+    for _ in range(_JSON_DEPTH):
+        level = _nested(
+            inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
+        )
+    if level:
+        raise deep
+    return content
+
+
+def _nested(values: Iterable[Any]) -> list[Any]:
+    """Returns the objects and arrays among some JSON values."""
+    return [value for value in values if isinstance(value, dict | list)]
+
+
 def read_json(
     path: Path,
     kind: type[T] = dict,
@@ -76,7 +155,9 @@ def read_json(
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_file(path, _JSON_BYTES))
+    except FileError as problem:
+        raise error(problem.got, expected, fix) from None
     except FileNotFoundError:
         raise error(f"no file {path}", expected, fix) from None
     except OSError as problem:

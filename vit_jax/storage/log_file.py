@@ -66,7 +66,7 @@ def _parse(file: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:  # Neither UTF-8 nor JSON.
+    except (ValueError, RecursionError):  # Neither UTF-8 nor JSON, or nested too deeply.
         return None
     return row if isinstance(row, dict) else None
 

@@ -5,10 +5,15 @@ No other module makes a path from a user's string; `tests/storage/test_paths.py`
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax.errors import FileError, nearest
+from vit_jax.errors import FileError, RunFolderError, nearest
 from vit_jax.storage.bucket_path import PACKAGES, BucketPath, configure_clients, is_installed
+
+# Limits of Linux, in bytes. Files in a folder of the user need some of the length.
+LONGEST_NAME = 255
+_LONGEST_PATH = 3800
 
 # Types of mounted buckets in /proc/self/mountinfo. They show a file to other hosts when it is
 # closed, lock files for one host only, and cannot rename a folder at once.
@@ -33,14 +38,15 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         A `pathlib.Path`; for a bucket a `BucketPath`, which is one.
 
     Raises:
-        FileError: the text is empty, has another scheme or no bucket, or the package that speaks
-            the scheme is not installed.
+        FileError: the text is empty, not UTF-8, has a name that is too long, another scheme or no
+            bucket, or the package that speaks the scheme is not installed.
     """
     if isinstance(text, BucketPath):
         return text
     text = os.fspath(text)
     if not text.strip():
         raise FileError("the path is empty", "a path", "check the shell variable that it came from")
+    _check_text(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
         first, slash, rest = text.partition(":/")
@@ -72,6 +78,58 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     return BucketPath(text)
 
 
+def _check_text(text: str) -> None:
+    """Raises FileError for a text that cannot be a path, or not one in JSON and log files."""
+    try:
+        parts = [part.encode() for part in text.split("/")]
+    except UnicodeEncodeError:
+        shown = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise FileError(
+            f"the path {shown!r} is not UTF-8", "a path in UTF-8", "rename it"
+        ) from None
+    if "\0" in text:
+        raise FileError(f"the path {text!r} has a zero byte", "a path without one", "correct it")
+    longest = max(parts, key=len)
+    if len(longest) > LONGEST_NAME:
+        raise FileError(
+            f"the path {text[:40]}... has a name of {len(longest)} bytes",
+            f"names of at most {LONGEST_NAME} bytes",
+            "shorten it",
+        )
+    if len(text.encode()) > _LONGEST_PATH:
+        raise FileError(
+            f"the path {text[:40]}... has {len(text.encode()):,} bytes",
+            f"at most {_LONGEST_PATH:,}",
+            "shorten it",
+        )
+
+
+def check_output_folder(path: Path, inside: Sequence[str] = ()) -> None:
+    """Checks that a folder can be written to, or made, before work begins whose results go there.
+
+    Args:
+        path: the folder; nothing is created.
+        inside: names of folders that will be written in it.
+
+    Raises:
+        RunFolderError: a file is in the way, or a folder is not writable.
+    """
+    if isinstance(path, BucketPath):
+        return
+    path = path.absolute()
+    for folder in (path, *(path / name for name in inside)):
+        there = next(p for p in (folder, *folder.parents) if p.exists() or p.is_symlink())
+        if not there.is_dir():
+            what = "a link that leads nowhere" if there.is_symlink() else "a file"
+            raise RunFolderError(
+                f"{there} is {what}", "a folder, or a new path", "move it, or choose another path"
+            )
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise RunFolderError(
+                f"{there} is not writable", "a writable folder", "change its permissions"
+            )
+
+
 def local_path(text: str | os.PathLike[str], what: str) -> Path:
     """Returns a local path that a user means.
 
@@ -101,7 +159,10 @@ def is_bucket(path: Path) -> bool:
 
 def _mount_type(path: Path) -> str:
     """Returns the type of the file system that holds a local path; "" if it is not known."""
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError):  # A link that leads to itself.
+        return ""
     # If several are mounted at one place, the last one is visible.
     inside = [mount for mount in _mounts() if path.is_relative_to(mount[0])]
     return max(enumerate(inside), key=lambda m: (len(m[1][0]), m[0]))[1][1] if inside else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from vit_jax.errors import EXIT_STOPPED, LockedError
+from vit_jax.errors import EXIT_STOPPED, LockedError, RunFolderError
 from vit_jax.run.job_folder import (
     Attempt,
     job_lock,
@@ -23,6 +23,7 @@ from vit_jax.run.job_folder import (
     run_lock,
     write_attempt,
 )
+from vit_jax.run.result import read_result
 from vit_jax.storage.lock import is_locked, locked
 from vit_jax.sweep.devices import Share
 
@@ -59,8 +60,9 @@ class JobProcess:
             return self._run(f"log-{rank}.txt", record=False)
         try:
             with locked(job_lock(self.folder), _LOCK_TIMEOUT_S):
-                if (self.folder / "result.json").exists():
-                    return 0
+                with contextlib.suppress(RunFolderError):  # The command says what is damaged.
+                    if read_result(self.folder) is not None:
+                        return 0
                 if self._stopping or is_locked(run_lock(self.folder)):
                     return EXIT_STOPPED
                 return self._run("log.txt", record=True)

@@ -14,6 +14,8 @@ from vit_jax.errors import SweepError, nearest
 # Commands that write a run folder and can resume.
 COMMANDS = ("train", "fewshot")
 _LONGEST_VALUE = 48  # in a derived name
+# Limits of file systems and buckets, with room for the names of files.
+_LONGEST_NAME, _LONGEST_NAMES = 200, 600
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*(/[A-Za-z0-9][A-Za-z0-9._=+,-]*)*")
 
 Overrides = Mapping[str, Any]
@@ -189,6 +191,13 @@ def check_name(name: str | None, where: str) -> None:
             f"{where} is named {name!r}",
             "letters, digits and . _ = + , - in parts joined by '/'",
             "rename it",
+        )
+    longest = max((name or "").split("/"), key=len)
+    if len(longest) > _LONGEST_NAME or len(name or "") > _LONGEST_NAMES:
+        raise SweepError(
+            f"{where} has a name of {len(name or ''):,} characters",
+            f"at most {_LONGEST_NAME} between slashes, and {_LONGEST_NAMES} in all",
+            "give the job a shorter name=",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, nearest
-from vit_jax.sweep.jobs import Job, derive_names
+from vit_jax.sweep.jobs import Job, check_name, derive_names
 from vit_jax.sweep.selection import Selection, check_selection
 from vit_jax.sweep.sweep_file import Sweep
 
@@ -208,6 +208,7 @@ def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, tuple[Job, Selec
             selection, first = entry, next(iter(entry.candidate_jobs))
             jobs = entry.candidate_jobs | entry.final_jobs(first)
         for name, job in jobs.items():
+            check_name(name, f"job '{name[:60]}...'" if len(name) > 60 else f"job {name!r}")
             if name in defined:
                 kind = "equal" if job == defined[name][0] else "different"
                 raise SweepError(

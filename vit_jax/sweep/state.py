@@ -5,16 +5,20 @@ start; see `vit_jax.run.job_folder`.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.errors import SweepError, UserError, first_few
+from vit_jax.errors import RunFolderError, SweepError, UserError, first_few
 from vit_jax.run.job_folder import Attempt, read_all, read_attempt, read_optional_json
+from vit_jax.run.result import read_result
 from vit_jax.schema import differences
 from vit_jax.storage.files import write_json
 from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.selection import Selection, select_best
+
+log = logging.getLogger(__name__)
 
 # In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
 # to finish first; "blocked": a job that it needs has failed.
@@ -159,7 +163,12 @@ def read_state(
 
 def _read_files(job: PlannedJob) -> tuple[dict[str, Any] | None, Attempt | None]:
     """Returns the result and the latest start of a job."""
-    return read_optional_json(job.result), read_attempt(job.folder)
+    try:
+        result = read_result(job.folder)
+    except RunFolderError as error:
+        log.warning("%s: the job counts as unfinished; %s", error.got, error.fix)
+        result = None
+    return result, read_attempt(job.folder)
 
 
 def _status(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax
 from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_model
-from vit_jax.errors import WeightsError
+from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
@@ -22,6 +21,7 @@ from vit_jax.models.heads import HEAD_OPTIONS
 from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.storage.files import read_json
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
@@ -139,9 +139,9 @@ def _options_of_earlier_run(config: Config, workdir: Path | None) -> dict[str, A
     if workdir is None:
         return None
     try:
-        saved = json.loads((workdir / "config.json").read_text())
+        saved = read_json(workdir / "config.json")
         return upgrade_model(saved["model"]) if saved["init_from"] == config.init_from else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, ValueError, KeyError, TypeError):
         return None  # There is no run. One that is damaged is an error later.
 
 

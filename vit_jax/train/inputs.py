@@ -20,6 +20,7 @@ from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.storage.paths import user_path
+from vit_jax.train.memory_needs import check_sizes
 from vit_jax.train.program import Program, build_program
 
 
@@ -106,6 +107,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)
+    check_sizes(config, num_classes)
     balance = build_balance(config, source, num_classes)
     program = program or build_program(
         config,

@@ -26,6 +26,7 @@ from vit_jax.models.stacking import with_layer_loop
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
+from vit_jax.train.memory_needs import check_sizes, check_state
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.precompiled import load_step
 from vit_jax.train.schedules import build_schedule
@@ -172,6 +173,7 @@ def build_program(
     num_classes: int,
     num_examples: int,
     class_counts: np.ndarray | None = None,
+    planned: bool = False,
 ) -> Program:
     """Builds the program of a run.
 
@@ -181,14 +183,17 @@ def build_program(
         num_classes: C of the dataset.
         num_examples: examples per epoch.
         class_counts: i64[C], training examples of each class, if the task needs them.
+        planned: the program will not run here, so it may need more memory than there is.
 
     Raises:
+        MemoryLimitError: the run cannot fit the memory.
         ConfigError, ModelError: sizes that are not compatible.
         WeightsError: frozen weights that cannot be read.
     """
     batch_size = config.data.global_batch_size
     parts = config.accumulation_steps
     check_batch_size(mesh, batch_size, "data.global_batch_size", 1 if parts == AUTO else parts)
+    check_sizes(config, num_classes, planned=planned)
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
@@ -203,6 +208,7 @@ def build_program(
     optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
     init_state = make_init_state(optimizer, ema=config.keeps_average)
     abstract = abstract_state(lambda: init_state(init_params()), mesh, config.mesh)
+    check_state(abstract, mesh, planned=planned)
     frozen = ()
     if task.frozen is not None:
         frozen = (abstract_frozen(task.frozen.shapes, mesh, config.mesh),)

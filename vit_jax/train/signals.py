@@ -1,16 +1,15 @@
 """Stops a command on SIGTERM or SIGINT, at a point where its state can be saved."""
 
+import contextlib
 import os
 import signal
 import sys
 from types import FrameType
 from typing import Any
 
-from vit_jax.errors import EXIT_STOPPED
+from vit_jax.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 
 __all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
-
-_EXIT_INTERRUPTED = 130
 
 
 class Stopped(Exception):
@@ -58,8 +57,14 @@ class StopSignals:
         del frame
         if self.requested and number == signal.SIGINT:
             # An exception would surface wherever the main thread happens to be.
-            os.write(sys.stderr.fileno(), f"{self._again}\n".encode())
-            os._exit(_EXIT_INTERRUPTED)
+            _print(self._again)
+            os._exit(EXIT_INTERRUPTED)
         if not self.requested:
-            os.write(sys.stderr.fileno(), f"{self._first}\n".encode())
+            _print(self._first)
         self.requested = True
+
+
+def _print(line: str) -> None:
+    """Prints a line to standard error, in a signal handler."""
+    with contextlib.suppress(OSError):  # Its reader may be gone.
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())

@@ -81,6 +81,7 @@ def restore_or_init(
         found = checkpoints.restore(saved_items(program))
     expected = data_position(config, source, found.step)
     saved = {name: found.data.get(name) for name in expected}
+    _check_position(saved, expected, found.step)
     if saved != expected:
         raise DataError(
             f"checkpoint at data position {saved}",
@@ -102,6 +103,16 @@ def restore_or_init(
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
     )
+
+
+def _check_position(saved: dict[str, Any], expected: dict[str, Any], step: int) -> None:
+    """Raises CheckpointError for a data position that no run has written."""
+    if saved["step"] != step or any(type(saved[k]) is not type(v) for k, v in expected.items()):
+        raise CheckpointError(
+            f"the data position of the checkpoint of step {step} is damaged: {saved}",
+            f"values such as {expected}",
+            f"remove the folder checkpoints/{step} to go back to the one before",
+        )
 
 
 def _restore_copy(local: LocalTier | None, newer_than: int) -> Restored | None:

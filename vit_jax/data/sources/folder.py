@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data.sources.base import LABEL_ONLY, Example, check_features, hash_of, without_label
+from vit_jax.data.sources.image_files import UNREADABLE
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
@@ -17,7 +18,8 @@ class FolderSource:
         listing: the image files.
         split: TFDS split string over the listing's splits, e.g. "train[:90%]".
         name: `data.name`.
-        empty_files: "error": files of zero bytes raise DataError; "keep": the loader skips them.
+        empty_files: "error": files of zero bytes and broken links raise DataError; "keep": the
+            loader skips them.
         features: features to read with the image; only the label is available.
 
     Raises:
@@ -42,14 +44,8 @@ class FolderSource:
         self.class_names = listing.class_names
         self.remote = listing.files.remote
         self.fingerprint = hash_of(expanded, listing.identity(self._rows))
-        empty = [listing.names[row] for row in self._rows if not listing.sizes[row]]
-        if empty and empty_files == "error":
-            raise DataError(
-                f"{len(empty)} empty files in {listing.root}, such as {empty[0]}",
-                "images",
-                "remove them (python -m vit_jax data check lists all bad images), or set"
-                " data.on_bad_example=skip",
-            )
+        if empty_files == "error":
+            _check_sizes(listing, self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -71,3 +67,19 @@ class FolderSource:
     def labels(self) -> np.ndarray:
         """Returns the label of every example."""
         return self._listing.labels[self._rows]
+
+
+def _check_sizes(listing: Listing, rows: np.ndarray) -> None:
+    """Raises DataError if there are empty files or broken links among some rows."""
+    sizes = listing.sizes[rows]
+    for wrong, what in (
+        (sizes == 0, "empty files"),
+        (sizes == UNREADABLE, "broken links, pipes or devices"),
+    ):
+        if wrong.any():
+            raise DataError(
+                f"{wrong.sum()} {what} in {listing.root}, such as {listing.names[rows[wrong][0]]}",
+                "images",
+                "remove them (python -m vit_jax data check lists all bad images), or set"
+                " data.on_bad_example=skip",
+            )

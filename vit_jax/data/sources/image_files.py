@@ -3,9 +3,11 @@
 Both classes name files by their paths relative to the folder, and pass over hidden ones.
 """
 
+import errno
 import io
 import os
 import posixpath
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BLOCK_BYTES, BlockCache, Part, block_cache
 from vit_jax.storage.bucket_path import BucketPath, StoredObject
 
+# Size of what has the name of a file and is none: a broken link, a pipe, a device.
+UNREADABLE = -1
 # Blocks that are read ahead while a tar file is listed.
 _BLOCKS_AHEAD = 8
 
@@ -34,8 +38,8 @@ class LocalFiles:
         """Returns the names of the folders and of the files in a folder, sorted."""
         with os.scandir(self._root / folder) as entries:
             entries = [e for e in entries if not e.name.startswith(".")]
-        folders = sorted(e.name for e in entries if e.is_dir())
-        return folders, sorted(e.name for e in entries if e.is_file())
+        folders = sorted(e.name for e in entries if _is_folder(e))
+        return folders, sorted(e.name for e in entries if _size(e) != UNREADABLE)
 
     def is_folder(self, place: str) -> bool:
         """Whether a place is a folder."""
@@ -44,14 +48,21 @@ class LocalFiles:
     def walk(self, folder: str) -> Iterator[tuple[str, int]]:
         """Yields (path relative to the folder, size) of all files below a folder.
 
-        Raises:
-            DataError: a link leads nowhere or to a folder that contains it.
+        The size is UNREADABLE for pipes, devices, and links that lead nowhere or to a folder that
+        contains them.
         """
         return _walk(self._root / folder, "")
 
     def size(self, name: str) -> int:
-        """Returns the size of a file in bytes."""
-        return (self._root / name).stat().st_size
+        """Returns the size of a file in bytes.
+
+        Raises:
+            OSError: it is missing, or not a regular file.
+        """
+        status = (self._root / name).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(self._root / name))
+        return status.st_size
 
     def open(self, name: str) -> io.BufferedReader:
         """Opens a file for reading."""
@@ -197,26 +208,33 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as entries:
         entries = [e for e in entries if not e.name.startswith(".")]
     for entry in entries:
-        if entry.is_dir():
-            _check_cycle(folder, entry)
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+        if not _is_folder(entry):
+            yield f"{prefix}{entry.name}", _size(entry)
+        elif _is_cycle(folder, entry):
+            yield f"{prefix}{entry.name}", UNREADABLE
         else:
-            try:
-                yield f"{prefix}{entry.name}", entry.stat().st_size
-            except OSError as error:  # A dangling link.
-                raise DataError(
-                    f"{entry.path}: {error.strerror}", "a file", "remove the link"
-                ) from None
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
 
 
-def _check_cycle(folder: Path, entry: "os.DirEntry[str]") -> None:
-    """Raises DataError for a link to a folder that contains the link, which is an endless loop."""
-    if entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve()):
-        raise DataError(
-            f"{entry.path} is a link to a folder that contains it",
-            "no cycles of links",
-            "remove the link",
-        )
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link to itself.
+        return False
+
+
+def _size(entry: "os.DirEntry[str]") -> int:
+    """Returns the size of a file; UNREADABLE: it is none."""
+    try:
+        status = entry.stat()
+    except OSError:
+        return UNREADABLE
+    return status.st_size if stat.S_ISREG(status.st_mode) else UNREADABLE
+
+
+def _is_cycle(folder: Path, entry: "os.DirEntry[str]") -> bool:
+    """Whether this is a link to a folder that contains the link, which is an endless loop."""
+    return entry.is_symlink() and folder.resolve().is_relative_to(Path(entry.path).resolve())
 
 
 class _ObjectFile(io.RawIOBase):

@@ -32,7 +32,7 @@ import numpy as np
 
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import bucket_error
-from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
+from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, LocalFiles
 from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
@@ -53,7 +53,7 @@ class Listing:
         root: folder that names are relative to.
         names: paths of the images, e.g. "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
         labels: i32[N], class indices.
-        sizes: i64[N] in bytes.
+        sizes: i64[N] in bytes; UNREADABLE: not a file.
         offsets: i64[N], position of the bytes in the tar file; None: images are separate files.
         class_names: in label order.
         splits: split -> rows in reading order.
@@ -77,6 +77,13 @@ class Listing:
         Raises:
             DataError: the file is missing or cannot be read.
         """
+        if self.sizes[row] == UNREADABLE:
+            raise DataError(
+                f"{self.root / self.names[row]} is a link that leads nowhere or in a circle, a pipe"
+                " or a device",
+                "an image file",
+                "remove it",
+            )
         return self.files.read(*self._place(row))
 
     def read_ahead(self, rows: Iterable[int]) -> None:
@@ -224,7 +231,8 @@ def _images_in(
     else:
         members = _tar_members(root, files, place)
     for name, size, offset in members:
-        if name.lower().endswith(IMAGE_SUFFIXES):
+        # A broken link counts whatever its name is: a folder of images may be missing.
+        if size == UNREADABLE or name.lower().endswith(IMAGE_SUFFIXES):
             images.append(_ImageEntry(split, group, f"{place}/{name}", size, offset))
         else:
             others += 1

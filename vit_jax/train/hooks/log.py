@@ -13,6 +13,7 @@ from vit_jax.data.loader import Feed
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.divergence import divergence_error
+from vit_jax.train.memory_needs import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
 # Number of dispatched steps at which the host waits for the oldest to finish.
@@ -42,6 +43,7 @@ class LogHook:
         program, begin = self._context.program, time.perf_counter()
         with watch_compile_cache() as cache:
             step_fn = program.compiled
+        check_step(step_fn, program.mesh)
         self._compile_time_s = time.perf_counter() - begin
         how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
         self._context.progress.print_line(

@@ -1,0 +1,33 @@
+"""result.json, the final figures of a finished run: one rule for all who read it.
+
+A run is finished if the file holds a JSON object with at least one figure. A damaged file is an
+error of the commands that work on one run. Reports and sweeps warn and count the run as unfinished.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import RunFolderError, UserError
+from vit_jax.storage.files import read_json
+
+RESULT = "result.json"
+FIX = "remove it to finish the run again"
+
+
+def read_result(folder: Path, error: type[UserError] = RunFolderError) -> dict[str, Any] | None:
+    """Returns the final figures of a run; None if it is not finished.
+
+    Args:
+        folder: of the run.
+        error: class of the error to raise.
+
+    Raises:
+        RunFolderError: the file is damaged; or `error`.
+    """
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    result = read_json(path, error=error, fix=FIX)
+    if not result:
+        raise error(f"{path} holds no figures", "the final figures of a run", FIX)
+    return result

@@ -1,0 +1,134 @@
+"""Refuses runs that cannot fit the memory, before anything is allocated or compiled.
+
+The estimates are lower bounds, so no run is refused that would fit.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax.config.run import Config
+from vit_jax.memory import check_fits, shown_bytes
+from vit_jax.models.registry import family_of
+from vit_jax.named_tree import named_leaves
+from vit_jax.train.chips import find_chip
+from vit_jax.train.state import TrainState
+
+_FLOAT_BYTES = 4
+# XLA aborts the process if the size of an array does not fit 64 bits.
+_XLA_BYTES = 2**60
+_XLA = "one array of XLA"
+
+
+def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> None:
+    """Checks batches and activations, by formulas.
+
+    Args:
+        config: the run.
+        num_classes: C.
+        planned: the run is only planned for another machine, so this one's memory is no limit.
+
+    Raises:
+        MemoryLimitError: something does not fit.
+    """
+    data, limits = config.data, {"limit": _XLA_BYTES, "place": _XLA}
+    host = limits if planned else {}
+    side, hosts = data.image_size, 1 if planned else jax.process_count()
+    shown = f"images of {side:,} x {side:,} pixels"
+    for key, size in (
+        ("data.global_batch_size", data.global_batch_size),
+        ("evaluation.batch_size", config.evaluation.batch_size or 0),
+    ):
+        fix = f"set a smaller {key} or data.image_size"
+        check_fits(size * side**2 * 3 // hosts, f"a batch of {size:,} {shown}", fix, **host)
+    waiting = data.prefetch_batches * data.global_batch_size * side**2 * 3 // hosts
+    if config.train_steps is None or config.train_steps > data.prefetch_batches:
+        what = f"{data.prefetch_batches:,} prefetched batches of {data.global_batch_size:,} {shown}"
+        check_fits(waiting, what, "set a smaller data.prefetch_batches", **host)
+    check_fits(
+        num_classes * _FLOAT_BYTES,
+        f"the logits of {num_classes:,} classes for one image",
+        "set a smaller data.num_classes",
+        **host,
+    )
+    stack = family_of(config.model.name).stack
+    if stack is None:
+        return
+    sizes = stack(config.model, (side, side))
+    fix = "set a smaller data.image_size or model.width, or larger patches"
+    tokens = f"{sizes.tokens:,} tokens of width {sizes.width:,}"
+    check_fits(sizes.tokens * sizes.width * _FLOAT_BYTES, f"{tokens} of one image", fix, **host)
+    check_fits(sizes.layer_values * data.global_batch_size, f"a layer with {tokens}", fix, **limits)
+    check_fits(
+        sizes.depth * sizes.width * _FLOAT_BYTES,
+        f"{sizes.depth:,} layers of width {sizes.width:,}",
+        "set a smaller model.depth",
+        **host,
+    )
+
+
+def check_state(abstract: TrainState, mesh: Mesh, *, planned: bool = False) -> None:
+    """Checks parameters, gradients, optimizer state and average.
+
+    Args:
+        abstract: shapes, dtypes and shardings of the state.
+        mesh: devices.
+        planned: as in `check_sizes`.
+
+    Raises:
+        MemoryLimitError: they do not fit.
+    """
+    # The gradients have the sizes of the parameters.
+    needed = _device_bytes(abstract) + _device_bytes(abstract.params)
+    name, size = max(
+        ((name, _bytes(leaf)) for name, leaf in named_leaves(abstract.params).items()),
+        key=lambda item: item[1],
+    )
+    what = f"parameters, gradients and optimizer state ({name} alone has {shown_bytes(size)})"
+    fix = "use a smaller model, image or number of classes"
+    if planned:
+        check_fits(needed, what, fix, limit=_XLA_BYTES, place=_XLA)
+        return
+    device, local = mesh.devices.flat[0], len(mesh.local_devices)
+    if device.platform == "cpu":
+        check_fits(needed * local, what, fix)
+        return
+    chip = find_chip(device.device_kind)
+    if chip is not None and chip.memory_bytes is not None:
+        fix += ", or shard it over more devices with mesh.preset=fsdp"
+        place = f"a {device.device_kind}"
+        check_fits(needed, f"{what} on each device", fix, limit=chip.memory_bytes, place=place)
+
+
+def check_step(step: jax.stages.Compiled, mesh: Mesh) -> None:
+    """Checks the memory that a compiled step allocates on a CPU.
+
+    Other devices refuse to allocate too much; on a CPU the system would end the process.
+
+    Raises:
+        MemoryLimitError: it does not fit.
+    """
+    analysis = step.memory_analysis() if mesh.devices.flat[0].platform == "cpu" else None
+    if analysis is None:
+        return
+    needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+    check_fits(
+        needed * len(mesh.local_devices),
+        "a training step, of which"
+        f" {shown_bytes(analysis.temp_size_in_bytes)} are for activations and gradients",
+        "set a smaller data.global_batch_size or data.image_size, more accumulation_steps,"
+        " or model.remat=full",
+    )
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize
+
+
+def _device_bytes(tree: Any) -> int:
+    return sum(
+        jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )
