@@ -110,6 +110,10 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or from another architecture."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint whose files are not as they were saved."""
+
+
 class WeightsError(UserError):
     """Published weights that cannot be read, recognised or adapted to the model."""
 

@@ -116,9 +116,15 @@ def test_a_run_is_loaded_at_another_size_with_another_head(run):
     assert not params(loaded.model)["head/linear/kernel"].any()
 
 
-def test_an_incomplete_checkpoint_is_skipped(run, copied):
-    (copied / "checkpoints" / "20" / "_CHECKPOINT_METADATA").unlink()
-    assert_same_params(params(load(copied).model), run[1][10, "ema"])
+def test_an_incomplete_checkpoint_is_skipped_unless_it_is_the_latest(run, copied):
+    steps = copied / "checkpoints"
+    (steps / "10" / "_CHECKPOINT_METADATA").unlink()
+    assert_same_params(params(load(copied).model), run[1][20, "ema"])
+    (steps / "20" / "_CHECKPOINT_METADATA").unlink()
+    (steps / "10" / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(WeightsError, match="20 is damaged: it has no _CHECKPOINT_METADATA"):
+        load(copied)
+    assert_same_params(params(load(steps / "10").model), run[1][10, "ema"])
 
 
 def test_a_run_without_checkpoints_is_an_error(tmp_path):
