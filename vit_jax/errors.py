@@ -130,6 +130,10 @@ class DivergenceError(UserError):
     skip_batches = 0
 
 
+class NonFiniteError(UserError):
+    """Weights, outputs or figures that are NaN or infinite."""
+
+
 class SweepError(UserError):
     """A sweep that asks for something impossible, or a folder that holds another sweep."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import ConfigError, DamagedError, first_few
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     about = read_checkpoint_info(args.path)
     if args.json:
-        print(json.dumps(dataclasses.asdict(about) | {"path": str(about.path)}, indent=2))
+        content = dataclasses.asdict(about) | {"path": str(about.path)}
+        print(json_text(content, what=str(about.path), indent=2))
     else:
         print("\n".join(_lines(about)))
     return 0

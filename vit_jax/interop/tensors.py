@@ -63,7 +63,8 @@ class TensorFile:
         """Returns one tensor as float32.
 
         Raises:
-            WeightsError: the tensor is damaged.
+            WeightsError: the tensor is damaged, is not of a float type, or has a value that is NaN
+                or infinite, or too large for float32.
         """
         try:
             array = self.load(name)
@@ -71,7 +72,22 @@ class TensorFile:
             raise _damaged_error(self.path, error, f"tensor '{name}'") from None
         if array.dtype == np.dtype("V2"):  # npz files store bfloat16 as V2.
             array = array.view(ml_dtypes.bfloat16)
-        return np.asarray(array, np.float32)
+        if not jax.numpy.issubdtype(array.dtype, np.floating):
+            raise WeightsError(
+                f"{self.path}, tensor '{name}', holds {_kind(array.dtype)}",
+                "floating-point numbers",
+                "convert it to float32 first; quantised weights need their scales for this",
+            )
+        with np.errstate(over="ignore"):  # Too large for float32: found below.
+            found = np.asarray(array, np.float32)
+        # The minimum of an array with a NaN is NaN.
+        if found.size and not np.isfinite([found.min(), found.max()]).all():
+            raise WeightsError(
+                f"{self.path}, tensor '{name}', has values that are NaN or infinite",
+                "finite numbers",
+                "use another copy, or weights of an earlier step",
+            )
+        return found
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
         """Returns the file with tensors renamed by {new: old}. Other tensors are dropped."""
@@ -163,7 +179,10 @@ def _open_npz(path: Path) -> TensorFile:
 
     def load(name: str) -> np.ndarray:
         with archive.open(members[name]) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            if file.read(1):  # Reading to the end also compares the checksum of the member.
+                raise ValueError("there is more data than its header says")
+            return array
 
     return TensorFile(path, shapes, path.stat().st_size, load)
 
@@ -203,6 +222,11 @@ def _open_shards(path: Path) -> TensorFile:
         raise _damaged_error(path, error) from None
     size = sum(part.size_bytes for part in parts.values())
     return TensorFile(path, shapes, size, lambda name: parts[files[name]].load(name))
+
+
+def _kind(dtype: np.dtype) -> str:
+    """Returns what an array holds, as text for a message."""
+    return {"U": "strings", "S": "bytes", "M": "dates", "m": "times"}.get(dtype.kind, dtype.name)
 
 
 def _damaged_error(path: Path, error: Exception, what: str = "") -> WeightsError:
