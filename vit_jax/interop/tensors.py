@@ -17,12 +17,18 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import WeightsError
+from vit_jax.run.digest import array_digest
 from vit_jax.storage.files import read_json
 
 # JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
 # JSON files next to safetensors files that describe how to use the weights.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
+DIGESTS = "vit_jax.digests"
+"""Key of the metadata of a safetensors file that this package wrote: name -> digest, as JSON.
+
+A member of an npz file has a checksum in any case.
+"""
 # Errors that NumPy, zipfile, safetensors and JSON raise for damaged files.
 _DAMAGED = (
     OSError,
@@ -194,20 +200,27 @@ def _open_safetensors(path: Path) -> TensorFile:
         with safe_open(path, framework="np") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            digests = json.loads((file.metadata() or {}).get(DIGESTS, "{}"))
+            if digests and digests.keys() != shapes.keys():
+                raise ValueError("its tensors are not those that were saved")
     except (SafetensorError, *_DAMAGED) as error:
         raise _damaged_error(path, error) from None
-    return TensorFile(path, shapes, path.stat().st_size, partial(_load_safetensors, path))
+    load = partial(_load_safetensors, path, digests)
+    return TensorFile(path, shapes, path.stat().st_size, load)
 
 
-def _load_safetensors(path: Path, name: str) -> np.ndarray:
+def _load_safetensors(path: Path, digests: Mapping[str, str], name: str) -> np.ndarray:
     from safetensors import SafetensorError, safe_open
 
     # The file is reopened for each tensor, so that pages of earlier tensors do not stay mapped.
     try:
         with safe_open(path, framework="np") as file:
-            return file.get_tensor(name)
+            array = file.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    if digests and digests[name] != array_digest(array):
+        raise ValueError("it differs from what was saved")
+    return array
 
 
 def _open_shards(path: Path) -> TensorFile:
