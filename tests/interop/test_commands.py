@@ -101,8 +101,8 @@ def test_predict_with_outputs_that_overflow_is_an_error(tmp_path, picture, capsy
     path = tmp_path / "large"
     model = random_loaded()
     kernel = model.model.head.linear.kernel
-    signs = (-1.0) ** jnp.arange(kernel.shape[0])[:, None]
-    kernel[...] = jnp.broadcast_to(3e38 * signs, kernel.shape)
+    signs = np.resize(np.float32([1, -1]), kernel.shape[0])[:, None]
+    kernel[...] = jnp.broadcast_to(np.float32(3e38) * signs, kernel.shape)
     save(model, path, "orbax")
     assert main(["predict", str(picture), f"--model={path}", "--json"]) == 2
     captured = capsys.readouterr()
