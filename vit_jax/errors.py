@@ -116,6 +116,10 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or from another architecture."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint whose files are not as they were saved."""
+
+
 class WeightsError(UserError):
     """Published weights that cannot be read, recognised or adapted to the model."""
 
@@ -130,6 +134,10 @@ class DivergenceError(UserError):
 
     step = 0
     skip_batches = 0
+
+
+class NonFiniteError(UserError):
+    """Weights, outputs or figures that are NaN or infinite."""
 
 
 class SweepError(UserError):

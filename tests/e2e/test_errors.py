@@ -135,6 +135,9 @@ def test_a_checkpoint_of_other_data_is_refused(run, digits_dir, capfd):
     saved = next((run / "checkpoints" / "30" / "data").glob("metadata"))
     changed = json.loads(saved.read_text()) | {"fingerprint": "0123456789abcdef"}
     saved.write_text(json.dumps(changed))
+    about = saved.parents[1] / "about" / "metadata"  # Without digests, like an older checkpoint.
+    content = json.loads(about.read_text())
+    about.write_text(json.dumps({k: v for k, v in content.items() if "digest" not in k}))
     assert train(run, digits_dir) == 2
     assert "0123456789abcdef" in one_line(capfd)
 
@@ -145,23 +148,13 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, digits_dir, capfd)
     assert "file is a file; expected a folder, or a new path" in one_line(capfd)
 
 
-def test_damaged_checkpoints_and_results_are_one_line_errors(run, digits_dir, capfd):
+def test_a_damaged_result_is_a_one_line_error(run, digits_dir, capfd):
     (run / "result.json").write_text("{")
     assert train(run, digits_dir) == 2
     line = one_line(capfd)
     assert "result.json is damaged" in line
     assert "remove it to finish the run again" in line
     (run / "result.json").unlink()
-    # All files that hold arrays are cut, because each save distributes the arrays differently.
-    for path in (run / "checkpoints" / "30" / "params").rglob("d/*"):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    # A process of its own, because a failed restore leaves threads behind.
-    code, _, err = finish(start(run, digits_dir, *SHORT, config=UNMIXED))
-    assert code == 2
-    assert "Traceback" not in err
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "checkpoints/30 cannot be read" in line
-    assert "remove that folder to continue from an earlier one ([20])" in line
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import os
 
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -12,6 +13,7 @@ from weight_files import TINY, random_loaded, random_weights
 
 from vit_jax.__main__ import main
 from vit_jax.interop.load import load
+from vit_jax.interop.save import save
 
 
 @pytest.fixture
@@ -96,6 +98,19 @@ def test_predict_with_names_from_a_file(weights, picture, tmp_path, capsys):
     (tmp_path / "names.txt").write_text("a\n")
     assert main(["predict", str(picture), f"--model={weights}", names]) == 2
     assert "has 1 lines; expected a name for each of 5 classes" in capsys.readouterr().err
+
+
+def test_predict_with_outputs_that_overflow_is_an_error(tmp_path, picture, capsys):
+    path = tmp_path / "large"
+    model = random_loaded()
+    kernel = model.model.head.linear.kernel
+    signs = np.resize(np.float32([1, -1]), kernel.shape[0])[:, None]
+    kernel[...] = jnp.broadcast_to(np.float32(3e38) * signs, kernel.shape)
+    save(model, path, "orbax")
+    assert main(["predict", str(picture), f"--model={path}", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"error: {picture}: the model's output is NaN or infinite" in captured.err
 
 
 def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):

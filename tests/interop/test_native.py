@@ -90,11 +90,19 @@ def test_a_run_folder_may_be_named_by_a_number(run, copied):
     assert_same_params(params(load(numbered).model), run[1][20, "ema"])
 
 
+def rewrite_config(metadata, config):
+    """Writes another config into a checkpoint, and makes it one without digests."""
+    metadata.write_text(json.dumps(config))
+    about = metadata.parents[1] / "about" / "metadata"
+    content = json.loads(about.read_text())
+    about.write_text(json.dumps({k: v for k, v in content.items() if "digest" not in k}))
+
+
 def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copied):
     step = copied / "checkpoints" / "20"
     metadata = step / "config" / "metadata"
     config = json.loads(metadata.read_text()) | {"ema_decay": None}
-    metadata.write_text(json.dumps(config))
+    rewrite_config(metadata, config)
     shutil.rmtree(step / "ema")
     assert_same_params(params(load(copied).model), run[1][20, "params"])
 
@@ -102,7 +110,7 @@ def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copie
 def test_the_head_of_a_masked_patches_run_is_left_out(copied):
     metadata = copied / "checkpoints" / "20" / "config" / "metadata"
     config = json.loads(metadata.read_text()) | {"task": "masked_patches"}
-    metadata.write_text(json.dumps(config))
+    rewrite_config(metadata, config)
     loaded = load(copied)
     assert loaded.num_classes == 0
     assert loaded.report.names(Status.LEFT_OUT) == ["head/linear/bias", "head/linear/kernel"]
@@ -116,9 +124,15 @@ def test_a_run_is_loaded_at_another_size_with_another_head(run):
     assert not params(loaded.model)["head/linear/kernel"].any()
 
 
-def test_an_incomplete_checkpoint_is_skipped(run, copied):
-    (copied / "checkpoints" / "20" / "_CHECKPOINT_METADATA").unlink()
-    assert_same_params(params(load(copied).model), run[1][10, "ema"])
+def test_an_incomplete_checkpoint_is_skipped_unless_it_is_the_latest(run, copied):
+    steps = copied / "checkpoints"
+    (steps / "10" / "_CHECKPOINT_METADATA").unlink()
+    assert_same_params(params(load(copied).model), run[1][20, "ema"])
+    (steps / "20" / "_CHECKPOINT_METADATA").unlink()
+    (steps / "10" / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(WeightsError, match="20 is damaged: it has no _CHECKPOINT_METADATA"):
+        load(copied)
+    assert_same_params(params(load(steps / "10").model), run[1][10, "ema"])
 
 
 def test_a_run_without_checkpoints_is_an_error(tmp_path):
@@ -137,3 +151,11 @@ def test_a_damaged_checkpoint_is_a_one_line_error(copied):
     assert "use another step of the run" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert load(copied / "checkpoints" / "10").num_classes == 10
+
+
+def test_a_changed_value_is_refused_and_named(run, copied):
+    item = copied / "checkpoints" / "20" / "ema"
+    shutil.rmtree(item)
+    shutil.copytree(copied / "checkpoints" / "10" / "ema", item)
+    with pytest.raises(WeightsError, match=r"is damaged: array '.*' differs from what was saved"):
+        load(copied)

@@ -3,6 +3,7 @@
 import gc
 import json
 import pickle
+import re
 import weakref
 import zipfile
 from pathlib import Path
@@ -20,10 +21,12 @@ from interop.files import (
     write_safetensors,
     write_transformers,
 )
+from weight_files import random_loaded
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.opening import known_formats
+from vit_jax.interop.save import save
 from vit_jax.interop.tensors import empty_aligned, open_tensors, to_jax
 
 
@@ -67,6 +70,44 @@ def test_a_tensor_damaged_inside_a_zip_is_named(tmp_path):
     data[start + 40_000 : start + 40_008] = b"\xff" * 8  # Far behind the header.
     path.write_bytes(data)
     assert "tensor 'head/kernel', cannot be read: Bad CRC-32" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_tensor_with_a_value_that_is_not_finite_is_named(tmp_path, value):
+    tensors = tiny()
+    tensors["head/bias"][1] = value
+    said = refusal(write_npz(tmp_path / "w.npz", tensors))
+    assert "tensor 'head/bias', has values that are NaN or infinite" in said
+
+
+def test_a_value_too_large_for_float32_is_refused(tmp_path):
+    tensors = tiny()
+    tensors["head/bias"] = np.full(tensors["head/bias"].shape, 1e39)
+    said = refusal(write_npz(tmp_path / "w.npz", tensors))
+    assert "tensor 'head/bias', has values that are NaN or infinite" in said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("int8", "int8"), ("complex64", "complex64"), ("bool", "bool"), ("<U3", "strings")],
+)
+def test_a_tensor_that_holds_no_floats_is_named(tmp_path, dtype, kind):
+    tensors = tiny()
+    tensors["head/bias"] = np.zeros(tensors["head/bias"].shape).astype(dtype)
+    said = refusal(write_npz(tmp_path / "w.npz", tensors))
+    assert f"tensor 'head/bias', holds {kind}; expected floating-point numbers" in said
+
+
+def test_a_changed_value_in_a_converted_safetensors_file_is_named(tmp_path):
+    save(random_loaded(), tmp_path / "out", "timm")
+    load(tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    assert re.search(
+        r"tensor '.*', cannot be read: it differs from what was saved", refusal(tmp_path / "out")
+    )
 
 
 def test_a_zip_member_that_is_not_an_array_is_named(tmp_path):

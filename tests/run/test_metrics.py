@@ -34,6 +34,13 @@ def tensorboard_scalars(folder) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+def test_a_value_that_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_path):
+    write(tmp_path, [1], value=float("inf"))
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["train/loss"] is None
+    assert np.isnan(read_metrics(tmp_path / "metrics.jsonl")[0]["train/loss"])
+
+
 def test_a_line_is_one_json_object_with_step_and_time(tmp_path):
     before = time.time()
     with writer(tmp_path) as made:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.errors import CheckpointError, FileError
+from vit_jax.errors import CheckpointError, FileError, NonFiniteError
 from vit_jax.storage.files import (
     parse_json,
     read_file,
@@ -42,6 +42,14 @@ def test_written_json_can_be_read(tmp_path):
     assert read_json(tmp_path / "a.json") == {"a": [1, None]}
     write_json(tmp_path / "b.json", [1])
     assert read_json(tmp_path / "b.json", list) == [1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_holds_no_number_that_is_not_finite(tmp_path, value):
+    write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(NonFiniteError, match=rf"^b\.1\.loss = {value} in .*a\.json; expected"):
+        write_json(tmp_path / "a.json", {"a": 1, "b": [2, {"loss": value}]})
+    assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
 @pytest.mark.parametrize(

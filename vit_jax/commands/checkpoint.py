@@ -1,10 +1,12 @@
-"""Inspect a checkpoint without an accelerator and without reading its arrays.
+"""Inspect a checkpoint without reading its arrays, or verify that all arrays are as saved.
 
     python -m vit_jax checkpoint inspect runs/quickstart
     python -m vit_jax checkpoint inspect runs/quickstart/checkpoints/1000 --json
+    python -m vit_jax checkpoint verify runs/quickstart
 
-The path is a run folder, its checkpoints folder, or the folder of one step. For a run, the latest
-step is shown, or the best step if early stopping ended the run.
+The path is a run folder, its checkpoints folder, or the folder of one step. For a run, `inspect`
+shows the latest step, or the best step if early stopping ended the run, and `verify` reads all
+checkpoints. No accelerator is used.
 """
 
 import argparse
@@ -13,9 +15,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, DamagedError, first_few
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
@@ -27,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     inspect = what.add_parser("inspect", help="print arrays, config, step and git revision")
     inspect.add_argument(
+        "path", type=user_path, help="run folder, its checkpoints folder or one step"
+    )
+    verify = what.add_parser("verify", help="compare all arrays with the checksums of the save")
+    verify.add_argument(
         "path", type=user_path, help="run folder, its checkpoints folder or one step"
     )
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
@@ -42,13 +51,34 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         )
     # Only files are read. An accelerator may be in use by a training run.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if args.what == "verify":
+        return _verify(args.path)
     from vit_jax.run.about import read_checkpoint_info
 
     about = read_checkpoint_info(args.path)
     if args.json:
-        print(json.dumps(dataclasses.asdict(about) | {"path": str(about.path)}, indent=2))
+        content = dataclasses.asdict(about) | {"path": str(about.path)}
+        print(json_text(content, what=str(about.path), indent=2))
     else:
         print("\n".join(_lines(about)))
+    return 0
+
+
+def _verify(path: Path) -> int:
+    """Raises DamagedError after all checkpoints are read, if one of them is damaged."""
+    from vit_jax.run.verify import checkpoints_of, verify_checkpoint
+
+    places = checkpoints_of(path)
+    damage = {at: verify_checkpoint(at, partial(print, flush=True)) for at in places}
+    damaged = [f"{at.name} ({first_few(found, 3)})" for at, found in damage.items() if found]
+    if damaged:
+        raise DamagedError(
+            f"{len(damaged)} of {len(places)} checkpoints in {places[0].parent} are damaged:"
+            f" step {first_few(damaged, 4, '; step ')}",
+            "the content that was saved",
+            "use another step, or restore the folders from a copy",
+        )
+    print(f"no damage found in {len(places)} checkpoint{'s' if len(places) != 1 else ''}")
     return 0
 
 

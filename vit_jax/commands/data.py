@@ -22,15 +22,14 @@ beside the old ones, or with --to=DIR into a copy.
 """
 
 import argparse
-import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
@@ -406,5 +405,4 @@ def _print(title: str, table: "Table") -> None:
 
 
 def _print_json(content: dict[str, Any]) -> None:
-    json.dump(content, sys.stdout, indent=2)
-    print()
+    print(json_text(content, what="the output", indent=2))

@@ -5,12 +5,15 @@ python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation
 """
 
 import argparse
-import json
+import math
+from pathlib import Path
+from typing import Any
 
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, NonFiniteError, first_few
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 
@@ -66,12 +69,36 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         suffix="" if args.step is None else f"-step-{args.step}",
     )
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
+    _check_finite(args.workdir, params)
     figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
+    bad = [name for name, value in figures.items() if not math.isfinite(value)]
+    if bad:
+        raise NonFiniteError(
+            f"{first_few([f'{name} = {figures[name]}' for name in bad], 3)}",
+            "finite figures",
+            "evaluate another step with --step, or check the weights and the data",
+        )
     if not is_first_host():
         return
     if config.evaluation.by_class:
         draw_confusions(args.workdir)
     if args.json:
-        print(json.dumps(figures))
+        print(json_text(figures, what="the figures"))
     else:
         print_summary(f"evaluation: {args.workdir}", figures)
+
+
+def _check_finite(workdir: Path, params: Any) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax.named_tree import named_leaves
+
+    test = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))
+    bad = [name for name, finite in named_leaves(test(params)).items() if not finite]
+    if bad:
+        raise NonFiniteError(
+            f"weights of {workdir} are NaN or infinite: {first_few(bad, 3)}",
+            "finite weights",
+            "evaluate another step with --step",
+        )

@@ -16,7 +16,6 @@ that it has finished.
 """
 
 import argparse
-import json
 import logging
 import time
 from typing import Any
@@ -30,6 +29,7 @@ from vit_jax.config.file import read_mapping, set_key
 from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import StopSignals
 
@@ -290,7 +290,7 @@ def _numbers(text: str) -> list[int]:
 
 def _show(args: argparse.Namespace, config: FewshotRunConfig, result: dict[str, Any]) -> None:
     if args.json:
-        print(json.dumps(result))
+        print(json_text(result, what="the result"))
         return
     from rich.console import Console
 

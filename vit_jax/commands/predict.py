@@ -5,14 +5,13 @@ python -m vit_jax predict digit.png --model=runs/quickstart --top=3
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import AugmentConfig
-from vit_jax.errors import DataError, FileError, WeightsError
-from vit_jax.storage.files import LARGEST_IMAGE_BYTES, read_file
+from vit_jax.errors import DataError, FileError, NonFiniteError, WeightsError
+from vit_jax.storage.files import LARGEST_IMAGE_BYTES, json_text, read_file
 from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
@@ -73,6 +72,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         except DataError as error:
             raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
         scores = np.asarray(predict(pixels[None] / np.float32(127.5) - 1))[0]
+        if not np.isfinite(scores).all():
+            raise NonFiniteError(
+                f"{path}: the model's output is NaN or infinite",
+                "finite numbers",
+                "check the weights, e.g. that they are not damaged",
+            )
         best = np.argsort(-scores)[: args.top]
         _print(path, [(names[i], float(scores[i])) for i in best], as_json=args.json)
     return 0
@@ -112,7 +117,8 @@ def _class_names(
 
 def _print(path: Path, found: list[tuple[str, float]], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"image": str(path), "classes": [[n, round(s, 6)] for n, s in found]}))
+        content = {"image": str(path), "classes": [[n, round(s, 6)] for n, s in found]}
+        print(json_text(content, what="the output"))
         return
     print(path)
     for name, score in found:

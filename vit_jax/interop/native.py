@@ -2,13 +2,11 @@
 
 import dataclasses
 import errno
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
@@ -22,7 +20,10 @@ from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.heads import count_classes
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.about import choose_checkpoint, evaluated_item
-from vit_jax.storage.files import local_copy, read_json
+from vit_jax.run.damage import read_about, read_item
+from vit_jax.run.digest import array_digest
+from vit_jax.run.verify import restore_numpy
+from vit_jax.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -56,7 +57,8 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
     path = path.absolute()
     try:
         about, arrays = _read_about(path)
-        params = _restore_arrays(arrays)
+        params = restore_numpy(arrays)
+        _check_digests(path, about["digests"], params)
         published = _describe(about, params)
     except WeightsError:
         raise
@@ -111,7 +113,8 @@ def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]
         reasons = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
         reason = next((r for r in reasons if r in str(error)), str(error)[:200])
         raise OSError(errno.EIO, reason, str(path)) from None
-    (path / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
+    digests = {name: array_digest(np.asarray(a)) for name, a in named_leaves(params).items()}
+    write_json(path / DESCRIPTION, {**about, "digests": digests})
 
 
 def save_native(loaded: "Loaded", path: Path) -> None:
@@ -130,23 +133,46 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns the description of the model, and the folder with its arrays."""
     if (path / DESCRIPTION).is_file():
         about = read_json(path / DESCRIPTION, error=WeightsError)
-        return {**about, "model": upgrade_model(about["model"])}, path / ARRAYS
+        about = {"digests": None, **about, "model": upgrade_model(about["model"])}
+        return about, path / ARRAYS
     try:
         step = choose_checkpoint(path)
+        saved = read_about(step)
+        config = read_item(step, "config", saved)
     except CheckpointError as error:
         raise WeightsError(error.got, error.expected, error.fix) from None
-    config = read_json(step / "config" / "metadata", error=WeightsError)
+    item = evaluated_item(config)
     task, side = task_config(config.get("task", "classification")), config["data"]["image_size"]
     about = {
         "model": upgrade_model(task.model_section(config)),
         "image_size": [side, side],
         "view": _eval_view(config["data"]),
         "own_parameters": task.own_parameters,
+        "digests": saved["digests"]["arrays"][item] if "digests" in saved else None,
     }
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
         about["class_names"] = read_json(classes, error=WeightsError)["names"]
-    return about, step / evaluated_item(config)
+    return about, step / item
+
+
+def _check_digests(
+    path: Path, digests: Mapping[str, str] | None, params: Mapping[str, np.ndarray]
+) -> None:
+    """Raises WeightsError if arrays are not those that were written.
+
+    Args:
+        path: file or folder, for the message.
+        digests: array name -> digest; None: written before there were digests.
+        params: the arrays.
+    """
+    for name, array in params.items():
+        if digests is not None and digests.get(name) != array_digest(array):
+            raise WeightsError(
+                f"{path} is damaged: array '{name}' differs from what was saved",
+                "the content that was saved",
+                "use another step or another copy",
+            )
 
 
 def _unreadable_error(path: Path, error: Exception) -> WeightsError:
@@ -156,17 +182,6 @@ def _unreadable_error(path: Path, error: Exception) -> WeightsError:
         "a run folder or a converted model",
         "check the path, or use another step of the run",
     )
-
-
-def _restore_arrays(path: Path) -> dict[str, np.ndarray]:
-    with (
-        local_copy(path) as local,
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-    ):
-        tree = checkpointer.metadata(local.absolute()).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        args = ocp.args.PyTreeRestore(restore_args=as_numpy)
-        return named_leaves(checkpointer.restore(local.absolute(), args=args))
 
 
 def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from vit_jax.errors import WeightsError, nearest
 from vit_jax.interop import native
 from vit_jax.interop.formats import Tensors, all_formats, formats_of
 from vit_jax.interop.load import Loaded
+from vit_jax.interop.tensors import DIGESTS
+from vit_jax.run.digest import array_digest
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_through
 from vit_jax.storage.paths import is_bucket
@@ -129,7 +131,9 @@ def _write_folder(path: Path, tensors: Tensors) -> None:
 
     path.mkdir()
     weights = path / "model.safetensors"
-    save_file(dict(tensors.tensors), weights, metadata={"format": "pt"})
+    digests = {name: array_digest(np.asarray(a)) for name, a in tensors.tensors.items()}
+    metadata = {"format": "pt", DIGESTS: json.dumps(digests)}
+    save_file(dict(tensors.tensors), weights, metadata=metadata)
     # safetensors creates files that only the owner can read.
     mask = os.umask(0)
     os.umask(mask)

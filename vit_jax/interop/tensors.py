@@ -16,12 +16,18 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import WeightsError
-from vit_jax.storage.files import read_json
+from vit_jax.run.digest import array_digest
+from vit_jax.storage.files import parse_json, read_json
 
 # JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
 # JSON files next to safetensors files that describe how to use the weights.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
+DIGESTS = "vit_jax.digests"
+"""Key of the metadata of a safetensors file that this package wrote: name -> digest, as JSON.
+
+A member of an npz file has a checksum in any case.
+"""
 # Errors that NumPy, zipfile, safetensors and JSON raise for damaged files.
 _DAMAGED = (
     OSError,
@@ -62,7 +68,8 @@ class TensorFile:
         """Returns one tensor as float32.
 
         Raises:
-            WeightsError: the tensor is damaged.
+            WeightsError: the tensor is damaged, is not of a float type, or has a value that is NaN
+                or infinite, or too large for float32.
         """
         try:
             array = self.load(name)
@@ -70,7 +77,22 @@ class TensorFile:
             raise _damaged_error(self.path, error, f"tensor '{name}'") from None
         if array.dtype == np.dtype("V2"):  # npz files store bfloat16 as V2.
             array = array.view(ml_dtypes.bfloat16)
-        return np.asarray(array, np.float32)
+        if not jax.numpy.issubdtype(array.dtype, np.floating):
+            raise WeightsError(
+                f"{self.path}, tensor '{name}', holds {_kind(array.dtype)}",
+                "floating-point numbers",
+                "convert it to float32 first; quantised weights need their scales for this",
+            )
+        with np.errstate(over="ignore"):  # Too large for float32: found below.
+            found = np.asarray(array, np.float32)
+        # The minimum of an array with a NaN is NaN.
+        if found.size and not np.isfinite([found.min(), found.max()]).all():
+            raise WeightsError(
+                f"{self.path}, tensor '{name}', has values that are NaN or infinite",
+                "finite numbers",
+                "use another copy, or weights of an earlier step",
+            )
+        return found
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
         """Returns the file with tensors renamed by {new: old}. Other tensors are dropped."""
@@ -162,7 +184,10 @@ def _open_npz(path: Path) -> TensorFile:
 
     def load(name: str) -> np.ndarray:
         with archive.open(members[name]) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            if file.read(1):  # Reading to the end also compares the checksum of the member.
+                raise ValueError("there is more data than its header says")
+            return array
 
     return TensorFile(path, shapes, path.stat().st_size, load)
 
@@ -174,20 +199,27 @@ def _open_safetensors(path: Path) -> TensorFile:
         with safe_open(path, framework="np") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            digests = parse_json((file.metadata() or {}).get(DIGESTS, "{}"))
+            if digests and digests.keys() != shapes.keys():
+                raise ValueError("its tensors are not those that were saved")
     except (SafetensorError, *_DAMAGED) as error:
         raise _damaged_error(path, error) from None
-    return TensorFile(path, shapes, path.stat().st_size, partial(_load_safetensors, path))
+    load = partial(_load_safetensors, path, digests)
+    return TensorFile(path, shapes, path.stat().st_size, load)
 
 
-def _load_safetensors(path: Path, name: str) -> np.ndarray:
+def _load_safetensors(path: Path, digests: Mapping[str, str], name: str) -> np.ndarray:
     from safetensors import SafetensorError, safe_open
 
     # The file is reopened for each tensor, so that pages of earlier tensors do not stay mapped.
     try:
         with safe_open(path, framework="np") as file:
-            return file.get_tensor(name)
+            array = file.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    if digests and digests[name] != array_digest(array):
+        raise ValueError("it differs from what was saved")
+    return array
 
 
 def _open_shards(path: Path) -> TensorFile:
@@ -202,6 +234,11 @@ def _open_shards(path: Path) -> TensorFile:
         raise _damaged_error(path, error) from None
     size = sum(part.size_bytes for part in parts.values())
     return TensorFile(path, shapes, size, lambda name: parts[files[name]].load(name))
+
+
+def _kind(dtype: np.dtype) -> str:
+    """Returns what an array holds, as text for a message."""
+    return {"U": "strings", "S": "bytes", "M": "dates", "m": "times"}.get(dtype.kind, dtype.name)
 
 
 def _damaged_error(path: Path, error: Exception, what: str = "") -> WeightsError:

@@ -11,6 +11,7 @@ from typing import Any
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.errors import CheckpointError, FileError
 from vit_jax.named_tree import named_leaves
+from vit_jax.run.damage import JSON_FILE, damaged_error, read_about, read_item
 from vit_jax.run.result import read_result
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
@@ -21,8 +22,6 @@ COMMIT_FILE = "commit_success.txt"
 On a local disk Orbax renames the folder of the step instead.
 """
 
-# Name of the file in which Orbax stores a JSON item.
-_FILE = "metadata"
 ORBAX_FILE = "_CHECKPOINT_METADATA"
 """Orbax adds this file to a complete checkpoint; it has the times of the save."""
 
@@ -39,6 +38,7 @@ class CheckpointInfo:
         environment: git revision, package versions, devices and hosts that wrote it.
         data: position in the example order.
         config: the run's config, as nested dicts.
+        digests: digests of the arrays and of `data` and `config`; None: an older checkpoint.
     """
 
     path: Path
@@ -48,6 +48,7 @@ class CheckpointInfo:
     environment: dict[str, Any]
     data: dict[str, Any]
     config: dict[str, Any]
+    digests: dict[str, Any] | None = None
 
 
 def describe(
@@ -91,6 +92,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
 
     Raises:
         CheckpointError: no such checkpoint.
+        DamagedError: the latest one is not complete.
     """
     path = user_path(path)
     is_run = (path / "checkpoints").is_dir()  # A run folder's name may be a number, too.
@@ -113,7 +115,11 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     if step is None:
         # Only runs with early stopping have a `best_step`.
         step = (read_result(folder.parent, CheckpointError) or {}).get("best_step")
-    step = steps[-1] if step is None else step
+    if step is None:
+        step = steps[-1]
+        newer = [] if is_bucket(folder) else [s for s in incomplete_steps(folder) if s > step]
+        if newer:  # On a disk a checkpoint gets its name once it is complete.
+            raise damaged_error(folder / str(newer[-1]), f"it has no {ORBAX_FILE}")
     if step not in steps:
         raise CheckpointError(
             f"no complete checkpoint of step {step} in {folder}",
@@ -139,7 +145,7 @@ def was_copied(checkpoint: Path) -> bool:
     Somebody has copied it from there. Otherwise its save or its deletion was interrupted.
     """
     try:
-        about = read_json(checkpoint / "about" / _FILE)
+        about = read_json(checkpoint / "about" / JSON_FILE)
         orbax = read_json(checkpoint / ORBAX_FILE)
     except FileError:
         return False
@@ -181,27 +187,18 @@ def read_checkpoint_info(path: Path) -> CheckpointInfo:
 
     Raises:
         CheckpointError: there is no checkpoint, or it has no description.
+        DamagedError: its JSON files are damaged.
     """
     at = choose_checkpoint(path)
     step = int(at.name)
-    about = _read_item(at, "about")
+    about = read_about(at)
     return CheckpointInfo(
         path=at,
         step=step,
         other_steps=tuple(s for s in saved_steps(at.parent) if s != step),
         arrays=about["arrays"],
         environment=about["environment"],
-        data=_read_item(at, "data"),
-        config=_read_item(at, "config"),
+        data=read_item(at, "data", about),
+        config=read_item(at, "config", about),
+        digests=about.get("digests"),
     )
-
-
-def _read_item(at: Path, item: str) -> dict[str, Any]:
-    file = at / item / _FILE
-    if at.is_dir() and not file.exists():
-        raise CheckpointError(
-            f"{at} has no {item}/{_FILE}",
-            "a checkpoint that this project wrote",
-            "check the path, or resume the run to save a new checkpoint",
-        )
-    return read_json(file, error=CheckpointError, fix="use another step")

@@ -20,11 +20,18 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint import options as orbax_options
 
 from vit_jax.config.run import CheckpointConfig
-from vit_jax.errors import CheckpointError, RunFolderError, UserError, first_few
+from vit_jax.errors import (
+    CheckpointError,
+    DamagedError,
+    RunFolderError,
+    UserError,
+    first_few,
+)
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
+from vit_jax.parallel.processes import barrier, gather, name_late_processes, on_first_host
 from vit_jax.run.about import (
     COMMIT_FILE,
+    ORBAX_FILE,
     choose_checkpoint,
     describe,
     evaluated_item,
@@ -32,8 +39,18 @@ from vit_jax.run.about import (
     saved_steps,
     was_copied,
 )
+from vit_jax.run.damage import (
+    check_arrays,
+    damaged_error,
+    read_about,
+    read_item,
+    set_aside,
+    with_digests,
+)
+from vit_jax.run.digest import tree_digests
 from vit_jax.run.folder import environment
 from vit_jax.run.staging import StagedFolder
+from vit_jax.run.verify import unreadable_reason
 from vit_jax.storage.bucket_path import BucketPath, reason_of
 from vit_jax.storage.files import remove_tree
 from vit_jax.storage.paths import is_bucket
@@ -54,6 +71,16 @@ _DISK_PROBLEMS = (
     "Permission denied",
     "Read-only file system",
     "Input/output error",
+)
+# Texts in errors of reading that say nothing about the files.
+_NOT_DAMAGE = (
+    "Permission denied",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "Too many open files",
+    "ut of memory",
 )
 
 
@@ -100,10 +127,10 @@ class CheckpointFolder:
             self._staged = _staged(self.folder)
             if self._staged is not None:
                 self._staged.pull([] if read_only else None)
-            here = self.folder if self._staged is None else self._staged.local
+            self._here = self.folder if self._staged is None else self._staged.local
             self._manager = ocp.CheckpointManager(
-                os.fspath(here),
-                options=self._options(here, config),
+                os.fspath(self._here),
+                options=self._options(self._here, config),
                 item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
                 | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
             )
@@ -156,6 +183,8 @@ class CheckpointFolder:
     ) -> None:
         """Starts a save in the background; returns when the state is copied off the devices.
 
+        The digests of the arrays are computed from this copy, before it is written.
+
         Args:
             step: number of updates made.
             state: the training state.
@@ -169,12 +198,12 @@ class CheckpointFolder:
         trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
-        items["about"] = ocp.args.JsonSave(
-            describe(trees, self._environment, in_bucket=is_bucket(self.folder))
-        )
         items["data"] = ocp.args.JsonSave(data)
         items["config"] = ocp.args.JsonSave(config)
         barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
+        about = describe(trees, self._environment, in_bucket=is_bucket(self.folder))
+        about = with_digests(about, tree_digests(trees), data=data, config=config)
+        items["about"] = ocp.args.JsonSave(about)
         with self._as_user_error():
             if self._staged is not None:
                 self._manager.wait_until_finished()  # Orbax would wait here, too.
@@ -223,6 +252,8 @@ class CheckpointFolder:
         Raises:
             CheckpointError: there is no such checkpoint, or its parameters have other names or
                 shapes.
+            DamagedError: it is damaged. With several processes, all raise this error, unless only
+                some of them cannot read their part of the arrays. Then the run ends.
         """
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
@@ -234,37 +265,23 @@ class CheckpointFolder:
             )
         step = steps[-1] if step is None else step
         barrier(f"restore checkpoint {step}", BARRIER_TIMEOUT_S)
-        try:
-            if self._staged is not None and self._read_only:
-                self._staged.pull([step])
-                self._manager.reload()
-            self._check_architecture(abstract, step)
-            items = {
-                name: ocp.args.PyTreeRestore(
-                    item=tree,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-                )
-                for name, tree in abstract.items()
-            }
-            with name_late_processes():
-                found = self._manager.restore(
-                    step,
-                    args=ocp.args.Composite(
-                        **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()
-                    ),
-                )
-        except UserError:
-            raise
-        except Exception as error:  # Orbax raises many classes for damaged files.
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise CheckpointError(
-                f"checkpoint {self.folder / str(step)} cannot be read: {reason}",
-                "a complete checkpoint of this version",
-                f"remove that folder to continue from an earlier one ({steps[:-1] or 'none'})",
-            ) from None
-        return Restored(
-            step, {name: found[name] for name in abstract}, found["data"], found["config"]
-        )
+        about, data, config = self._read_json(abstract, step)
+        arrays = self._read_arrays(abstract, step) if abstract else {}
+        check_arrays(self.folder / str(step), about, tree_digests(arrays))
+        return Restored(step, arrays, data, config)
+
+    def set_aside(self, step: int) -> Path:
+        """Renames a damaged checkpoint and forgets it; returns its new path.
+
+        Raises:
+            DamagedError: the folder is in a bucket.
+        """
+        with self._as_user_error():
+            path = on_first_host(
+                "set a damaged checkpoint aside", lambda: str(set_aside(self.folder, step))
+            )
+            self._manager.reload()
+        return Path(path)
 
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config of a checkpoint without reading arrays."""
@@ -296,6 +313,61 @@ class CheckpointFolder:
                 f"{fix}; the last complete checkpoint is kept",
             ) from error
 
+    def _read_json(
+        self, abstract: dict[str, Any], step: int
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Returns the items `about`, `data` and `config` after checks, the same on all processes.
+
+        Args:
+            abstract: see `restore`.
+            step: step of the checkpoint.
+        """
+        at, here = self.folder / str(step), self._here / str(step)
+        content, damage = ({}, {}, {}), None
+        try:
+            if self._staged is not None and self._read_only:
+                self._staged.pull([step])
+                self._manager.reload()
+            for name in (ORBAX_FILE, "about"):
+                if not (here / name).exists():
+                    raise damaged_error(at, f"it has no {name}")
+            about = read_about(here)
+            for item in abstract:
+                if item in about["arrays"] and not (here / item).exists():
+                    raise damaged_error(at, f"it has no {item}")
+            content = about, read_item(here, "data", about), read_item(here, "config", about)
+            self._check_architecture(abstract, step)
+        except DamagedError as error:
+            damage = error.parts
+        except UserError:
+            raise
+        except Exception as error:  # Orbax raises many classes for damaged files.
+            damage = _unreadable(at, error).parts
+        for parts in gather(f"read checkpoint {step}", damage):
+            if parts is not None:
+                raise DamagedError(*parts)
+        return content
+
+    def _read_arrays(self, abstract: dict[str, Any], step: int) -> dict[str, Any]:
+        """Returns the arrays of a checkpoint, see `restore`."""
+        items = {
+            name: ocp.args.PyTreeRestore(
+                item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+            )
+            for name, tree in abstract.items()
+        }
+        try:
+            with name_late_processes():
+                found = self._manager.restore(step, args=ocp.args.Composite(**items))
+        except UserError:
+            raise
+        except Exception as error:
+            damage = _unreadable(self.folder / str(step), error)
+            if jax.process_count() > 1:  # The others may wait for this process in Orbax.
+                raise CheckpointError(*damage.parts) from None
+            raise damage from None
+        return {name: found[name] for name in abstract}
+
     def _check_architecture(self, abstract: dict[str, Any], step: int) -> None:
         saved = self._manager.item_metadata(step)
         for item, tree in abstract.items():
@@ -320,6 +392,22 @@ class CheckpointFolder:
                     "the same parameters",
                     "use the model section of that run's config.json",
                 )
+
+
+def _unreadable(at: Path, error: Exception) -> DamagedError:
+    """Returns the error of a checkpoint that Orbax cannot read.
+
+    Raises:
+        CheckpointError: it may be whole all the same.
+    """
+    reason = unreadable_reason(error)
+    if isinstance(error, MemoryError) or any(text in str(error) for text in _NOT_DAMAGE):
+        raise CheckpointError(
+            f"checkpoint {at}: {reason}",
+            "files that this user can read, and enough memory",
+            "correct this and run the same command again",
+        ) from None
+    return damaged_error(at, reason)
 
 
 def _make(folder: Path) -> None:

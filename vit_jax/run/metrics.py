@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import math
 import os
 import platform
 import time
@@ -23,8 +24,12 @@ _EVENTS_INTERVAL_S = 60.0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl, without a last line that a crash cut off."""
-    return read_log(path)
+    """Returns the lines of a metrics.jsonl, without a last line that a crash cut off.
+
+    A value that was not finite is NaN; in the file it is null.
+    """
+    rows = read_log(path)
+    return [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
 
 
 def split_of(metric: str) -> str | None:
@@ -113,7 +118,7 @@ class MetricsWriter:
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes one line.
+        """Writes one line, with null for a value that is NaN or infinite, as JSON has neither.
 
         Args:
             step: number of updates made.
@@ -124,7 +129,8 @@ class MetricsWriter:
         """
         with _writing(self._path):
             if self._log is not None:
-                self._log.write({"step": step, "time": time.time(), **values})
+                finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+                self._log.write({"step": step, "time": time.time(), **finite})
             if self._tensorboard is not None:
                 self._tensorboard.write(step, values)
         if self._wandb is not None:

@@ -2,16 +2,17 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vit_jax.errors import FileError, UserError
+from vit_jax.errors import FileError, NonFiniteError, UserError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.paths import is_bucket
 
@@ -65,8 +66,46 @@ def write_json(path: Path, content: Any) -> None:
 
     Raises:
         OSError: the file cannot be written; the old content is still there.
+        NonFiniteError: see `json_text`.
     """
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    write_atomically(path, json_text(content, what=str(path), indent=2) + "\n")
+
+
+def json_text(content: Any, *, what: str, indent: int | None = None) -> str:
+    """Returns JSON that every parser reads: no NaN, no Infinity.
+
+    Args:
+        content: the content.
+        what: what it is, for the error.
+        indent: spaces for each level; None: one line.
+
+    Raises:
+        NonFiniteError: a number is NaN or infinite.
+    """
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError:
+        found = _non_finite(content)
+        if found is None:  # It contains itself.
+            raise
+        raise NonFiniteError(
+            f"{found} in {what}",
+            "finite numbers",
+            "look for the cause in metrics.jsonl, or for damaged weights",
+        ) from None
+
+
+def _non_finite(content: Any, name: str = "") -> str | None:
+    """Returns "NAME = VALUE" of the first number that is not finite."""
+    if isinstance(content, float):
+        return None if math.isfinite(content) else f"{name} = {content}".removeprefix(" = ")
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, Mapping):
+        parts = content.items()
+    elif isinstance(content, list | tuple):
+        parts = enumerate(content)
+    found = (_non_finite(v, f"{name}.{key}" if name else str(key)) for key, v in parts)
+    return next((text for text in found if text), None)
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.config.run import Config
 from vit_jax.data.sources import Source
-from vit_jax.errors import CheckpointError, DataError
+from vit_jax.errors import CheckpointError, DamagedError, DataError
 from vit_jax.interop.report import LoadReport
 from vit_jax.parallel.processes import gather
 from vit_jax.run.checkpoints import ARRAYS, CheckpointFolder, Restored
@@ -56,6 +56,8 @@ def restore_or_init(
 ) -> Start:
     """Returns the newest state that was saved, or a new one (from `init_from` if it is set).
 
+    Damaged checkpoints that are newer are renamed, so that they stay and no reader finds them.
+
     Args:
         program: program of the run.
         checkpoints: its checkpoints.
@@ -63,22 +65,18 @@ def restore_or_init(
         source: training examples.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or of another architecture, or the processes see
-            different checkpoints.
+        CheckpointError: all checkpoints are damaged, the newest is of another architecture, or the
+            processes see different checkpoints.
         DataError: the dataset is not the one that the run started with.
         WeightsError: the weights of `init_from` cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
-    steps = checkpoints.steps()
-    _check_same_steps(steps)
-    found = _restore_copy(local, newer_than=max(steps, default=0))
-    if found is None and not steps:
+    found = _restore(program, checkpoints, local)
+    if found is None:
         if config.init_from is None:
             return Start(program.init(), 0, 0.0)
         state, report = start_from_weights(program)
         return Start(state, 0, 0.0, report=report)
-    if found is None:
-        found = checkpoints.restore(saved_items(program))
     expected = data_position(config, source, found.step)
     saved = {name: found.data.get(name) for name in expected}
     _check_position(saved, expected, found.step)
@@ -113,6 +111,31 @@ def _check_position(saved: dict[str, Any], expected: dict[str, Any], step: int) 
             f"values such as {expected}",
             f"remove the folder checkpoints/{step} to go back to the one before",
         )
+
+
+def _restore(
+    program: Program, checkpoints: CheckpointFolder, local: LocalTier | None
+) -> Restored | None:
+    """Returns the newest state that is not damaged; None: none was saved yet."""
+    while True:
+        steps = checkpoints.steps()
+        _check_same_steps(steps)
+        found = _restore_copy(local, newer_than=max(steps, default=0))
+        if found is not None or not steps:
+            return found
+        try:
+            return checkpoints.restore(saved_items(program), steps[-1])
+        except DamagedError as error:
+            if len(steps) == 1:
+                raise CheckpointError(
+                    error.got,
+                    "a checkpoint that was saved whole, and the run has no other",
+                    "restore that folder from a copy, or choose another --workdir",
+                ) from None
+            aside = checkpoints.set_aside(steps[-1])
+            log.warning(
+                "%s; going back to step %d, and keeping it as %s", error.got, steps[-2], aside
+            )
 
 
 def _restore_copy(local: LocalTier | None, newer_than: int) -> Restored | None:

@@ -9,6 +9,7 @@ from vit_jax.config.durations import is_due
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.about import evaluated_item
+from vit_jax.run.damage import weights_digest
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.signals import Stopped
@@ -101,7 +102,12 @@ class EvaluateHook:
                 raise Stopped(step)
             metrics |= evaluation.metrics
         self._wait_for_save()
-        return metrics
+        digest = on_first_host("read the digest of the weights", lambda: self._weights_digest(best))
+        return metrics if digest is None else metrics | {"weights_digest": digest}
+
+    def _weights_digest(self, step: int) -> str | None:
+        item = evaluated_item(self._context.config.to_mapping())
+        return weights_digest(self._context.checkpoints.folder / str(step), item)
 
     def _wait_for_save(self) -> None:
         with self._context.account.part("saving"):

@@ -1,0 +1,70 @@
+"""Digests of arrays do not depend on shards, and change with any value."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.run.digest import _sum, array_digest, combined_digest, json_digest, tree_digests
+
+DTYPES = ["float32", "bfloat16", "int8", "bool", "float64", "int32"]
+
+
+def random_array(shape, dtype="float32"):
+    values = np.random.default_rng(0).standard_normal(shape)
+    return np.asarray(jnp.asarray(values, "float32")).astype(jnp.dtype(dtype))
+
+
+def test_a_small_digest_by_hand():
+    """The keys are odd 64-bit numbers; that of a scalar is 1."""
+    assert array_digest(np.array(3, np.int32)) == "0000000000000003"
+    assert array_digest(np.zeros((0, 3))) == "0000000000000000"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(12,), (4, 6), (4, 6, 70), (2, 100, 3)])
+def test_the_parts_of_an_array_add_up_to_its_digest(shape, dtype):
+    array, total = random_array(shape, dtype), 0
+    for halves in itertools.product((0, 1), repeat=len(shape)):
+        start = [size // 2 * half for size, half in zip(shape, halves, strict=True)]
+        part = tuple(slice(s, s + size // 2) for s, size in zip(start, shape, strict=True))
+        if all(size % 2 == 0 for size in shape):
+            total += _sum(array[part], start)
+    if all(size % 2 == 0 for size in shape):
+        assert f"{total % 2**64:016x}" == array_digest(array)
+    assert tree_digests({"params": {"a": array}}) == {"params": {"a": array_digest(array)}}
+
+
+def test_sums_over_leading_parts_do_not_depend_on_where_they_are_cut():
+    array = random_array((7, 3, 5))
+    for cut in range(8):
+        total = _sum(array[:cut], (0, 0, 0)) + _sum(array[cut:], (cut, 0, 0))
+        assert f"{total % 2**64:016x}" == array_digest(array)
+
+
+def test_arrays_on_devices_have_the_digest_of_their_values():
+    array = random_array((6, 4))
+    tree = {"a": jnp.asarray(array), "b": jnp.zeros((), jnp.int32)}
+    assert tree_digests({"x": tree})["x"] == {"a": array_digest(array), "b": "0" * 16}
+    assert jax.tree.leaves(tree_digests({})) == []
+
+
+def test_each_flipped_bit_and_each_exchange_changes_the_digest():
+    array = random_array((3, 2))
+    seen = {array_digest(array)}
+    for index, bit in itertools.product(range(array.size), range(32)):
+        changed = array.copy()
+        changed.reshape(-1).view(np.uint32)[index] ^= np.uint32(1 << bit)
+        seen.add(array_digest(changed))
+    for rows in ([1, 0, 2], [2, 1, 0]):
+        seen.add(array_digest(array[rows]))
+    seen.add(array_digest(-array))  # Sign bits, which a plain sum of odd multiples would lose.
+    assert len(seen) == 1 + array.size * 32 + 3
+
+
+def test_combined_digests_depend_on_names_and_not_on_their_order():
+    assert combined_digest({"a": "1", "b": "2"}) == combined_digest({"b": "2", "a": "1"})
+    assert combined_digest({"a": "1", "b": "2"}) != combined_digest({"a": "2", "b": "1"})
+    assert json_digest({"a": (1, 2), 3: 0.1}) == json_digest({"3": 0.1, "a": [1, 2]})
