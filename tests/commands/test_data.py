@@ -67,6 +67,15 @@ def test_check_counts_every_class_of_a_good_folder(capsys, photos):
     assert "4 x 4" in out
 
 
+def test_check_warns_of_a_folder_with_one_class(capsys, tmp_path):
+    photos = write_folder(tmp_path / "p", {"ant": 3}, size=(4, 4))
+    told = "all 3 examples of split 'train' have class 'ant'"
+    assert f"warning: {told}" in run(capsys, "check", photos)
+    first, second = json.loads(run(capsys, "check", photos, "--json"))["warnings"]
+    assert first.startswith(told)
+    assert second.startswith("3 of 3 images of split 'train' are of one colour")
+
+
 def test_check_lists_bad_files_with_reasons_and_exits_with_2(capsys, photos):
     (photos / "ant" / "003.png").write_bytes(b"")
     (photos / "cat" / "018.png").write_bytes(encoded(18)[:45])

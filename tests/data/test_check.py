@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 from image_files import encoded, write_folder
+from PIL import Image
 
 from vit_jax.data.catalogue import bundled_missing, list_datasets
-from vit_jax.data.check import check_split, wrong_checksums
+from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 from vit_jax.data.prepare.pack import PackOptions, pack
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources.folder import FolderSource
@@ -78,6 +79,49 @@ def test_an_example_that_cannot_be_read_does_not_hide_its_neighbours():
     report = check_split(Labelled([0] * 200, unreadable=[70, 130]), "train")
     assert report.bad == [("70", "a damaged file"), ("130", "a damaged file")]
     assert report.per_class.tolist() == [198, 0]
+
+
+def noise(path, seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def warnings_of(path):
+    listing = list_images(path)
+    sources = {name: FolderSource(listing, name, "p", "keep") for name in listing.splits}
+    return dataset_warnings([check_split(s, n, 2) for n, s in sources.items()], sources)
+
+
+def test_nothing_is_told_of_a_good_dataset(tmp_path):
+    for number, name in enumerate(["train/ant", "train/bee", "val/ant", "val/bee"]):
+        for image in range(2):
+            noise(tmp_path / name / f"{image}.png", 2 * number + image)
+    assert warnings_of(tmp_path) == []
+
+
+def test_images_of_one_colour_and_images_in_two_splits_are_told(tmp_path):
+    for number, name in enumerate(["train/ant/0", "train/ant/1", "train/bee/2", "val/bee/3"]):
+        noise(tmp_path / f"{name}.png", number)
+    (tmp_path / "train/bee/black.png").write_bytes(encoded(0))
+    (tmp_path / "val/bee/4.png").write_bytes((tmp_path / "train/ant/1.png").read_bytes())
+    assert warnings_of(tmp_path) == [
+        "1 of 4 images of split 'train' are of one colour, such as train/bee/black.png",
+        "1 of 2 images of split 'val' are also in split 'train', such as"
+        " val/bee/4.png = train/ant/1.png",
+    ]
+
+
+def test_a_single_class_and_a_single_image_are_told(tmp_path):
+    for number in range(3):
+        noise(tmp_path / "train" / "ant" / f"{number}.png", number)
+    noise(tmp_path / "val" / "bee" / "7.png", 7)
+    assert warnings_of(tmp_path) == [
+        "split 'val' has 1 example",
+        "all 3 examples of split 'train' have class 'ant': there is nothing to learn, and any"
+        " model is right",
+        "1 of 2 classes have no example in split 'train': bee (1 evaluated)",
+    ]
 
 
 def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):

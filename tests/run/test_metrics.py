@@ -8,7 +8,9 @@ import pytest
 
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.run.logged_steps import LoggedSteps
 from vit_jax.run.metrics import ExampleLog, MetricsWriter, example_hash, read_metrics
+from vit_jax.storage.log_file import read_log
 from vit_jax.storage.paths import user_path
 
 PLAIN = LoggingConfig(tensorboard=False)
@@ -103,6 +105,42 @@ def test_a_complete_last_line_without_a_newline_is_not_joined_to_the_next(tmp_pa
     path.write_text('{"step": 1, "time": 1.0}')
     write(tmp_path, [2], start_step=1)
     assert [r["step"] for r in read_metrics(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["{}", '{"step": "2"}', '{"step": true}', '{"step": 2, "train/loss": "low"}', '{"step": 2.5}'],
+)
+def test_a_line_without_a_step_or_with_text_is_damaged(bad, tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n')
+    assert [row["step"] for row in read_metrics(path)] == [1, 3]
+    write(tmp_path, [4], start_step=3)
+    assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
+    (aside,) = tmp_path.glob("metrics-damaged-*.jsonl")
+    assert aside.read_text() == bad + "\n"
+
+
+@pytest.mark.parametrize(
+    ("there", "start_step", "told"),
+    [
+        ([], 20, "steps 5 to 20"),
+        ([20], 20, "steps 5 to 15"),
+        ([5, 15, 20], 20, "step 10"),
+        ([5, 10, 15, 20], 20, None),
+        ([5, 10, 15, 20, 25], 17, None),
+        ([], 4, None),
+    ],
+)
+def test_a_resumed_run_tells_which_steps_have_no_line(there, start_step, told, tmp_path, caplog):
+    write(tmp_path, there)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10, "time": 1.0, "eval/test/loss": 1.0}\n')
+    logged = LoggedSteps(40, ((0, 5),)).up_to(start_step)
+    with MetricsWriter(tmp_path, PLAIN, start_step=start_step, run_config={}, logged=logged):
+        pass
+    path = tmp_path / "metrics.jsonl"
+    assert caplog.messages == ([f"{path} has no training lines for {told}"] if told else [])
 
 
 def test_tensorboard_holds_the_same_scalars(tmp_path):
@@ -224,18 +262,18 @@ def test_each_host_logs_its_examples_to_its_own_file(tmp_path):
                 made.write(step, np.array([step, 10 * step]) + host)
     with ExampleLog(tmp_path, 1, range(2, 4), start_step=2, kind="all") as made:
         made.write(3, np.array([7, 8]))
-    assert read_metrics(tmp_path / "examples-1.jsonl") == [
+    assert read_log(tmp_path / "examples-1.jsonl") == [
         {"step": 1, "rows": [2, 4], "indices": [2, 11]},
         {"step": 2, "rows": [2, 4], "indices": [3, 21]},
         {"step": 3, "rows": [2, 4], "indices": [7, 8]},
     ]
-    assert len(read_metrics(tmp_path / "examples-0.jsonl")) == 3
+    assert len(read_log(tmp_path / "examples-0.jsonl")) == 3
 
 
 def test_a_hash_has_sixteen_digits_and_kind_none_writes_no_file(tmp_path):
     with ExampleLog(tmp_path, 0, range(2), start_step=0, kind="hash") as made:
         made.write(1, np.array([3, 4]))
-    (row,) = read_metrics(tmp_path / "examples-0.jsonl")
+    (row,) = read_log(tmp_path / "examples-0.jsonl")
     assert int(row["hash"], 16) == example_hash(range(2), np.array([3, 4]))
     assert len(row["hash"]) == 16
     with ExampleLog(tmp_path / "no such folder", 0, range(2), start_step=0, kind="none") as made:

@@ -333,6 +333,8 @@ def test_progress_is_read_from_the_ends_of_metrics_and_log(tmp_path):
     assert read_progress(tmp_path) == (0, None, {})
     rows = [json.dumps({"step": step, "train/loss": 0.5}) for step in range(1, 3000)]
     rows.insert(2990, json.dumps({"step": 2990, METRIC: 0.5}))
+    rows.insert(2991, '{"step": "x"}')
+    rows.insert(2992, "[" * 2000)
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 9999, "trai')
     (tmp_path / "log.txt").write_text("begins\nstep 2,999/4,000: loss 0.5\nlast words\n")
     assert read_progress(tmp_path) == (2999, 4000, {METRIC: 0.5})

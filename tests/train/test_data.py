@@ -66,6 +66,20 @@ def folder_config(photos, *overrides) -> Config:
 
 
 @pytest.mark.slow
+def test_a_run_on_a_folder_with_one_class_says_so(tmp_path, caplog):
+    photos = write_folder(tmp_path / "photos", {"ant": 8}, size=(12, 9))
+    config = folder_config(photos, "evaluation.splits.all=all")
+    train(config, tmp_path / "run", StopSignals())
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told[:2] == [
+        "data: all 4 examples of photos train[:50%] have class 'ant': there is nothing to learn,"
+        " and any model is right",
+        "data: 4 of the 8 examples of evaluation split 'all' (photos all) are also training"
+        " examples",
+    ]
+
+
+@pytest.mark.slow
 def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_path):
     workdir = tmp_path / "run"
     result = train(folder_config(photos), workdir, StopSignals())

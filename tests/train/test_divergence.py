@@ -10,6 +10,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import DivergenceError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
+from vit_jax.storage.log_file import read_log
 from vit_jax.tasks.classification import task as classification
 from vit_jax.train.divergence import examine_step, first_bad
 from vit_jax.train.hooks.log import LogHook
@@ -109,7 +110,7 @@ def config(digits_dir):
 
 
 def indices(workdir):
-    return {r["step"]: r["indices"] for r in read_metrics(workdir / "examples-0.jsonl")}
+    return {r["step"]: r["indices"] for r in read_log(workdir / "examples-0.jsonl")}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@
 `info` and `check` take a TFDS name, a folder of images, a CSV file of path,label, or with
 --source=huggingface a name or folder of the `datasets` package. `check` decodes every image, lists
 unreadable ones, and verifies checksums if the dataset has them. It exits with code 2 if it finds a
-problem.
+problem. It warns of splits with one class or one example, classes without training examples, images
+of one colour, and images that are in two splits.
 
 `prepare` packs a folder of images, or one tar file per class, into TFDS-format ArrayRecord shards.
 Run the same command again to resume after an interruption. With --short_side=S it shrinks larger
@@ -191,7 +192,7 @@ def _shown(value: Any) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from vit_jax.data.check import check_split, wrong_checksums
+    from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 
     facts, sources = _open(args)
     if not sources:
@@ -203,11 +204,14 @@ def _check(args: argparse.Namespace) -> None:
         )
     wrong = wrong_checksums(user_path(facts["path"]))
     reports = [check_split(source, split, args.threads) for split, source in sources.items()]
+    warnings = dataset_warnings(reports, sources)
     class_names = next(iter(sources.values())).class_names
     if args.json:
-        _print_json(_check_facts(reports, wrong, class_names))
+        _print_json(_check_facts(reports, wrong, class_names) | {"warnings": warnings})
     else:
         _show_check(args.name, facts, reports, wrong, class_names)
+        for warning in warnings:
+            print(f"warning: {warning}")
     bad = sum(len(report.bad) for report in reports)
     if bad or wrong:
         total = sum(len(source) for source in sources.values())

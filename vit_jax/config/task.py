@@ -43,6 +43,7 @@ class TaskConfig:
             describes the weights in a run's checkpoints.
         class_counts_key: function of the root config; returns the key for which this task needs the
             number of training examples of each class, or None if it does not need them.
+        uses_labels: whether it learns from the labels of the dataset.
     """
 
     sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
@@ -51,6 +52,7 @@ class TaskConfig:
     own_parameters: tuple[str, ...] = ()
     model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
     class_counts_key: Callable[[Any], str | None] = _no_class_counts
+    uses_labels: bool = True
 
 
 @functools.cache

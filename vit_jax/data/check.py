@@ -1,11 +1,12 @@
 """Checks a dataset before training: reads and decodes every image."""
 
 import dataclasses
+import hashlib
 import io
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vit_jax.data.prepare.shards import sha256_of
 from vit_jax.data.progress import ProgressBar, track
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.tfds import CHECKSUMS
+from vit_jax.data.suspicious import Split, split_warnings
 from vit_jax.errors import DataError, UnreachableError
 
 _CHUNK = 64
@@ -33,6 +35,9 @@ class SplitReport:
         num_bytes: i[N], encoded size of each readable image.
         formats: format -> number of images.
         bad: (example, reason) for each image that cannot be read or whose label is out of range.
+        constant: the images whose pixels are all equal.
+        indices: i[N], index of each readable image.
+        contents: u64[N], hash of each readable image.
     """
 
     name: str
@@ -41,6 +46,9 @@ class SplitReport:
     num_bytes: np.ndarray
     formats: Counter[str]
     bad: list[tuple[str, str]]
+    constant: list[str]
+    indices: np.ndarray
+    contents: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,8 @@ class _ExampleReport:
     num_bytes: int
     format: str
     reason: str | None
+    is_constant: bool = False
+    content: int = 0
 
 
 def check_split(source: Source, split: str, threads: int | None = None) -> SplitReport:
@@ -69,13 +79,16 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
     formats: Counter[str] = Counter()
     sizes, num_bytes = array("i"), array("q")
     bad: list[tuple[str, str]] = []
+    constant: list[str] = []
+    indices, contents = array("q"), array("Q")
     with (
         ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool,
         ProgressBar(f"checking {split}", len(source)) as progress,
     ):
-        for found in pool.map(lambda chunk: _check_chunk(source, chunk, num_classes), chunks):
+        checked = pool.map(lambda chunk: _check_chunk(source, chunk, num_classes), chunks)
+        for chunk, found in zip(chunks, checked, strict=True):
             progress.advance(len(found))
-            for one in found:
+            for index, one in zip(chunk, found, strict=True):
                 if one.reason is not None:
                     bad.append((one.id, one.reason))
                     continue
@@ -83,6 +96,9 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
                 formats[one.format] += 1
                 sizes.extend(one.size)
                 num_bytes.append(one.num_bytes)
+                constant += [one.id] if one.is_constant else []
+                indices.append(index)
+                contents.append(one.content)
     return SplitReport(
         name=split,
         per_class=per_class,
@@ -90,7 +106,46 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
         num_bytes=np.array(num_bytes),
         formats=formats,
         bad=bad,
+        constant=constant,
+        indices=np.array(indices),
+        contents=np.array(contents, np.uint64),
     )
+
+
+def dataset_warnings(reports: Sequence[SplitReport], sources: Mapping[str, Source]) -> list[str]:
+    """Returns warnings about a dataset whose images can all be read.
+
+    They are about splits and classes without enough examples, images of one colour, and images that
+    are in two splits.
+
+    Args:
+        reports: of all splits.
+        sources: the splits, by name.
+    """
+    class_names = next(iter(sources.values())).class_names
+    splits = [Split(f"split {r.name!r}", len(r.indices), r.per_class) for r in reports]
+    is_train = [report.name == "train" for report in reports]
+    train = splits[is_train.index(True) if any(is_train) else 0]
+    others = [split for split in splits if split is not train]
+    warnings = split_warnings(train, others, class_names)
+    for report in reports:
+        if report.constant:
+            warnings.append(
+                f"{len(report.constant):,} of {len(report.indices):,} images of split"
+                f" {report.name!r} are of one colour, such as {report.constant[0]}"
+            )
+    for number, report in enumerate(reports):
+        for earlier in reports[:number]:
+            same = np.flatnonzero(np.isin(report.contents, earlier.contents))
+            if len(same):
+                at = np.flatnonzero(earlier.contents == report.contents[same[0]])[0]
+                one = sources[report.name][int(report.indices[same[0]])].id
+                other = sources[earlier.name][int(earlier.indices[at])].id
+                warnings.append(
+                    f"{len(same):,} of {len(report.indices):,} images of split {report.name!r}"
+                    f" are also in split {earlier.name!r}, such as {one} = {other}"
+                )
+    return warnings
 
 
 def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
@@ -132,12 +187,16 @@ def _check_index(source: Source, index: int, num_classes: int) -> _ExampleReport
 
 
 def _check_one(example: Example, num_classes: int) -> _ExampleReport:
-    size, kind, reason = (0, 0), "", None
+    size, kind, reason, is_constant = (0, 0), "", None, False
     try:
-        size = decode(example.image).size
+        image = decode(example.image)
+        size, is_constant = image.size, image.getcolors(maxcolors=1) is not None
         kind = str(Image.open(io.BytesIO(example.image)).format)
     except DataError as error:
         reason = error.got
     if reason is None and not 0 <= example.label < num_classes:
         reason = f"label {example.label} is not 0 to {num_classes - 1}"
-    return _ExampleReport(example.id, example.label, size, len(example.image), kind, reason)
+    content = int.from_bytes(hashlib.blake2b(example.image, digest_size=8).digest(), "little")
+    return _ExampleReport(
+        example.id, example.label, size, len(example.image), kind, reason, is_constant, content
+    )

@@ -11,7 +11,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
-from vit_jax.data.sources import Source, open_source
+from vit_jax.data.sources import open_source
 from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 from vit_jax.parallel.processes import is_first_host
@@ -33,6 +33,7 @@ class SplitEvaluator:
 
     Attributes:
         splits: name in the metrics -> split.
+        sources: name in the metrics -> examples.
 
     Raises:
         DataError: a split that does not exist.
@@ -57,9 +58,8 @@ class SplitEvaluator:
         self._mesh, self._preprocessing, self._make_totals = mesh, preprocessing, make_totals
         self._report, self._suffix = report, suffix
         self._warned: set[str] = set()
-        self._sources: dict[str, Source] = {
-            name: cached(open_source(data, split), data.cache_mb) for name, split in splits.items()
-        }
+        self.sources = {name: open_source(data, split) for name, split in splits.items()}
+        self._cached = {name: cached(s, data.cache_mb) for name, s in self.sources.items()}
         self._spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
 
     def __call__(
@@ -83,7 +83,7 @@ class SplitEvaluator:
         """
         metrics = {}
         try:
-            for name, source in self._sources.items():
+            for name, source in self._cached.items():
                 totals = self._make_totals(source.class_names)
                 with eval_batches(source, self._preprocessing, self._spec) as feed:
                     batches = _until(stop, feed)

@@ -62,7 +62,7 @@ class Run:
         self.problems: list[str] = []
         self.config = flatten(self._read("config.json"))
         self.environment = self._read("env.json")
-        rows = [row for row in read_metrics(path / "metrics.jsonl") if "step" in row]
+        rows = read_metrics(path / "metrics.jsonl")
         self.metrics = pd.DataFrame(rows or {"step": []}).set_index("step")
         self.result = self._read_result()
         self.job = self._read("job.json")

@@ -8,9 +8,9 @@ If the folder is in a bucket, submitit's files and the log of a running job are 
 in the user's cache folder. The log is added to log.txt when the job ends.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import platform
 import re
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vit_jax.errors import EXIT_STOPPED, HostsError, UserError
+from vit_jax.run.metrics import read_last_metrics
 from vit_jax.storage.files import append_text, read_json, write_json
 from vit_jax.storage.lock import is_locked
-from vit_jax.storage.log_file import segments
 from vit_jax.storage.paths import cache_dir, is_bucket
 
 # A job that ends with one of these exit codes is started again: it was stopped and saved, it lost
@@ -178,13 +178,11 @@ def last_log_lines(folder: Path, count: int = 12) -> list[str]:
 def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
     """Returns the last logged step, the number of steps if known, and the latest accuracies."""
     step, scores = 0, {}
-    metrics = folder / "metrics.jsonl"
-    for line in _tail([metrics, *segments(metrics)][-1]).splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # Cut off.
-            continue
-        step = int(row.get("step", step))
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        rows = read_last_metrics(folder / "metrics.jsonl", _LAST_BYTES)
+    for row in rows:
+        step = row["step"]
         scores |= {key: value for key, value in row.items() if key.endswith("accuracy_top1")}
     totals = re.findall(r"(?m)^step [\d,]+/([\d,]+)", _log(folder))
     return step, int(totals[-1].replace(",", "")) if totals else None, scores

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import logging
 import math
 import os
 import platform
@@ -16,20 +17,40 @@ import numpy as np
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.rng import splitmix64
-from vit_jax.storage.log_file import LogFile, read_log
+from vit_jax.run.logged_steps import missing_steps
+from vit_jax.storage.log_file import LogFile, read_log, read_log_end
 from vit_jax.storage.paths import cache_dir, is_bucket
+
+log = logging.getLogger(__name__)
 
 # Seconds between writes of an event file in a bucket, which grows and is written whole.
 _EVENTS_INTERVAL_S = 60.0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl, without a last line that a crash cut off.
+    """Returns the lines of a metrics.jsonl. Damaged ones are left out with a warning.
 
     A value that was not finite is NaN; in the file it is null.
     """
-    rows = read_log(path)
+    return _with_nan(read_log(path, _is_row))
+
+
+def read_last_metrics(path: Path, num_bytes: int) -> list[dict[str, Any]]:
+    """Returns the lines among the last bytes of a metrics.jsonl, see `read_metrics`."""
+    return _with_nan(read_log_end(path, num_bytes, _is_row))
+
+
+def _with_nan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
+
+
+def _is_row(row: dict[str, Any]) -> bool:
+    """Whether a JSON object is a line of metrics.jsonl: a step, and numbers."""
+    return _has_step(row) and all(v is None or isinstance(v, (int, float)) for v in row.values())
+
+
+def _has_step(row: dict[str, Any]) -> bool:
+    return type(row.get("step")) is int
 
 
 def split_of(metric: str) -> str | None:
@@ -53,6 +74,8 @@ class MetricsWriter:
         config: where to write.
         start_step: step that training continues from.
         run_config: config to show in Weights & Biases.
+        logged: steps up to `start_step` that should have a training line. A warning names those
+            that have none.
         enabled: False writes nothing. Only the first host writes.
 
     Raises:
@@ -67,6 +90,7 @@ class MetricsWriter:
         *,
         start_step: int,
         run_config: dict[str, Any],
+        logged: Sequence[int] = (),
         enabled: bool = True,
     ):
         self._path = workdir / "metrics.jsonl"
@@ -80,7 +104,8 @@ class MetricsWriter:
         with _writing(self._path):
             if config.tensorboard:
                 self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
-            self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
+            self._log = LogFile(self._path, lambda row: row["step"] <= start_step, _is_row)
+            self._warn_of_missing(logged)
         if wandb is not None:
             # The id depends on the folder, so that a resumed run continues the same W&B run.
             if is_bucket(workdir):
@@ -110,6 +135,14 @@ class MetricsWriter:
         finally:
             if self._wandb is not None:
                 self._wandb.finish()
+
+    def _warn_of_missing(self, logged: Sequence[int]) -> None:
+        if not logged:
+            return
+        found = {row["step"] for row in read_metrics(self._path) if "train/loss" in row}
+        missing = missing_steps(logged, found)
+        if missing:
+            log.warning("%s has no training lines for %s", self._path, missing)
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
         """Returns the metrics of a step with these prefixes that are already in the file."""
@@ -180,7 +213,7 @@ class ExampleLog:
         if kind == "none":
             return
         with _writing(self._path):
-            self._log = LogFile(self._path, keep=lambda row: row["step"] <= start_step)
+            self._log = LogFile(self._path, lambda row: row["step"] <= start_step, _has_step)
 
     def __enter__(self) -> "ExampleLog":
         return self

@@ -124,7 +124,7 @@ class TimeAccount:
         path = folder / FILE
         try:
             rows = read_sessions(folder)
-            self._log = LogFile(path)
+            self._log = LogFile(path, is_valid=_is_line)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write {path}: {error.strerror}",
@@ -232,7 +232,20 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     "time" in unix seconds, "step", "saves", "save_s" (median time that a save blocks training), and
     "seconds", the seconds of the whole run by part.
     """
-    return read_log(folder / FILE)
+    return read_log(folder / FILE, _is_line)
+
+
+def _is_line(row: dict[str, Any]) -> bool:
+    """Whether a JSON object is a line of sessions.jsonl."""
+    seconds = row.get("seconds")
+    return (
+        all(type(row.get(name)) is int for name in ("session", "step", "saves"))
+        and all(isinstance(row.get(name), (int, float)) for name in ("began", "time"))
+        and isinstance(row.get("save_s", ""), (int, float, type(None)))
+        and isinstance(row.get("event"), str)
+        and isinstance(seconds, dict)
+        and all(part in PARTS and isinstance(s, (int, float)) for part, s in seconds.items())
+    )
 
 
 def duration_text(seconds: float) -> str:

@@ -3,15 +3,22 @@
 An object in a bucket cannot be appended to. `metrics.jsonl` is therefore a series of objects there,
 metrics-000001.jsonl, metrics-000002.jsonl, ... The last one is written again, whole, every few
 seconds, until it is large; readers join them.
+
+A crash can cut off the last line, which the next writer deletes. Any other line that cannot be read
+is damaged. Readers leave it out, and the next writer moves it to metrics-damaged-TIME.jsonl.
 """
 
+import dataclasses
+import itertools
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from vit_jax.errors import first_few
 from vit_jax.storage.files import write_atomically
 from vit_jax.storage.paths import is_bucket
 
@@ -23,21 +30,45 @@ _SEGMENT_CHARACTERS = 1 << 18
 FLUSH_INTERVAL_S = 10.0
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path, is_valid: Callable[[Any], bool] = bool) -> list[dict[str, Any]]:
     """Reads a file with one JSON object per line. Returns [] if it is missing.
 
-    A line that is not a JSON object is left out. A crash can cut off the last line; for any other
-    one a warning is logged.
+    Damaged lines are left out with a warning; a last line that a crash cut off is left out.
 
     Args:
         path: name of the file; in a bucket its segments are read.
+        is_valid: a JSON object for which this is False is damaged.
 
     Raises:
         OSError: it cannot be read.
     """
-    files = [path] if path.is_file() else []
-    lines = [line for file in files + segments(path) for line in _parse(file)]
-    return [row for _, row in lines if row is not None]
+    rows: list[dict[str, Any]] = []
+    for file in _files(path):
+        found = _parse(file.read_bytes(), is_valid)
+        if found.damaged:
+            log.warning("%s of %s left out: not valid", found.damaged_lines, file)
+        rows += [row for _, row in found.lines]
+    return rows
+
+
+def read_log_end(
+    path: Path, num_bytes: int, is_valid: Callable[[Any], bool] = bool
+) -> list[dict[str, Any]]:
+    """Returns the valid lines among the last bytes of a log file. Damaged lines are left out.
+
+    Args:
+        path: name of the file; in a bucket its last segment is read.
+        num_bytes: how much to read.
+        is_valid: as for `read_log`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for file in _files(path)[-1:]:
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - num_bytes))
+            return [row for _, row in _parse(opened.read(), is_valid).lines]
+    return []
 
 
 def segments(path: Path) -> list[Path]:
@@ -53,13 +84,42 @@ def log_exists(path: Path) -> bool:
     return path.exists() or bool(segments(path))
 
 
-def _parse(file: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Returns each line and its JSON object; None: it is not one."""
-    lines = file.read_bytes().splitlines(keepends=True)
-    found = [(line, _object(line)) for line in lines]
-    for number, (_, row) in enumerate(found[:-1], start=1):
-        if row is None:
-            log.warning("line %d of %s is damaged and left out", number, file)
+def _files(path: Path) -> list[Path]:
+    return [file for file in (path, *segments(path)) if file.is_file()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """The lines of a file.
+
+    Attributes:
+        lines: each valid line and its JSON object.
+        damaged: number of the line, from 1, and the line.
+    """
+
+    lines: list[tuple[bytes, dict[str, Any]]]
+    damaged: list[tuple[int, bytes]]
+
+    @property
+    def damaged_lines(self) -> str:
+        """Names the damaged lines.
+
+        >>> _Content([], [(3, b"x"), (5, b"y")]).damaged_lines
+        'lines 3, 5'
+        """
+        numbers = [str(number) for number, _ in self.damaged]
+        return f"line{'s' * (len(numbers) > 1)} {first_few(numbers, 5)}"
+
+
+def _parse(content: bytes, is_valid: Callable[[Any], bool]) -> _Content:
+    """Divides a file into lines. Empty lines and a last line that is cut off are left out."""
+    found = _Content([], [])
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        row = _object(line)
+        if row is not None and is_valid(row):
+            found.lines.append((line, row))
+        elif line.endswith((b"\n", b"\r")) and line.strip():
+            found.damaged.append((number, line))
     return found
 
 
@@ -81,16 +141,20 @@ class LogFile:
         path: name of the file.
         keep: lines for which this is False are deleted first, e.g. those of steps that a resumed
             run makes again.
+        is_valid: as for `read_log`. Damaged lines are moved to a file of their own.
 
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] = lambda row: True):
+    def __init__(
+        self,
+        path: Path,
+        keep: Callable[[Any], bool] = lambda row: True,
+        is_valid: Callable[[Any], bool] = bool,
+    ):
         _bring_together(path)
-        for file in [path, *segments(path)]:
-            if file.is_file():
-                _keep_lines(file, keep)
+        _clean(path, keep, is_valid)
         self._file: TextIO | None = None
         self._segments: _Segments | None = None
         if is_bucket(path):
@@ -190,7 +254,7 @@ def _bring_together(path: Path) -> None:
     there = segments(path)
     if there:
         files = [path, *there] if path.is_file() else there
-        write_atomically(path, b"".join(file.read_bytes() for file in files))
+        write_atomically(path, b"".join(_with_newline(file.read_bytes()) for file in files))
         for file in there:
             file.unlink()
 
@@ -199,12 +263,40 @@ def _segment(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number:06}{path.suffix}")
 
 
-def _keep_lines(file: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrites a file without the lines that are not to be kept, and without a cut-off last one."""
-    found = _parse(file)
-    if found and found[-1][1] is None:
-        found.pop()
-    new = b"".join(line for line, row in found if row is None or keep(row))
-    new += b"" if new.endswith(b"\n") or not new else b"\n"
-    if new != file.read_bytes():
+def _clean(path: Path, keep: Callable[[Any], bool], is_valid: Callable[[Any], bool]) -> None:
+    """Rewrites a log file without its damaged lines, which are moved, and those not to be kept."""
+    damaged, what, num_valid, changed = [], [], 0, list[tuple[Path, bytes]]()
+    for file in _files(path):
+        old = file.read_bytes()
+        content = _parse(old, is_valid)
+        new = _with_newline(b"".join(line for line, row in content.lines if keep(row)))
+        if new != old:
+            changed.append((file, new))
+        num_valid += len(content.lines)
+        if content.damaged:
+            damaged += [_with_newline(line) for _, line in content.damaged]
+            what.append(f"{content.damaged_lines} of {file.name}")
+    if damaged:
+        aside = _new_file(path)
+        write_atomically(aside, b"".join(damaged))
+        log.warning(
+            "%s: damaged, moved to %s; the other %s lines are valid",
+            " and ".join(what),
+            aside,
+            f"{num_valid:,}",
+        )
+    for file, new in changed:
         write_atomically(file, new)
+
+
+def _new_file(path: Path) -> Path:
+    """Returns the path of a file for damaged lines that does not exist yet."""
+    stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    paths = (path.with_name(f"{name}{path.suffix}") for name in names)
+    return next(candidate for candidate in paths if not candidate.exists())
+
+
+def _with_newline(content: bytes) -> bytes:
+    """Returns the content with a newline at its end, unless it is empty."""
+    return content if not content or content.endswith(b"\n") else content + b"\n"

@@ -20,6 +20,7 @@ from vit_jax.parallel.processes import StopAgreement
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.local_tier import LocalTier, run_id
+from vit_jax.run.logged_steps import LoggedSteps
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.run.time_account import FILE as SESSIONS
 from vit_jax.run.time_account import TimeAccount
@@ -48,6 +49,7 @@ class RunContext:
         folder: run folder.
         checkpoints: checkpoints of the run.
         local: copies of the state on this host's disk; None: the run has none.
+        logged: steps with a training line in metrics.jsonl.
         metrics: writes metrics.jsonl.
         examples: writes which examples each step used.
         progress: console output.
@@ -68,6 +70,7 @@ class RunContext:
     folder: Path
     checkpoints: CheckpointFolder
     local: LocalTier | None
+    logged: LoggedSteps
     metrics: MetricsWriter
     examples: ExampleLog
     progress: ProgressView
@@ -192,11 +195,18 @@ def open_context(
                 start.report.print()
         if training.manifest is not None:
             folder.write_json("subset.json", training.manifest)
+        logged = LoggedSteps.resumed(
+            program.total_steps,
+            start.logging_intervals,
+            start.step,
+            config.logging.interval_steps,
+        )
         metrics = MetricsWriter(
             folder.path,
             config.logging,
             start_step=start.step,
             run_config=config.to_mapping(),
+            logged=logged.up_to(start.step),
             enabled=folder.is_writer,
         )
         examples = ExampleLog(
@@ -217,6 +227,7 @@ def open_context(
             folder=folder.path,
             checkpoints=checkpoints,
             local=local,
+            logged=logged,
             metrics=stack.enter_context(metrics),
             examples=stack.enter_context(examples),
             progress=stack.enter_context(progress),

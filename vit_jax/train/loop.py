@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.run import Config
+from vit_jax.config.task import task_config
 from vit_jax.data.loader import on_device
+from vit_jax.data.suspicious import training_warnings
 from vit_jax.errors import DivergenceError
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.processes import barrier, on_first_host
@@ -61,11 +63,22 @@ def train(
         if result is not None:
             log.info("run in %s is already finished; nothing to do", folder.path)
             return result
+        if folder.is_writer:
+            _warn_of_data(inputs)
         with _closing(account):
             result = _train_with_rewinds(inputs, folder, stop, account)
         result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result
+
+
+def _warn_of_data(inputs: RunInputs) -> None:
+    """Logs what is suspicious about the training and evaluation data."""
+    config, evaluators = inputs.config, inputs.evaluators
+    evaluated = evaluators.splits.sources | evaluators.final_splits.sources
+    uses_labels = task_config(config.task).uses_labels
+    for warning in training_warnings(inputs.training.source, evaluated, uses_labels=uses_labels):
+        log.warning("data: %s", warning)
 
 
 @contextlib.contextmanager

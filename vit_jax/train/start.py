@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ class Start:
         report: report of loading other weights; None: the run does not start from other weights.
         early_stopping: saved state of early stopping; None: a new run, or early stopping is off.
         seconds: parts of the run's time when the checkpoint was saved, see `TimeAccount`.
+        logging_intervals: saved intervals of logging up to this step, see `LoggedSteps`.
     """
 
     state: TrainState
@@ -43,6 +44,7 @@ class Start:
     report: LoadReport | None = None
     early_stopping: dict[str, Any] | None = None
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    logging_intervals: Sequence[Sequence[int]] = ()
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def restore_or_init(
         found.data.get("left_out", 0),
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
+        logging_intervals=found.data.get("logging_intervals", ()),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vit_jax.data.sources.splits import Span
 from vit_jax.errors import DataError, UnreachableError
 
 # Features that are read with the image by default.
@@ -62,6 +63,33 @@ class LabelledSource(Source, Protocol):
     def labels(self) -> np.ndarray:
         """Returns the label of every example: i[N], or u[N]."""
         ...
+
+
+@runtime_checkable
+class QuickLabels(LabelledSource, Protocol):
+    """A source that may list its labels at once.
+
+    Attributes:
+        quick_labels: whether `labels` takes less than about a second.
+    """
+
+    quick_labels: bool
+
+
+def has_quick_labels(source: Source) -> bool:
+    """Whether a source lists its labels at once."""
+    return isinstance(source, QuickLabels) and source.quick_labels
+
+
+@runtime_checkable
+class SplitSource(Source, Protocol):
+    """A source that consists of parts of a dataset's splits.
+
+    Attributes:
+        spans: the parts, in order.
+    """
+
+    spans: list[Span]
 
 
 @runtime_checkable

@@ -37,12 +37,12 @@ class FolderSource:
         check_features(without_label(features), (), str(listing.root))
         sizes = {split: len(rows) for split, rows in listing.splits.items()}
         expanded = expand_presets(split, sizes, name)
-        spans = read_split(expanded, {s: [n] for s, n in sizes.items()}, str(listing.root))
-        parts = [listing.splits[span.split][span.start : span.stop] for span in spans]
+        self.spans = read_split(expanded, {s: [n] for s, n in sizes.items()}, str(listing.root))
+        parts = [listing.splits[span.split][span.start : span.stop] for span in self.spans]
         self._listing, self._rows = listing, np.concatenate(parts)
         self.name = f"{name} {split}"
         self.class_names = listing.class_names
-        self.remote = listing.files.remote
+        self.remote, self.quick_labels = listing.files.remote, True
         self.fingerprint = hash_of(expanded, listing.identity(self._rows))
         if empty_files == "error":
             _check_sizes(listing, self._rows)

@@ -49,8 +49,8 @@ class HuggingFaceSource:
         splits = _load_splits(datasets, name, data_dir)
         sizes = {key: len(part) for key, part in splits.items()}
         expanded = expand_presets(split, sizes, name)
-        spans = read_split(expanded, {key: [size] for key, size in sizes.items()}, name)
-        parts = [splits[span.split].select(range(span.start, span.stop)) for span in spans]
+        self.spans = read_split(expanded, {key: [size] for key, size in sizes.items()}, name)
+        parts = [splits[span.split].select(range(span.start, span.stop)) for span in self.spans]
         rows = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
         described = f"dataset {name} with columns {', '.join(rows.column_names)}"
         images = [k for k, f in rows.features.items() if isinstance(f, datasets.Image)]
@@ -65,7 +65,7 @@ class HuggingFaceSource:
         self._rows = rows.select_columns(columns)
         for column in set(columns) & set(images):
             self._rows = self._rows.cast_column(column, datasets.Image(decode=False))
-        self.name = f"{name} {split}"
+        self.name, self.quick_labels = f"{name} {split}", self._label is not None
         self.class_names = tuple(rows.features[self._label].names) if self._label else ()
         info = next(iter(splits.values())).info
         content = [info.dataset_name, info.config_name, str(info.version), info.dataset_size]

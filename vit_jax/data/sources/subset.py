@@ -24,6 +24,7 @@ from vit_jax.data.sources.base import (
     Example,
     LabelledSource,
     Source,
+    has_quick_labels,
     hash_of,
     is_remote,
     read_ahead,
@@ -46,7 +47,7 @@ class SubsetSource:
         self._source, self._indices = source, indices
         self.name, self.class_names = name, source.class_names
         self.fingerprint = fingerprint
-        self.remote = is_remote(source)
+        self.remote, self.quick_labels = is_remote(source), has_quick_labels(source)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -37,6 +37,8 @@ from vit_jax.storage.paths import is_bucket, user_path
 
 CHECKSUMS = "checksums.sha256"
 """Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
+# All labels of a local dataset of this size are read in about a second.
+_FEW_EXAMPLES = 5000
 
 
 class TfdsSource:
@@ -89,13 +91,15 @@ class TfdsSource:
         shards = {name: list(s.shard_lengths) for name, s in info.splits.items()}
         sizes = {name: sum(lengths) for name, lengths in shards.items()}
         expanded = expand_presets(split, sizes, builder.name)
-        self._spans = read_split(expanded, shards, info.full_name)
+        self.spans = read_split(expanded, shards, info.full_name)
         images = [n for n, f in info.features.items() if isinstance(f, tfds.features.Image)]
         read = {self._image, *self._others} & set(images)
         skip = {name: tfds.decode.SkipDecoding() for name in read}
         self._source = _open_split(builder, expanded, self._cache, decoders=skip)
         self._builder, self._split = builder, expanded
         self.name = f"{info.full_name} {split}"
+        is_small = len(self) <= _FEW_EXAMPLES and not self.remote
+        self.quick_labels = is_small and self._rule is None and self._label is not None
         if self._rule is not None:
             self.class_names = self._rule.class_names
         else:
@@ -130,7 +134,7 @@ class TfdsSource:
 
     def labels(self) -> np.ndarray:
         """Returns all labels, u[N]; read once and then cached in the user's cache folder."""
-        splits = {span.split for span in self._spans}
+        splits = {span.split for span in self.spans}
         files = [path for s in sorted(splits) for path in self._builder.info.splits[s].filepaths]
         if self.remote:
             known = _objects(self._builder)

@@ -73,4 +73,5 @@ TASK = TaskConfig(
     sections={"masked_patches": MaskedPatchesConfig},
     check=_check,
     own_parameters=("mask_token", "head/.*"),
+    uses_labels=False,
 )

@@ -95,8 +95,7 @@ class LogHook:
             self._telemetry.count_step()
             self._context.account.step = step
             self._context.progress.advance(step)
-            last = step == self._context.program.total_steps
-            if last or step % self._context.config.logging.interval_steps == 0:
+            if step in self._context.logged:
                 self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:

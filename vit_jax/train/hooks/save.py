@@ -94,6 +94,7 @@ class SaveHook:
                 "elapsed_s": time.perf_counter() - context.begin_s,
                 "left_out": context.start.skipped_batches,
                 "seconds": context.account.seconds(),
+                "logging_intervals": context.logged.intervals,
             }
             | context.early_stopping.to_json()
         )
