@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.file import load_config, read_mapping
+from vit_jax.config.file import read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
@@ -207,7 +207,7 @@ def read_config(workdir: Path) -> Config:
         raise RunFolderError(
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"
         )
-    return load_config(str(path))
+    return Config.from_mapping(read_mapping(str(path)))
 
 
 def environment() -> dict[str, Any]:
