@@ -23,6 +23,7 @@ from vit_jax.storage.files import read_json, write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import is_bucket, user_path
+from vit_jax.storage.private import hide_private, without_private
 
 _PACKAGES = (
     "jax",
@@ -211,12 +212,15 @@ def read_config(workdir: Path) -> Config:
 
 
 def environment() -> dict[str, Any]:
-    """Returns git revision, package versions, devices and hosts, for env.json."""
+    """Returns git revision, package versions, devices and hosts, for env.json.
+
+    Secrets and the home folder, which arguments and flags may hold, are replaced.
+    """
     devices = jax.devices()
     return {
         "git_revision": git_revision(),
-        "command": sys.argv,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "command": without_private(sys.argv),
+        "xla_flags": hide_private(os.environ.get("XLA_FLAGS", "")),
         "python": platform.python_version(),
         "packages": _packages(),
         "platform": devices[0].platform,
