@@ -32,6 +32,7 @@ from vit_jax.errors import (
     UserError,
     nearest,
 )
+from vit_jax.storage.private import hide_secrets
 
 # Command -> its line in `--help`.
 COMMANDS = {
@@ -82,6 +83,13 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
 
 
+class _Formatter(logging.Formatter):
+    """A formatter that hides secrets: clients of the hub and of buckets log addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide_secrets(super().format(record))
+
+
 def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     """Runs a command and returns the exit code.
 
@@ -120,7 +128,9 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
 
 
 def _set_up_logging(debug: bool) -> None:
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("vit_jax").setLevel(logging.INFO)
     # Orbax and TFDS also raise the errors that they log, and `main` prints those in one line.
     for library in ("absl", "asyncio"):
@@ -193,7 +203,7 @@ def _bucket_error(error: OSError) -> FileError:
 def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
     if debug:
         traceback.print_exc()
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {hide_secrets(line)}", file=sys.stderr)
     return code
 
 

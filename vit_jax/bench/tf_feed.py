@@ -40,7 +40,7 @@ def _build_dataset(request: dict[str, Any]) -> Any:
     import numpy as np
     import tensorflow as tf
 
-    with np.load(request["examples"]) as stored:
+    with np.load(request["examples"], allow_pickle=False) as stored:
         joined, sizes = stored["joined"].tobytes(), stored["sizes"]
     ends = np.cumsum(sizes)
     examples = [joined[end - size : end] for end, size in zip(ends, sizes, strict=True)]

@@ -20,6 +20,7 @@ from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_through
 from vit_jax.storage.paths import check_output_folder, local_path, user_path
+from vit_jax.storage.private import hide_private
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,14 +140,14 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
         with write_through(folder) as local:
             content = make_report(found, request, local)
             for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
-                frame.to_csv(local / f"{name}.csv", index=False, lineterminator="\r\n")
-            (local / "report.html").write_text(html_page(content))
+                _write(local / f"{name}.csv", frame.to_csv(index=False, lineterminator="\r\n"))
+            _write(local / "report.html", html_page(content))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
-            (local / "report.md").write_text("\n\n".join(part for part in parts if part))
+            _write(local / "report.md", "\n\n".join(part for part in parts if part))
         if args.into is not None:
             in_bucket = isinstance(folder, BucketPath)
             start = folder if in_bucket else Path(os.path.relpath(folder, args.into.parent))
-            replace_between_markers(args.into, content.markdown(start))
+            replace_between_markers(args.into, hide_private(content.markdown(start)))
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",
@@ -159,6 +160,11 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
         f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
         f"{len(content.pictures)} pictures in the same folder"
     )
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file of the report, which may be published."""
+    path.write_text(hide_private(text), newline="")
 
 
 def _print_tables(tables: "list[Table]") -> None:

@@ -2,13 +2,16 @@
 
 A config file is a Python file with `get_config()` or `get_config(arg)`. The function returns an
 `ml_collections.ConfigDict` or a plain dict with the keys that differ from the defaults.
+
+The config.json of a run may come from other people, so nothing that it names is executed.
 """
 
 import inspect
 import json
+import logging
 import runpy
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
@@ -19,6 +22,11 @@ from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import local_path, user_path
+
+log = logging.getLogger(__name__)
+
+# Keys that name compiled programs, or options with which XLA is told to run some.
+_PROGRAMS = ("compile_cache", "precompiled", "compiler_options")
 
 
 def load_config(
@@ -43,6 +51,9 @@ def load_config(
         ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
+    if spec.endswith(".json"):
+        given = {override.partition("=")[0].partition(".")[0] for override in overrides}
+        _leave_out_programs(mapping, spec, given)
     # The model's name first, because it decides which other keys the model section has.
     for override in sorted(overrides, key=lambda text: not text.startswith("model.name=")):
         key, equals, text = override.partition("=")
@@ -84,6 +95,23 @@ def read_mapping(spec: str) -> dict[str, Any]:
         ConfigError: the file is missing or cannot be read.
     """
     return upgrade_config(_read_json(spec)) if spec.endswith(".json") else _call_get_config(spec)
+
+
+def _leave_out_programs(mapping: dict[str, Any], path: str, given: Container[str]) -> None:
+    """Removes what would be executed from the content of a config.json, except `given` keys."""
+    for key in _PROGRAMS:
+        value = mapping.get(key)
+        if isinstance(value, dict):  # XLA options; text can be the folder of a compiler.
+            is_program = any(isinstance(option, str) for option in value.values())
+        else:
+            is_program = value not in (None, Config.model_fields[key].default)
+        if is_program and key not in given:
+            del mapping[key]
+            log.warning(
+                "%s of %s is left out, because loading it executes code; if you trust it, add"
+                " --config.%s=%s",
+                *(key, path, key, json.dumps(value) if isinstance(value, dict) else value),
+            )
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.file import load_config, read_mapping
+from vit_jax.config.file import read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
@@ -24,6 +24,7 @@ from vit_jax.storage.files import write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
+from vit_jax.storage.private import hide_private, without_private
 
 _PACKAGES = (
     "jax",
@@ -206,16 +207,19 @@ def read_config(workdir: Path) -> Config:
         raise RunFolderError(
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"
         )
-    return load_config(str(path))
+    return Config.from_mapping(read_mapping(str(path)))
 
 
 def environment() -> dict[str, Any]:
-    """Returns git revision, package versions, devices and hosts, for env.json."""
+    """Returns git revision, package versions, devices and hosts, for env.json.
+
+    Secrets and the home folder, which arguments and flags may hold, are replaced.
+    """
     devices = jax.devices()
     return {
         "git_revision": git_revision(),
-        "command": sys.argv,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "command": without_private(sys.argv),
+        "xla_flags": hide_private(os.environ.get("XLA_FLAGS", "")),
         "python": platform.python_version(),
         "packages": _packages(),
         "platform": devices[0].platform,

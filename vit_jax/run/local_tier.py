@@ -127,7 +127,7 @@ class LocalTier:
         return found if all(gather("read local copies", found is not None)) else None
 
     def _read(self, step: int) -> Restored:
-        with np.load(self._files()[step]) as file:
+        with np.load(self._files()[step], allow_pickle=False) as file:
             description = json.loads(file[_DESCRIPTION].tobytes())
 
             def read(key: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:

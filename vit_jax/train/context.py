@@ -26,6 +26,7 @@ from vit_jax.run.time_account import FILE as SESSIONS
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import local_path
+from vit_jax.storage.private import without_private
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
 from vit_jax.train.program import Program
@@ -190,7 +191,7 @@ def open_context(
         account.resume(start.step, start.seconds)
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:
-            folder.write_json("init.json", start.report.to_mapping())
+            folder.write_json("init.json", without_private(start.report.to_mapping()))
             if folder.is_writer:
                 start.report.print()
         if training.manifest is not None:

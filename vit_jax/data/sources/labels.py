@@ -37,7 +37,7 @@ def cached_labels(
     path = cache_dir() / "labels" / f"{key}.npy"
     if count >= _MIN_CACHED and path.is_file():
         try:
-            found = np.load(path)
+            found = np.load(path, allow_pickle=False)
             if len(found) == count:
                 return found
         except (OSError, ValueError):

@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import importlib
 import io
+import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +39,7 @@ from vit_jax.storage.paths import is_bucket, user_path
 
 CHECKSUMS = "checksums.sha256"
 """Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
+_CLASS_KEYS = ("pythonClassName", "python_class_name")
 # All labels of a local dataset of this size are read in about a second.
 _FEW_EXAMPLES = 5000
 
@@ -211,6 +214,14 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
             "to train on a folder of images, set data.source=folder and data_dir",
         )
+    namespace = re.fullmatch(r"(\w+):[A-Za-z_]\S*", name)
+    if namespace:
+        raise DataError(
+            f"dataset name {name!r} has the namespace {namespace[1]!r}, whose code TFDS would run",
+            "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
+            "for a Hugging Face dataset, set data.source=huggingface",
+        )
+    _check_features(folder / base)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # Hides TFDS's banner about TensorFlow.
             builder = tfds.builder(name, data_dir=str(folder), try_gcs=False)
@@ -244,6 +255,39 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             f" (needs TensorFlow), or set data_dir",
         )
     return builder
+
+
+def _check_features(folder: Path) -> None:
+    """Raises DataError if opening the dataset in a folder would import modules that it names."""
+    for depth in ("*", "*/*"):
+        for path in folder.glob(f"{depth}/features.json"):
+            try:
+                content = json.loads(path.read_text())
+            except (OSError, ValueError, RecursionError):
+                continue  # TFDS says what is wrong.
+            for name in _feature_classes(content):
+                if not name.startswith("tensorflow_datasets."):
+                    raise DataError(
+                        f"{path} names the class {name!r}, and opening the dataset would import it",
+                        "features of tensorflow_datasets",
+                        "prepare the dataset with features that TFDS has",
+                    )
+
+
+def _feature_classes(content: Any) -> Iterator[str]:
+    """Yields the names of the classes in a features.json, also of earlier versions of TFDS."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if not isinstance(value, str):
+                yield from _feature_classes(value)
+            elif key in _CLASS_KEYS or (key == "type" and "content" in content):
+                yield value
+            elif key == "content":  # JSON as text.
+                with contextlib.suppress(ValueError, RecursionError):
+                    yield from _feature_classes(json.loads(value))
+    elif isinstance(content, list):
+        for value in content:
+            yield from _feature_classes(value)
 
 
 def _hint(base: str, folder: Path) -> str:
