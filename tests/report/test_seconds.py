@@ -10,6 +10,11 @@ from vit_jax.run.time_account import PARTS
 
 SECONDS = dict.fromkeys(PARTS, 0.0) | {"start": 10.0, "steps": 150.0, "lost": 30.0, "idle": 10.0}
 
+SESSION = {
+    "session": 1, "event": "running", "began": 0.0, "time": 3050.0, "step": 7, "saves": 0,
+    "save_s": None, "seconds": SECONDS | {"steps": 3000.0},
+}  # fmt: skip
+
 
 def run_at(folder, name, **files):
     (folder / name).mkdir()
@@ -23,7 +28,7 @@ def runs(tmp_path):
     """A finished run, one that is training, one of an older version."""
     return [
         run_at(tmp_path, "done", result_json={"step": 9, "seconds": SECONDS}),
-        run_at(tmp_path, "training", sessions_jsonl={"seconds": SECONDS | {"steps": 3000.0}}),
+        run_at(tmp_path, "training", sessions_jsonl=SESSION),
         run_at(tmp_path, "old", result_json={"step": 9}),
     ]
 

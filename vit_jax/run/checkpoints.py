@@ -277,11 +277,11 @@ class CheckpointFolder:
             DamagedError: the folder is in a bucket.
         """
         with self._as_user_error():
-            path = on_first_host(
-                "set a damaged checkpoint aside", lambda: str(set_aside(self.folder, step))
+            name = on_first_host(
+                "set a damaged checkpoint aside", lambda: set_aside(self.folder, step).name
             )
             self._manager.reload()
-        return Path(path)
+        return self.folder / name
 
     def read_config(self, step: int | None = None) -> dict[str, Any]:
         """Returns the config of a checkpoint without reading arrays."""

@@ -140,6 +140,8 @@ def read_file(path: Path, most_bytes: int) -> bytes:
         OSError: it cannot be read.
     """
     check_regular(path, most_bytes)
+    if isinstance(path, BucketPath):  # It tries again if the connection breaks.
+        return path.read_bytes()
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)  # Files of /proc have the size 0.
     if len(content) > most_bytes:
