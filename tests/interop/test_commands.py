@@ -1,5 +1,6 @@
 """The commands convert, export and predict."""
 
+import copy
 import json
 import os
 
@@ -102,7 +103,7 @@ def test_predict_with_names_from_a_file(weights, picture, tmp_path, capsys):
 
 def test_predict_with_outputs_that_overflow_is_an_error(tmp_path, picture, capsys):
     path = tmp_path / "large"
-    model = random_loaded()
+    model = copy.deepcopy(random_loaded())
     kernel = model.model.head.linear.kernel
     signs = np.resize(np.float32([1, -1]), kernel.shape[0])[:, None]
     kernel[...] = jnp.broadcast_to(np.float32(3e38) * signs, kernel.shape)
