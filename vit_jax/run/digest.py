@@ -13,7 +13,9 @@ import functools
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ from vit_jax.parallel.processes import gather, is_first_host
 _BLOCK = 64
 # Words that are converted to 64 bits at a time, so that they stay in the processor's cache.
 _CHUNK = 1 << 15
+_THREADS = 16
 _BITS = (1 << 64) - 1
 
 
@@ -47,10 +50,13 @@ def tree_digests(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     Returns:
         Item name -> array name -> digest, equal on all processes.
     """
-    parts = {
-        item: {name: _addressable_sum(leaf) for name, leaf in named_leaves(tree).items()}
-        for item, tree in trees.items()
-    }
+    leaves = {item: named_leaves(tree) for item, tree in trees.items()}
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # NumPy frees the GIL.
+        sums = {
+            item: {name: pool.submit(_addressable_sum, leaf) for name, leaf in named.items()}
+            for item, named in leaves.items()
+        }
+        parts = {item: {name: s.result() for name, s in row.items()} for item, row in sums.items()}
     gathered = gather("compare digests of arrays", parts)
     return {
         item: {name: _text(sum(part[item][name] for part in gathered)) for name in names}
