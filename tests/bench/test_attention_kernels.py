@@ -90,6 +90,7 @@ def test_outputs_and_gradients_equal_those_of_the_formula(case, name, interprete
     )
 
 
+@pytest.mark.slow
 def test_flash_attention_adds_a_bias(interpreted):
     inputs = *random_inputs(9, 64, has_bias=True), 8
     check_equal_to_the_formula(interpreted(output_and_gradients, flash, *inputs), *inputs)

@@ -238,6 +238,7 @@ def test_a_lease_whose_answer_was_lost_is_ours(folder, bucket):
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_leases", "impatient")
 def test_a_lease_that_was_not_renewed_is_taken_over_and_its_owner_is_told(folder, bucket):
     reasons, told = [], threading.Event()

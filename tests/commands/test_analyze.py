@@ -73,6 +73,7 @@ def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, caps
     assert len(about["images"]["rollout"]) == about["images"]["receptive_field"] == 2
 
 
+@pytest.mark.slow
 def test_untrained_analyses_the_initial_values_of_the_seed(weights, tmp_path):
     arguments = ["analyze", str(weights), "--untrained", "--what=filters", "--seed=3"]
     assert main([*arguments, f"--output={tmp_path}"]) == 0

@@ -80,6 +80,7 @@ def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step,
     assert found["environment"]["packages"].keys() >= {"jax", "flax", "orbax-checkpoint"}
 
 
+@pytest.mark.slow
 def test_no_device_is_opened(workdir, tmp_path):
     """No JAX backend is started, not even the CPU's: another process may hold the devices."""
     program = tmp_path / "inspect_only.py"

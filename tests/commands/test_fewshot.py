@@ -140,6 +140,7 @@ def test_batch_size_and_dtype_hardly_change_the_results(base, capsys):
         assert other[name] == pytest.approx(value, abs=2 / 100), name
 
 
+@pytest.mark.slow
 def test_l2_may_be_fixed_or_chosen_on_another_split(base, capsys):
     fixed = run_json([*base, "--l2=1024", "--shots=5"], capsys)
     assert fixed["fewshot/digits/5_shot/l2"] == 1024

@@ -77,7 +77,7 @@ def digits_url(bucket, digits_dir):
     return upload(digits_dir, f"{bucket.url}/datasets")
 
 
-@pytest.mark.parametrize("gigabytes", [1.0, 0.0])
+@pytest.mark.parametrize("gigabytes", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_batches_of_tfds_data_are_those_of_the_disk(
     gigabytes, bucket, digits_url, digits_dir, tmp_path
 ):

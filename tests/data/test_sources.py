@@ -374,6 +374,7 @@ def test_a_missing_or_truncated_file_of_a_dataset_is_a_data_error(other_dataset,
         TfdsSource("pixels", "train", str(folder))[0]
 
 
+@pytest.mark.slow
 def test_tensorflow_is_not_imported_even_if_it_is_installed(tmp_path):
     trap = tmp_path / "packages" / "tensorflow"
     trap.mkdir(parents=True)

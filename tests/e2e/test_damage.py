@@ -107,6 +107,7 @@ def test_training_goes_back_and_keeps_the_damaged_checkpoint(run, finished, digi
     same_weights(run, finished)
 
 
+@pytest.mark.slow
 def test_an_empty_latest_checkpoint_is_set_aside_and_one_aside_is_not_overwritten(
     run, digits_dir, caplog, capfd
 ):

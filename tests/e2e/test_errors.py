@@ -40,6 +40,7 @@ def saved_steps(workdir):
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
+@pytest.mark.slow
 def test_a_diverging_run_stops_names_the_step_and_keeps_the_last_good_checkpoint(
     tmp_path, digits_dir, capfd
 ):
@@ -86,6 +87,7 @@ class _Digits(tfds.core.GeneratorBasedBuilder):
             yield index, {"id": f"photo-{index}", "image": io.BytesIO(encoded), "label": index % 10}
 
 
+@pytest.mark.slow
 def test_a_truncated_image_is_named_by_its_example(tmp_path, capfd):
     tfds.disable_progress_bar()
     _Digits(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
@@ -102,6 +104,7 @@ def test_a_batch_that_does_not_divide_into_microbatches_is_refused(tmp_path, dig
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture_is_refused(run, tmp_path, digits_dir, capfd):
     evaluate = ["eval", f"--workdir={run}", "--json"]
     assert main([*evaluate, "--config.model.width=32"]) == 2

@@ -108,6 +108,7 @@ def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, r
     assert_same_run(workdir, reference)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_exits_75_and_resumes(
     tmp_path, digits_dir, reference, monkeypatch
 ):
@@ -126,6 +127,7 @@ def test_an_interrupted_run_saves_exits_75_and_resumes(
     assert_same_run(tmp_path, reference)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_resumes_from_its_last_complete_checkpoint(
     tmp_path, digits_dir, reference, caplog
 ):

@@ -102,6 +102,7 @@ def test_fine_tuning_on_an_imbalanced_folder_reports_accuracy_by_class(
     assert figures["eval/test/roc_auc"] == pytest.approx(result["eval/test/roc_auc"])
 
 
+@pytest.mark.slow
 def test_class_weights_count_in_the_loss(tmp_path, weights, photos):
     """A head at zero gives every example log 2, so that the first loss is the weights' mean."""
     folder = [f"--config.data.data_dir={photos}", "--config.data.image_size=32"]

@@ -108,6 +108,7 @@ def test_a_resnet_is_selected_on_dev_and_reported_on_test(paper):
     assert {c.evaluation.splits["test"] for c in finals} == {"validation"}
 
 
+@pytest.mark.slow
 def test_the_small_sweep_has_three_families_over_twenty_times_the_compute(plan_of):
     configs = [job.config for job in plan_of("compute", "small").jobs.values()]
     assert len(configs) == 3 * 2 * 2 * 2
@@ -128,6 +129,7 @@ def hashable(config):
     )
 
 
+@pytest.mark.slow
 def test_the_report_has_a_point_for_every_run(tmp_path):
     folder = made_up_runs.finish(f"{SPEC}:small", tmp_path / "runs")
     assert main(["report", str(folder)]) == 0

@@ -93,6 +93,7 @@ def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, s
     assert max(costs) > 15 * min(costs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "columns"),
     [

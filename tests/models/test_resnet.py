@@ -211,6 +211,7 @@ def test_remat_and_unrolling_change_neither_output_nor_gradient(family, variants
 
 
 @HYBRID_SLOW
+@pytest.mark.slow
 def test_only_full_remat_recomputes_convolutions(family):
     """In the stage's first unit as in the stack of the others."""
 

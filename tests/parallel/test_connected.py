@@ -103,7 +103,7 @@ def test_an_error_ends_all_processes_with_one_line(run, case, code, line):
         )
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_signal_to_one_process_stops_all_at_the_same_step(run, number):
     processes = run(number)
     codes, _ = ended(processes)
@@ -113,6 +113,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(run, number):
     assert min(steps) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "line", "seconds"),
     [

@@ -183,6 +183,7 @@ def read_all(folder, path):
     return cache.read([Part(found, 0, found.size)])[0]
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_fetches_a_block(gcs, content, tmp_path):
     path = user_path(f"{gcs.url}/object")
     path.write_bytes(content)

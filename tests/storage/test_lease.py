@@ -70,6 +70,7 @@ def test_a_live_lease_is_refused_and_its_owner_named(path, monkeypatch):
     assert [file.name for file in lock_files(path)] == [".lock-000002"]
 
 
+@pytest.mark.slow
 def test_a_process_waits_for_the_lease_as_long_as_it_was_told(path):
     released = threading.Event()
 
@@ -88,6 +89,7 @@ def test_a_process_waits_for_the_lease_as_long_as_it_was_told(path):
             assert released.is_set()
 
 
+@pytest.mark.slow
 def test_a_stale_lease_is_taken_over(path):
     abandon(path)
     begin = time.monotonic()
@@ -187,6 +189,7 @@ def test_a_lease_whose_creation_was_not_answered_is_held_at_once(path, bucket):
         assert bucket.server.requests(what="faults") == 1
 
 
+@pytest.mark.slow
 def test_a_reader_without_the_right_to_write_sees_whether_a_lease_is_held(path, bucket):
     abandon(path)
     bucket.server.faults(read_only=True)

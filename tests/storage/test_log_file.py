@@ -165,6 +165,7 @@ def test_damaged_lines_in_a_bucket_are_moved_to_an_object(remote, caplog):
     assert "line 1 of a-000001.jsonl and line 2 of a-000002.jsonl: damaged" in caplog.text
 
 
+@pytest.mark.slow
 def test_writing_lines_does_not_wait_for_the_bucket(remote, bucket):
     log = LogFile(remote)
     log.write({"a": 0})
@@ -181,6 +182,7 @@ def test_writing_lines_does_not_wait_for_the_bucket(remote, bucket):
     assert read_log(remote) == [{"a": 0}, {"a": 1}]
 
 
+@pytest.mark.slow
 def test_a_bucket_that_cannot_be_written_is_an_error_of_a_later_line(remote, bucket, monkeypatch):
     monkeypatch.setattr(log_file, "FLUSH_INTERVAL_S", 0.1)
     log = LogFile(remote)

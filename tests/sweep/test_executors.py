@@ -150,6 +150,7 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
     assert runs(stub) == TWO
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders, launch):
     workdir, stub = folders
     held = mark(stub, "tiny", "hold")

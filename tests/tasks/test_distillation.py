@@ -129,6 +129,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_teacher_loss_and_does_not_change_the_teacher(teacher):
     config = config_of(teacher, distillation={"alpha": 1.0}, train_steps=40)
     program = program_of(config)
@@ -318,6 +319,7 @@ def test_no_other_module_knows_distillation():
     assert set(task_config("distillation").sections) == {"distillation"}
 
 
+@pytest.mark.slow
 def test_a_student_starts_from_a_student_with_its_token_and_both_heads(finished):
     folder, config, _ = finished
     usual = config.to_mapping()

@@ -116,6 +116,7 @@ def test_colours_are_of_the_augmented_image(prepare):
     assert (colour[:, :, 3] == np.where(left, 0, 511)[:, None]).all()
 
 
+@pytest.mark.slow
 def test_training_learns_to_predict_hidden_colours(program):
     """Images are black or white. Without visible patches the loss is at least log 2 = 0.69."""
     state = program.init()

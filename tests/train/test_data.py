@@ -92,6 +92,7 @@ def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_
     assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
 
 
+@pytest.mark.slow
 def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path):
     source = open_training_data(folder_config(photos).data).source
     (photos / source[3].id).write_bytes(b"no image")

@@ -76,6 +76,7 @@ def test_figures_are_written_to_metrics_and_result(reference):
     assert json.loads((workdir / "result.json").read_text()) == result
 
 
+@pytest.mark.slow
 def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsys):
     workdir, result = reference
     command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}", "--no_cache"]

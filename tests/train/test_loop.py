@@ -67,6 +67,7 @@ def stop_in_first_evaluation(config, workdir, monkeypatch):
             train(config, workdir, stop)
 
 
+@pytest.mark.slow
 def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     config, finished, tmp_path, monkeypatch
 ):
@@ -240,6 +241,7 @@ def test_a_trace_ends_with_the_run_and_other_hosts_write_none(config, tmp_path):
         train(late, tmp_path / "late", StopSignals())
 
 
+@pytest.mark.slow
 def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
     program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
     compiled = program.compiled

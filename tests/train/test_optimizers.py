@@ -450,6 +450,7 @@ def test_the_error_names_what_is_wrong_with_an_optimizer(options, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prodigy", "dadapt_adamw"])
 def test_optimizers_that_estimate_their_rate_survive_a_warmup_from_zero(name):
     params = {"dense": {"kernel": jnp.ones((2, 3))}}

@@ -137,6 +137,7 @@ def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
         config(optimizer=optimizer, ema_decay=0.9)
 
 
+@pytest.mark.slow
 def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
     noisy = {
         "model": {**MODEL, "dropout": 0.3, "stochastic_depth": 0.2},
