@@ -39,13 +39,12 @@ def table(page, title):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_means_and_standard_deviations_are_computed_over_the_runs(sweep, report):
+def test_means_and_intervals_are_computed_over_the_runs(sweep, report):
     values = scores(sweep, "sign_language_digits", "R+ViT-Mini-4-100")
     mean, std = statistics.fmean(values), statistics.stdev(values)
     rows = {
         row[0]: row[1:] for row in table((report / "report.md").read_text(), "Top-1 accuracy, test")
     }
-    assert rows["R+ViT-Mini/4 · 100 %"][1] == f"**{100 * mean:.2f} ± {100 * std:.2f}**"
     with (report / "tables.csv").open() as file:
         found = [
             row
@@ -54,17 +53,22 @@ def test_means_and_standard_deviations_are_computed_over_the_runs(sweep, report)
             and row["metric"] == "eval/test/accuracy_top1"
         ]
     assert [(float(f["mean"]), float(f["std"]), f["n"]) for f in found] == [(mean, std, "3")]
-    assert f"{100 * mean:.2f} ± {100 * std:.2f}</td>" in (report / "report.html").read_text()
+    low, high = (100 * float(found[0][end]) for end in ("low", "high"))
+    cell = f"{100 * mean:.2f} [{low:.2f}, {high:.2f}]"
+    assert rows["R+ViT-Mini/4 · 100 %"][1] == f"**{cell}**"
+    assert f"{cell}</td>" in (report / "report.html").read_text()
+    assert low < 100 * mean < high
 
 
 def test_runs_without_a_result_are_listed_and_left_out_of_means(sweep, report):
     text = (report / "report.md").read_text()
     assert "85 runs: 81 finished, 1 unfinished, 1 failed, 1 diverged, 1 not started." in text
     values = scores(sweep, "clothing_small", "ViT-Mini-4-100", (0, 1))
-    cell = f"{100 * statistics.fmean(values):.2f} ± {100 * statistics.stdev(values):.2f}"
     rows = {row[0]: row[1:] for row in table(text, "Top-1 accuracy, test")}
-    assert rows["ViT-Mini/4 · 100 %"][0] == f"{cell} (n=2) [1 failed]"
-    assert rows["BiT-R-Mini · 100 %"][0].endswith("(n=2) [1 unfinished]")
+    cell = rows["ViT-Mini/4 · 100 %"][0]
+    assert cell.strip("*").startswith(f"{100 * statistics.fmean(values):.2f} [")
+    assert cell.strip("*").endswith("] (n=2) [1 failed]")
+    assert rows["BiT-R-Mini · 100 %"][0].strip("*").endswith("(n=2) [1 unfinished]")
     missing = {row[0]: row[1:] for row in table(text, "Runs without a result")}
     assert missing["final/clothing_small/BiT-R-Mini-100/seed1"][:2] == ["unfinished", "170 of 400"]
     assert "no space left on device" in missing["final/clothing_small/ViT-Mini-4-100/seed2"][2]
@@ -170,7 +174,9 @@ def test_a_sweep_file_chooses_what_its_report_shows(tmp_path):
     assert main(["report", str(tmp_path)]) == 0
     text = (tmp_path / "report" / "report.md").read_text()
     assert text.startswith("# Mine\n\nWhy?\n\n2 runs: 2 finished.")
-    assert table(text, "Losses")[2] == ["x", "0.7500 ± 0.0707"]
+    # 12.706, the quantile of t with one degree of freedom, times 0.0707 / sqrt(2) is 0.6353; the
+    # 4,000 draws give 0.6353 +- 0.001.
+    assert table(text, "Losses")[2] == ["x", "0.7500 [0.1147, 1.3853]"]
     assert not list((tmp_path / "report").glob("plot-*"))
     assert main(["report", str(tmp_path), "--title=Other"]) == 0
     assert (tmp_path / "report" / "report.md").read_text().startswith("# Other\n")
@@ -277,7 +283,7 @@ def test_a_single_run_gets_a_report(tmp_path):
     assert main(["report", str(run)]) == 0
     text = (run / "report" / "report.md").read_text()
     assert "1 run: 1 finished." in text
-    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00"]
+    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00 [45.60, 54.20]"]
 
 
 def test_a_damaged_file_is_reported_and_the_rest_is_read(tmp_path):

@@ -80,22 +80,35 @@ def four(folder):
     return scores
 
 
-def test_a_table_shows_means_standard_deviations_and_the_best_in_bold(tmp_path):
+def test_a_table_shows_means_with_intervals_and_the_best_in_bold(tmp_path):
     four(tmp_path)
     table = make_table(tmp_path)
     assert table.header == ["Model", "x", "y"]
     assert [row[0].text for row in table.rows] == ["A", "B"]
-    assert cell(table, "A", "x").text == "60.00 ± 14.14"  # 0.1 * sqrt(2).
-    assert cell(table, "B", "y").text == "32.00 ± 2.83"
-    assert best(table) == {("A", "x"), ("B", "y")}
-    assert table.notes[0].startswith("Percent. Mean ± standard deviation (n - 1) over n = 2 runs")
+    # The variances 0.02 and 0.0002 of column x have two degrees of freedom together, and the 97.5 %
+    # quantile of t is 4.303: 4.303 * sqrt(0.0202 / 2 / 2) = 0.3058.
+    assert cell(table, "A", "x").text == "60.00 [29.42, 90.58]"
+    assert cell(table, "B", "x").text == "56.00 [25.42, 86.58]"
+    assert best(table) == {(model, dataset) for model in "AB" for dataset in "xy"}
+    assert table.notes == [
+        "Percent. Means of n = 2 runs [95 % interval over seeds].",
+        "Bold: the largest mean of its column, and means not told apart from it.",
+    ]
 
 
-def test_one_run_has_no_deviation(tmp_path):
+def test_a_mean_that_is_told_apart_from_the_best_is_not_bold(tmp_path):
+    for model, scores in {"A": (0.500, 0.502), "B": (0.60, 0.602), "C": (0.601, 0.603)}.items():
+        for seed, score in enumerate(scores):
+            labels = {"model": model, "dataset": "x"}
+            put(tmp_path, f"{model}-{seed}", score, labels=labels, seed=seed)
+    assert best(make_table(tmp_path)) == {("B", "x"), ("C", "x")}
+
+
+def test_one_run_has_no_interval(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"})
     table = make_table(tmp_path)
     assert cell(table, "A", "x").text == "50.00"
-    assert "no dispersion" in table.notes[0]
+    assert table.notes[0] == "Percent. One run each, so no interval."
     assert not best(table)  # There is nothing to compare with.
 
 
@@ -146,14 +159,15 @@ def test_vtab_gets_the_means_of_its_groups_over_seeds(tmp_path):
     table = make_table(tmp_path)
     assert table.header[1:5] == ["natural", "specialized", "structured", "VTAB (19)"]
     assert table.header[5] == "vtab_caltech101"
-    deviation = statistics.stdev([0.0, 10.0])
+    # The 19 columns have one degree of freedom each, so the draws of the mean are means of draws of
+    # t with infinite variance: only the means are checked.
     for column, mean in (
         ("natural", 4),
         ("specialized", 9.5),
         ("structured", 15.5),
         ("VTAB (19)", 10),
     ):
-        assert cell(table, "A", column).text == f"{mean + 5:.2f} ± {deviation:.2f}"
+        assert cell(table, "A", column).text.startswith(f"{mean + 5:.2f} [")
 
 
 def test_vtab_gets_a_panel_for_each_group(tmp_path):
@@ -187,14 +201,20 @@ def test_a_plot_shows_means_with_bars_and_every_seed(tmp_path):
             labels = {"model": model, "dataset": "x", "size": str(size)}
             put(tmp_path, f"{model}-{size}-{seed}", figures, labels=labels, seed=seed)
     panels, _ = make_points(tmp_path, "pretrain_examples", log_x=True)
-    assert panels[""]["A"][1000].std == pytest.approx(0.1 / 2**0.5)
+    # Pooled over the panel: variances 0.02, 0.005 and 0 with three degrees of freedom.
+    half = 3.1824 * (0.025 / 3 / 2) ** 0.5
+    point = panels[""]["A"][1000]
+    assert (point.low, point.high) == (
+        pytest.approx(0.75 - half, rel=1e-3),
+        pytest.approx(0.75 + half, rel=1e-3),
+    )
     axes = make_figure(tmp_path, "pretrain_examples", log_x=True).axes[0]
     assert axes.get_xscale() == "log"
     (line, _, (bars,)), (lone, _, _) = axes.containers
     assert line.get_xydata().tolist() == [[100, 50], [1000, 75]]
     assert lone.get_xydata().tolist() == [[100, 30]]
     top, bottom = bars.get_segments()[0][:, 1]
-    assert abs(top - bottom) == pytest.approx(2 * 100 * statistics.stdev((0.4, 0.6)))
+    assert abs(top - bottom) == pytest.approx(2 * 100 * half, rel=1e-3)
     seeds = [line.get_xydata().tolist() for line in axes.lines if line.get_alpha() is not None]
     assert [[100, 40], [100, 60]] in [[[x, pytest.approx(y)] for x, y in s] for s in seeds]
     assert line.get_color() != lone.get_color()
@@ -223,7 +243,7 @@ def test_lines_go_through_a_shared_point(tmp_path):
     base = {100.0: 0.5}
     assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
     assert notes == [
-        "One run a point, so no dispersion.",
+        "One run each, so no interval.",
         "The lines of all series go through base.",
     ]
     with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
@@ -249,7 +269,7 @@ def test_the_first_of_several_panels_shows_their_mean(tmp_path):
     assert set(mean) == {"A", "B"}
     each = [(x + y) / 2 for x, y in zip(scores["A", "x"], scores["A", "y"], strict=True)]
     assert mean["A"]["A"].mean == pytest.approx(statistics.fmean(each))
-    assert mean["A"]["A"].std == pytest.approx(statistics.stdev(each))
+    assert mean["A"]["A"].low < statistics.fmean(each) < mean["A"]["A"].high
     figure = make_figure(tmp_path, "model", panel="dataset")
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] in (["A", "B", "C"], [""] * 3)
 
@@ -284,7 +304,8 @@ def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
     assert request.rows == "optimizer.learning_rate"
     table = score_table(request, read(tmp_path))
     assert [row[0].text for row in table.rows] == ["0.1", "0.2"]
-    assert cell(table, "0.2", "cifar10").text == "20.00 ± 0.00"
+    # Runs with equal scores leave the 500 images: 1.96 * sqrt(0.2 * 0.8 / 500) = 0.035.
+    assert cell(table, "0.2", "cifar10").text == "20.00 [16.60, 23.60]"
 
 
 def test_a_series_looks_the_same_in_every_picture():

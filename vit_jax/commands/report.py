@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         action="append",
         metavar="KEY=VALUE,...",
-        help="metric=, rows=, columns=, where.COLUMN=, title=; replaces the suggested tables; may"
-        " be repeated",
+        help="metric=, rows=, columns=, against=ROW, margin=, where.COLUMN=, title=; replaces the"
+        " suggested tables; may be repeated",
     )
     parser.add_argument(
         "--plot",

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass
+from vit_jax.evaluation.correct import CorrectExamples, correct_file
 
 # logits, labels -> one loss per example.
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -23,21 +24,46 @@ def prediction_sums(
     A prediction is correct in top k if fewer than k classes have a larger logit than the label, or
     an equal logit and a lower index. So ties are never counted twice.
     """
-    own = jnp.take_along_axis(logits, labels[:, None], axis=1)
-    before = jnp.arange(logits.shape[1])[None] < labels[:, None]
-    # NaN ranks above every number, so that logits of NaN are never correct.
-    rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
-    valid = mask & ~jnp.isnan(own[:, 0])
+    rank = _ranks(logits, labels)
     return {
         "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
-        "top1": jnp.sum((rank < 1) & valid),
-        "top5": jnp.sum((rank < 5) & valid),
+        "top1": jnp.sum((rank < 1) & mask),
+        "top5": jnp.sum((rank < 5) & mask),
         "predictions": jnp.sum(mask),
     }
 
 
+def example_outputs(
+    logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"], loss: LossFn
+) -> dict[str, Array]:
+    """Returns the outputs for batches with one prediction per example.
+
+    These are `prediction_sums`, the number of examples, and what `CorrectExamples` collects:
+    "correct" (in top 1), "label" and "mask", one value per example.
+    """
+    return {
+        **prediction_sums(logits, labels, mask, loss),
+        "examples": jnp.sum(mask),
+        "correct": _ranks(logits, labels) < 1,
+        "label": labels,
+        "mask": mask,
+    }
+
+
+def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, " M"]:
+    """Returns the number of classes that rank above the label; C for a label with a NaN logit."""
+    num_classes = logits.shape[1]
+    own = jnp.take_along_axis(logits, labels[:, None], axis=1)
+    before = jnp.arange(num_classes)[None] < labels[:, None]
+    # NaN ranks above every number, so that logits of NaN are never correct.
+    rank = jnp.sum(~(logits < own) & ((logits != own) | before), axis=1)
+    return jnp.where(jnp.isnan(own[:, 0]), max(num_classes, 5), rank)
+
+
 class PredictionTotals:
-    """Adds up `prediction_sums` and the number of examples.
+    """Adds up `prediction_sums` and the number of examples, and collects which examples are right.
+
+    The second needs a step that returns `example_outputs`.
 
     Args:
         by_class: also adds up `class_outputs`; None: no metrics by class.
@@ -48,7 +74,7 @@ class PredictionTotals:
     """
 
     def __init__(self, by_class: ByClass | None = None, means: Mapping[str, str] | None = None):
-        self._by_class = by_class
+        self._by_class, self._correct = by_class, CorrectExamples()
         self._means = {
             "loss": "loss",
             "accuracy_top1": "top1",
@@ -63,6 +89,8 @@ class PredictionTotals:
         """Adds one batch."""
         for name in self._sums:
             self._sums[name] += outputs[name].item()
+        if "correct" in outputs:
+            self._correct.add(outputs)
         if self._by_class is not None:
             self._by_class.add(outputs)
 
@@ -79,6 +107,7 @@ class PredictionTotals:
         return [f"has no example of {first_few(list(map(repr, absent)), 5)}"] if absent else []
 
     def write(self, folder: Path, name: str) -> None:
-        """Writes the confusion matrix, if there are metrics by class."""
+        """Writes which examples were right, and the confusion matrix if there is one."""
+        self._correct.write(correct_file(folder, name))
         if self._by_class is not None:
             self._by_class.write(folder / f"confusion-{name}.csv")

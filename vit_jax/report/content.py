@@ -12,9 +12,10 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import overview, suggest
 from vit_jax.report.curves import draw_learning_curves
+from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
-from vit_jax.report.requests import ReportRequest, read_report
+from vit_jax.report.requests import ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES
 from vit_jax.report.runs import Runs
 from vit_jax.report.seconds import draw_seconds
@@ -121,8 +122,12 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
                 log.warning("left out while runs are missing: %s", error.got)
         return made
 
+    def make_tables(one: TableRequest) -> list[Table]:
+        scores = score_table(one, reported)
+        return [scores] if one.against is None else [scores, difference_table(one, scores)]
+
     # Everything is made before anything is written, so a wrong name leaves no files behind.
-    scores = make_all("tables", suggest.suggest_tables, lambda r: [score_table(r, reported)])
+    scores = make_all("tables", suggest.suggest_tables, make_tables)
     plots = make_all("plots", suggest.suggest_plots, lambda r: draw_plot(r, reported, palette))
     curves = make_all(
         "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)

@@ -9,6 +9,7 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
 from vit_jax.report.frame import column, in_natural_order
+from vit_jax.report.intervals import describe_means, with_intervals
 from vit_jax.report.labels import (
     format_value,
     is_fraction,
@@ -41,8 +42,8 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         frame: of the runs to report.
 
     Returns:
-        One row per point, with the columns panel, series, x, mean, std and values; and the
-        sentences to put below the plot.
+        One row per point, with the columns panel, series, x, mean, values and the ends of its bar,
+        low and high; and the sentences to put below the plot.
 
     Raises:
         ConfigError: no run has a column or metric of that name.
@@ -59,17 +60,20 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         observed = _add_through(request, observed)
         notes.append(f"The lines of all series go through {request.through}.")
     observed = in_natural_order(observed, _KEYS)
-    names, means = [*observed["@panel"].unique()], observed[:0]
+    names, means, sets = [*observed["@panel"].unique()], observed[:0], dict[str, list[str]]()
     if len(names) > 1:
         sets = vtab.group_tasks(names) or {f"Mean of {len(names)} {_plural(request.panel)}": names}
         means = means_over(sets, observed, _KEYS)
+    points = summarize(pd.concat([means, observed]), _KEYS)
+    points = with_intervals(points, observed, sets, _KEYS)
     if len(names) > _MAX_PANELS and len(means):
-        observed = means
+        points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
-    else:
-        observed = pd.concat([means, observed])
-    points = summarize(observed, _KEYS).reset_index(names=["panel", "series", "x"])
-    return points.assign(std=points["std"].fillna(points["within"])), notes
+    notes.insert(0, _describe(points, observed))
+    points = points.reset_index(names=["panel", "series", "x"])
+    for end, sign in (("low", -1), ("high", 1)):  # The deviation inside a run, if nothing else.
+        points[end] = points[end].fillna(points["mean"] + sign * points["within"])
+    return points, notes
 
 
 def _has_place(x: Any, *, log_x: bool) -> bool:
@@ -91,25 +95,13 @@ def _add_through(request: PlotRequest, observed: pd.DataFrame) -> pd.DataFrame:
             f"did you mean {nearest(str(request.through), names)!r}?",
         )
     others = observed.loc[observed["@series"] != request.through, ["@panel", "@series"]]
-    added = shared.drop(columns="@series").merge(others.drop_duplicates(), on="@panel")
+    shared = shared.drop(columns="@series").reset_index(names="@run")
+    added = shared.merge(others.drop_duplicates(), on="@panel").set_index("@run")
     return pd.concat([observed, added])
 
 
 def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]) -> list[str]:
-    counts = observed.groupby(_KEYS).size()
-    if counts.empty:
-        notes = ["No finished run has both x and y."]
-    elif (counts == 1).all():
-        notes = ["One run a point, so no dispersion."]
-        if observed[WITHIN].notna().any():
-            notes = ["One run a point; bars: standard deviation (n - 1) over its own draws."]
-    else:
-        low, high = counts.min(), counts.max()
-        n = str(low) if low == high else f"{low} to {high}"
-        notes = [f"Means of n = {n} runs; bars: standard deviation (n - 1); faint: each run."]
-    num_seeds = observed.groupby(_KEYS)["seed"].nunique()
-    if observed["@panel"].nunique() > 1 and num_seeds.nunique() > 1:
-        notes.append("A mean over panels with different seeds has no bar.")
+    notes = []
     differing = [name for name in differing_within(observed, _KEYS) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
@@ -118,6 +110,15 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
         notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
     return notes
+
+
+def _describe(points: pd.DataFrame, observed: pd.DataFrame) -> str:
+    if points.empty:
+        return "No finished run has both x and y."
+    text = describe_means(points)
+    if observed[WITHIN].notna().any() and points["low"].isna().any():
+        text += "; bars without an interval: standard deviation over the draws inside a run"
+    return f"{text}; faint: each run." if (points["n"] > 1).any() else f"{text}."
 
 
 def draw_plot(request: PlotRequest, frame: pd.DataFrame, palette: Palette) -> list[Drawing]:
@@ -184,7 +185,8 @@ def _draw_panel(
         style = palette.style(request.series, str(name)) | {"markeredgecolor": "none", "capsize": 0}
         shift = (i - (len(series) - 1) / 2) * step
         places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
-        means, bars = scale * line["mean"], scale * line["std"].fillna(0)
+        means = scale * line["mean"]
+        bars = [(means - scale * line["low"]).fillna(0), (scale * line["high"] - means).fillna(0)]
         for place, values in zip(places, line["values"], strict=True):
             if len(values) > 1:
                 runs = [place] * len(values), [scale * value for value in values]

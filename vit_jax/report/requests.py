@@ -20,7 +20,7 @@ class _Request(Section):
 
 
 class TableRequest(_Request):
-    """A table of means and standard deviations over seeds."""
+    """A table of means with 95 % intervals over test images and seeds."""
 
     metric: str
     """Name of a metric; {word} matches any part of a name and becomes a column."""
@@ -28,6 +28,11 @@ class TableRequest(_Request):
     """Column; each value gets a row."""
     columns: str = option("dataset")
     """Column; each value gets a column."""
+    against: str | None = option(None)
+    """Value of `rows`, such as a baseline. A second table has the differences from it."""
+    margin: float | None = option(None, above=0)
+    """Differences that do not matter, in the unit of the metric (0.005 is half a point of
+    accuracy): the table of differences says which are shown to be smaller."""
 
     @property
     def heading(self) -> str:
@@ -36,7 +41,7 @@ class TableRequest(_Request):
 
 
 class PlotRequest(_Request):
-    """A plot of means with standard deviations over seeds."""
+    """A plot of means with 95 % intervals over test images and seeds."""
 
     x: str
     """Column for the x-axis; if its values are text, each gets a row."""
@@ -104,11 +109,22 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
     requests = []
     for text in texts or ():
         pairs = (item.partition("=") for item in text.split(","))
-        given = {key.strip(): value.strip() if equals else True for key, equals, value in pairs}
+        given: dict[str, Any] = {
+            key.strip(): value.strip() if equals else True for key, equals, value in pairs
+        }
         if "log_x" in given:
             given["log_x"] = given["log_x"] in (True, "true", "True", "1")
+        if "margin" in given:
+            given["margin"] = _number(given["margin"], f"{option}: margin")
         requests.append(_read(given, kind, option))
     return tuple(requests) or None
+
+
+def _number(text: Any, source: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{source}={text}", "a number", "give e.g. margin=0.005") from None
 
 
 def read_report(given: Any, source: str) -> ReportRequest:

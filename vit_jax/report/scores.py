@@ -16,7 +16,8 @@ from vit_jax.report.labels import is_number, natural_key
 from vit_jax.report.run import COLUMNS
 
 # Columns of observations.
-VALUE, WITHIN = "@value", "@within"
+VALUE, WITHIN, METRIC = "@value", "@within", "@metric"
+_OBSERVED = (VALUE, WITHIN, METRIC)
 
 
 def observe(
@@ -37,8 +38,9 @@ def observe(
         **axes: see `place`.
 
     Returns:
-        The columns of `frame`, one column per {word}, one per axis, VALUE, and WITHIN: the standard
-        deviation over the draws of examples inside the run, or None.
+        The columns of `frame`, one column per {word}, one per axis, VALUE, WITHIN (the standard
+        deviation over the draws of examples inside the run, or None), and METRIC (the metric's
+        name).
 
     Raises:
         ConfigError: no run has a metric, column or value of this name.
@@ -64,10 +66,11 @@ def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame
             match = matching.fullmatch(name)
             if match and is_number(figures[name]):
                 words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
-                found = {VALUE: float(figures[name]), WITHIN: figures.get(f"{name}_std") or None}
+                within = figures.get(f"{name}_std") or None
+                found = {VALUE: float(figures[name]), WITHIN: within, METRIC: name}
                 rows.append({**row, **words, **found})
                 index.append(run)
-    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, VALUE, WITHIN]))
+    columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, *_OBSERVED]))
     return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
 
 

@@ -1,4 +1,4 @@
-"""Tables of means and standard deviations over seeds, like Tables 2 and 5 of arXiv:2010.11929."""
+"""Tables of means with their intervals, like Tables 2 and 5 of arXiv:2010.11929."""
 
 import dataclasses
 import math
@@ -9,6 +9,7 @@ import pandas as pd
 
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
+from vit_jax.report.intervals import describe_means, is_told_apart, with_intervals
 from vit_jax.report.labels import (
     FROZEN_FEATURES,
     format_metric,
@@ -51,7 +52,8 @@ class Table:
         rows: one cell per column.
         notes: sentences below the table.
         metric: of a table of scores, else "".
-        means: of a table of scores: `summarize` by column and row.
+        means: of a table of scores: by column and row, with the columns of `summarize` and
+            `with_intervals`.
     """
 
     title: str
@@ -103,10 +105,8 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     sets = vtab.group_tasks(columns)
     columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
     means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
-    in_column = means.groupby(_KEYS[0])["mean"]
-    smallest, largest = in_column.transform("min"), in_column.transform("max")
-    best = smallest if labels.lower_is_better(metric) else largest
-    means["best"] = (means["mean"] == best) & (in_column.transform("size") > 1)
+    means = with_intervals(means, observed, sets, _KEYS)
+    means["best"] = _are_best(means, smallest=labels.lower_is_better(metric))
     means["usual_n"] = means["n"] == means["n"].mode().max()
     scores = means.to_dict("index")
     cells = {
@@ -122,9 +122,23 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     )
 
 
+def _are_best(means: pd.DataFrame, *, smallest: bool) -> pd.Series:
+    """Returns which means are the best of their column, or not told apart from it.
+
+    The means of a column with a single row are never best.
+    """
+    best = []
+    for _, column in means.groupby(level=0, sort=False):
+        draws, at = [*column["draws"]], [*column["mean"]]
+        first = draws[at.index(min(at) if smallest else max(at))]
+        alike = [len(at) > 1 and not is_told_apart(one, first) for one in draws]
+        best.append(pd.Series(alike, index=column.index))
+    return pd.concat(best) if best else pd.Series(dtype=bool)
+
+
 def scores_csv(tables: Iterable[Table]) -> pd.DataFrame:
     """Returns tables.csv: one row per mean, at full precision."""
-    names = ["table", "metric", "row", "column", "mean", "std", "n"]
+    names = ["table", "metric", "row", "column", "mean", "low", "high", "std", "n", "images"]
     means = [
         table.means.reset_index(names=["column", "row"]).assign(
             table=table.title, metric=table.metric
@@ -164,9 +178,10 @@ def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> C
         return Cell(" ".join(parts), kind="pending")
     mean = score["mean"]
     text = format_metric(mean, metric)
-    if not math.isnan(score["std"]):
-        text += f" ± {format_metric(score['std'], metric, like=mean)}"
-    elif not math.isnan(score["within"]):
+    if not math.isnan(score["low"]):
+        ends = (format_metric(score[end], metric, like=mean) for end in ("low", "high"))
+        text += f" [{', '.join(ends)}]"
+    if not math.isnan(score["within"]):
         text += f" (± {format_metric(score['within'], metric, like=mean)})"
     text += f" (n={score['n']})" if not score["usual_n"] else ""
     kind = " ".join(["best"] * score["best"] + ["pending"] * bool(pending))
@@ -177,18 +192,12 @@ def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> C
 def _notes(metric: str, means: pd.DataFrame, observed: pd.DataFrame, *, pending: bool) -> list[str]:
     if means.empty:
         return ["No run in this table has a result."]
-    if (means["n"] == 1).all():
-        first = "One run in each cell, so no dispersion"
-    else:
-        common_n = means["n"].mode().max()
-        runs = "1 run" if common_n == 1 else f"n = {common_n} runs"
-        first = f"Mean ± standard deviation (n - 1) over {runs} in each cell"
-        first += " unless it says otherwise" if means["n"].nunique() > 1 else ""
     unit = "Percent. " if labels.is_fraction(metric) else ""
-    better = "smallest" if labels.lower_is_better(metric) else "largest"
-    notes = [f"{unit}{first}. Bold: the {better} mean of its column."]
+    extreme = "smallest" if labels.lower_is_better(metric) else "largest"
+    notes = [f"{unit}{describe_means(means)}.", f"Bold: the {extreme} mean of its column"]
+    notes[1] += ", and means not told apart from it." if means["low"].notna().any() else "."
     if means["within"].notna().any():
-        notes.append("In brackets: standard deviation over the draws of examples inside one run.")
+        notes.append("After ±: standard deviation over the draws of examples inside one run.")
     differing = differing_within(observed, _KEYS)
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")

@@ -1,0 +1,113 @@
+import json
+
+import numpy as np
+import pytest
+from evaluation.test_classification import Table, batch, table_batch
+from flax import nnx
+
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.errors import FileError
+from vit_jax.evaluation.classification import PredictionTotals
+from vit_jax.evaluation.correct import CorrectExamples, correct_file, read_correct
+from vit_jax.evaluation.loop import evaluate, jit_eval_step
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.tasks.classification.config import LossConfig
+from vit_jax.tasks.classification.losses import make_loss
+from vit_jax.tasks.classification.task import make_eval_step
+
+LOGITS = [[0, 2, 1], [3, 0, 0], [0, 0, 1], [np.nan, 0, 0], [5, 5, 0]]
+
+
+def write(folder, correct, labels=None, mask=None):
+    kept = CorrectExamples()
+    size = len(correct)
+    kept.add(
+        {
+            "correct": np.asarray(correct, bool),
+            "label": np.zeros(size, np.int32) if labels is None else np.asarray(labels, np.int32),
+            "mask": np.ones(size, bool) if mask is None else np.asarray(mask, bool),
+        }
+    )
+    path = correct_file(folder, "test")
+    kept.write(path)
+    return path
+
+
+def test_an_evaluation_keeps_which_examples_are_right(tmp_path):
+    model = Table(np.array(LOGITS))
+    graphdef, state = nnx.split(model)
+    params, mesh = nnx.to_pure_dict(state), make_mesh(MeshConfig())
+    step = make_eval_step(graphdef, make_loss(LossConfig()))
+    totals = PredictionTotals()
+    jitted = jit_eval_step(step, mesh, parameter_shardings(params, mesh))
+    batches = [table_batch([1, 2, 2, 1, 0]), batch(np.zeros((2, 2, 2, 3)), [1, 0], [True, False])]
+    metrics = evaluate(jitted, params, batches, mesh, totals)
+    totals.write(tmp_path, "test")
+    found = read_correct(tmp_path / "correct-test.json")
+    # The second has another class, the fourth a NaN; of equal logits the first class is predicted.
+    assert found.correct.tolist() == [True, False, True, False, True, True]
+    assert found.counted.all()
+    assert found.accuracy == metrics["accuracy_top1"] == 4 / 6
+
+
+def test_batches_and_padding_do_not_change_the_file(tmp_path):
+    rng = np.random.default_rng(0)
+    correct, labels = rng.random(37) < 0.5, rng.integers(10, size=37)
+    mask = np.ones(37, bool)
+    mask[[3, 30]] = False  # Skipped examples.
+    written = set()
+    for size in (37, 8, 5):
+        kept = CorrectExamples()
+        for start in range(0, 37, size):
+            padding = (0, max(0, start + size - 37))
+            rows = slice(start, start + size)
+            outputs = {"correct": correct[rows], "label": labels[rows], "mask": mask[rows]}
+            kept.add({name: np.pad(values, padding) for name, values in outputs.items()})
+        kept.write(tmp_path / f"{size}.json")
+        written.add((tmp_path / f"{size}.json").read_text())
+    assert len(written) == 1
+    found = read_correct(tmp_path / "8.json")
+    np.testing.assert_array_equal(found.correct, correct & mask)
+    np.testing.assert_array_equal(found.counted, mask)
+
+
+def test_the_test_set_is_known_by_its_labels_and_its_skipped_examples(tmp_path):
+    labels = [0, 1, 2, 3]
+    names = [
+        read_correct(write(tmp_path / str(i), correct, *about)).test_set
+        for i, (correct, *about) in enumerate(
+            [
+                ([1, 0, 0, 1], labels),
+                ([0, 0, 1, 1], labels),
+                ([1, 0, 0, 1], [0, 1, 2, 4]),
+                ([1, 0, 0, 1], labels, [1, 1, 0, 1]),
+            ]
+        )
+    ]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+
+
+def test_nothing_is_written_without_examples(tmp_path):
+    assert not write(tmp_path, [False, False], mask=[False, False]).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"examples": 20}, "8 bits for 20 examples"),
+        ({"examples": -1}, "8 bits for -1 examples"),
+        ({"examples": "4"}, "values of other types"),
+        ({"correct": "?"}, "not base64"),
+        ({"skipped": [4]}, "skipped examples that are not 0 to 3"),
+        ({"skipped": [True]}, "skipped examples that are not 0 to 3"),
+        ({"skipped": [0]}, "skipped examples that are right"),
+        ({"skipped": None}, "values of other types"),
+    ],
+)
+def test_a_damaged_file_is_refused(change, message, tmp_path):
+    path = write(tmp_path, [True, False, False, True])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FileError, match=f"correct-test.json: .*{message}"):
+        read_correct(path)

@@ -1,0 +1,173 @@
+import json
+
+import numpy as np
+import pytest
+from report.fake_runs import config, result, write
+from scipy import stats
+
+from vit_jax.errors import ConfigError
+from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.report import intervals
+from vit_jax.report.differences import difference_table
+from vit_jax.report.frame import run_frame
+from vit_jax.report.requests import TableRequest, parse_requests
+from vit_jax.report.runs import read_runs
+from vit_jax.report.tables import score_table
+
+SCORE = "eval/test/accuracy_top1"
+IMAGES = 400
+LABELS = np.arange(IMAGES) % 10
+
+
+def put(folder, model, correct, *, seed=0, labels=LABELS, keep=True):
+    """Writes a finished run that was right for some of the images."""
+    run = folder / f"{model}-{seed}"
+    score = float(np.mean(correct))
+    write(run, config=config(model, seed=seed), result=result(score, 400))
+    if keep:
+        kept = CorrectExamples()
+        mask = np.ones(len(correct), bool)
+        kept.add({"correct": correct, "label": labels, "mask": mask})
+        kept.write(correct_file(run / "report", "test"))
+    return score
+
+
+def right(share, start=0):
+    """Returns bool[IMAGES] with a share of True, from an image on."""
+    return np.roll(np.arange(IMAGES) < share * IMAGES, start)
+
+
+def make_table(folder, **request):
+    request = TableRequest(metric=SCORE, **request)
+    return request, score_table(request, run_frame(read_runs([folder]).runs))
+
+
+def means_of(folder):
+    _, table = make_table(folder)
+    return {row: values for (_, row), values in table.means.to_dict("index").items()}
+
+
+def test_the_interval_of_one_run_is_that_of_its_images(tmp_path):
+    put(tmp_path, "A", right(0.5))
+    (one,) = means_of(tmp_path).values()
+    half = 1.96 * (0.25 / IMAGES) ** 0.5
+    assert one["mean"] == 0.5
+    assert (one["images"], one["freedom"]) == (IMAGES, 0)
+    assert one["low"] == pytest.approx(0.5 - half, abs=0.004)
+    assert one["high"] == pytest.approx(0.5 + half, abs=0.004)
+
+
+def test_without_predictions_the_draws_are_binomial(tmp_path):
+    put(tmp_path, "A", right(0.5), keep=False)
+    (one,) = means_of(tmp_path).values()
+    assert one["paired"] == ""
+    assert one["images"] == 500  # `result` says so.
+    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * (0.25 / 500) ** 0.5, rel=0.1)
+
+
+def test_predictions_for_equal_images_are_paired(tmp_path):
+    """Both models fail for the same images but for three in a hundred."""
+    put(tmp_path, "A", right(0.50))
+    put(tmp_path, "B", right(0.53))
+    means = means_of(tmp_path)
+    assert means["A"]["low"] < means["B"]["mean"] < means["A"]["high"]
+    difference = means["B"]["draws"] - means["A"]["draws"]
+    low, high = intervals.interval(difference)
+    half = 1.96 * (0.03 * 0.97 / IMAGES) ** 0.5
+    assert (low, high) == (
+        pytest.approx(0.03 - half, abs=0.004),
+        pytest.approx(0.03 + half, abs=0.004),
+    )
+    assert intervals.is_told_apart(means["B"]["draws"], means["A"]["draws"])
+    assert [cell.kind for cell in (row[1] for row in make_table(tmp_path)[1].rows)] == ["", "best"]
+
+
+def test_predictions_for_other_images_are_not_paired(tmp_path):
+    put(tmp_path, "A", right(0.50))
+    put(tmp_path, "B", right(0.53), labels=LABELS[::-1])
+    means = means_of(tmp_path)
+    assert means["A"]["paired"] != means["B"]["paired"]
+    assert not intervals.is_told_apart(means["B"]["draws"], means["A"]["draws"])
+
+
+def test_predictions_of_another_evaluation_are_not_used(tmp_path):
+    put(tmp_path, "A", right(0.5))
+    path = tmp_path / "A-0" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {SCORE: 0.25}))
+    (one,) = means_of(tmp_path).values()
+    assert (one["mean"], one["paired"]) == (0.25, "")
+
+
+def test_damaged_predictions_are_named_and_not_used(tmp_path, caplog):
+    put(tmp_path, "A", right(0.5))
+    path = correct_file(tmp_path / "A-0" / "report", "test")
+    path.write_text(path.read_text().replace('"examples": 400', '"examples": 500'))
+    (one,) = means_of(tmp_path).values()
+    assert one["paired"] == ""
+    assert "correct-test.json: 400 bits for 500 examples" in caplog.text
+
+
+def test_seeds_and_images_add_up(tmp_path):
+    """Every seed is right for the same images and for some of its own."""
+    for seed, share in enumerate((0.48, 0.50, 0.52)):
+        put(tmp_path, "A", right(share), seed=seed)
+    (one,) = means_of(tmp_path).values()
+    assert one["freedom"] == 2
+    images = np.mean([right(share) for share in (0.48, 0.50, 0.52)], axis=0).std() / IMAGES**0.5
+    t = stats.t.rvs(2, size=400_000, random_state=0) * 0.02 / 3**0.5
+    sums = 0.5 + t + np.random.default_rng(0).normal(0, images, t.size)
+    expected = np.quantile(sums, [0.025, 0.975])
+    assert (one["low"], one["high"]) == (
+        pytest.approx(expected[0], abs=0.006),
+        pytest.approx(expected[1], abs=0.006),
+    )
+
+
+def test_draws_are_the_same_every_time(tmp_path):
+    for seed in (0, 1):
+        put(tmp_path, "A", right(0.5 + 0.1 * seed), seed=seed)
+    first, second = (means_of(tmp_path)["A"]["draws"] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("shift", "margin", "apart", "equal"),
+    [
+        (0.0, 0.5, False, True),
+        (1.0, 0.5, True, False),
+        (1.0, 2.0, True, True),
+        (0.0, 0.05, False, False),
+    ],
+)
+def test_equivalence_needs_the_interval_inside_the_margin(shift, margin, apart, equal):
+    draws = stats.norm.ppf((np.arange(4000) + 0.5) / 4000) * 0.1
+    assert intervals.is_told_apart(draws + shift, np.zeros(4000)) == apart
+    assert intervals.is_equal_within(margin, draws + shift, np.zeros(4000)) == equal
+
+
+def test_a_table_of_differences_says_what_is_certain(tmp_path):
+    put(tmp_path, "base", right(0.50))
+    put(tmp_path, "better", right(0.60))
+    put(tmp_path, "worse", right(0.40))
+    put(tmp_path, "same", right(0.5025))
+    put(tmp_path, "unclear", right(0.50, start=100))
+    request, scores = make_table(tmp_path, rows="model", against="base", margin=0.01)
+    table = difference_table(request, scores)
+    verdicts = {row[0].text: row[1].text.partition("] ")[2] for row in table.rows}
+    assert verdicts == {
+        "better": "better",
+        "same": "equal",
+        "unclear": "not told apart",
+        "worse": "worse",
+    }
+    assert "a difference of less than 1.00" in table.notes[1]
+    wrong = request.replace(against="bose")
+    with pytest.raises(ConfigError, match=r"against=bose: no model has this name.*'base'"):
+        difference_table(wrong, scores)
+
+
+def test_margins_on_the_command_line_are_numbers():
+    (request,) = parse_requests(["metric=x,against=A,margin=0.005"], TableRequest, "--table")
+    assert (request.against, request.margin) == ("A", 0.005)
+    with pytest.raises(ConfigError, match=r"--table: margin=much.*a number"):
+        parse_requests(["metric=x,margin=much"], TableRequest, "--table")

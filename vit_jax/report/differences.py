@@ -1,0 +1,63 @@
+"""Tables of differences from one row, such as a baseline, and whether they are certain."""
+
+import numpy as np
+
+from vit_jax.errors import ConfigError, first_few, nearest
+from vit_jax.report.intervals import interval, is_equal_within, is_told_apart
+from vit_jax.report.labels import format_metric, is_fraction, lower_is_better
+from vit_jax.report.requests import TableRequest
+from vit_jax.report.tables import Cell, Table
+
+
+def difference_table(request: TableRequest, scores: Table) -> Table:
+    """Makes a table of what each row has more than the row `against`, and whether that is certain.
+
+    Raises:
+        ConfigError: there is no such row.
+    """
+    against, metric, means = request.against, request.metric, scores.means
+    assert means is not None
+    rows = [row[0].text for row in scores.rows]
+    if against not in rows:
+        raise ConfigError(
+            f"against={against}: no {request.rows} has this name",
+            f"one of {first_few(rows, 8)}",
+            f"did you mean {nearest(str(against), rows)!r}?",
+        )
+    found = means.to_dict("index")
+
+    def cell(name: str, row: str) -> Cell:
+        ours, theirs = found.get((name, row)), found.get((name, against))
+        if ours is None or theirs is None:
+            return Cell("–")
+        difference = ours["draws"] - theirs["draws"]
+        low, high = interval(difference)
+        mean = ours["mean"] - theirs["mean"]
+        parts = [format_metric(value, metric, like=theirs["mean"]) for value in (mean, low, high)]
+        verdict = _verdict(ours["draws"], theirs["draws"], request)
+        return Cell(f"{parts[0]} [{parts[1]}, {parts[2]}] {verdict}", mean)
+
+    unit = "Percentage points. " if is_fraction(metric) else ""
+    notes = [f"{unit}Mean minus that of {against} [95 % interval]. Not told apart: it holds zero."]
+    if request.margin is not None:
+        margin = format_metric(request.margin, metric)
+        notes.append(f"Equal: two one-sided tests at 5 % show a difference of less than {margin}.")
+    return Table(
+        f"{scores.title}: differences from {against}",
+        scores.header,
+        [
+            [Cell(row), *(cell(name, row) for name in scores.header[1:])]
+            for row in rows
+            if row != against
+        ],
+        notes,
+    )
+
+
+def _verdict(ours: np.ndarray, theirs: np.ndarray, request: TableRequest) -> str:
+    if request.margin is not None and is_equal_within(request.margin, ours, theirs):
+        return "equal"
+    if not is_told_apart(ours, theirs):
+        return "not told apart"
+    higher = bool(np.mean(ours) > np.mean(theirs))
+    return "worse" if higher == lower_is_better(request.metric) else "better"

@@ -1,0 +1,232 @@
+"""Intervals of mean scores and of their differences: what other test images and seeds would change.
+
+Every interval comes from draws of the mean score of a cell of a table (or point of a plot):
+
+- Test images are drawn with replacement, the same draws for all runs that were evaluated on the
+  same images, so that differences between models are paired. A run without
+  `report/correct-SPLIT.json` gets binomial draws of its own, from its number of images.
+- Seeds: two or three runs are too few to draw from. The mean of n runs is moved by s / sqrt(n)
+  times a draw of Student's t distribution instead. s is the standard deviation over seeds, pooled
+  over the cells of a column or panel, whose degrees of freedom are those of t.
+
+The interval is the middle 95 % of the draws.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vit_jax.errors import FileError
+from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
+from vit_jax.report.labels import is_fraction
+from vit_jax.report.run import Run
+from vit_jax.report.scores import METRIC, VALUE
+from vit_jax.rng import generator
+
+log = logging.getLogger(__name__)
+
+DRAWS = 4000
+"""Number of draws."""
+# A figure of result.json is a ratio of counts, and may have been rounded to float32.
+_ROUNDING = 1e-6
+
+
+def with_intervals(
+    means: pd.DataFrame, observed: pd.DataFrame, sets: Mapping[str, Sequence[str]], keys: list[str]
+) -> pd.DataFrame:
+    """Adds 95 % intervals to means.
+
+    Args:
+        means: `summarize` of the observations and of their means over sets of datasets.
+        observed: the observations alone.
+        sets: name of a mean over datasets -> the datasets.
+        keys: columns of a cell; the first one holds the dataset.
+
+    Returns:
+        `means` with the columns of `draw_means`, and low and high (NaN if nothing is known about
+        the uncertainty of a mean).
+    """
+    drawn = draw_means(observed, keys)
+    over = [at for at in means.index if at[0] in sets]
+    if over:
+        drawn = pd.concat([drawn, draw_means_over(sets, drawn, over)])
+    ends = [interval(draws) if np.ptp(draws) else (np.nan, np.nan) for draws in drawn["draws"]]
+    low, high = np.array(ends).reshape(-1, 2).T
+    return means.join(drawn.assign(low=low, high=high))
+
+
+def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Draws the mean score of every cell.
+
+    Args:
+        observed: observations.
+        keys: columns of a cell. Deviations over seeds are pooled over cells with an equal first
+            key, and images are paired over all cells.
+
+    Returns:
+        `keys` as the index, and the columns draws (f64[DRAWS]), images (number of test images; 0:
+        not known), paired (name of the set of test images; "": binomial draws) and freedom (degrees
+        of freedom of the deviation over seeds).
+    """
+    rows = {}
+    for of_column in _groups(observed, keys[:1]).values():
+        cells = _groups(of_column, keys)
+        scores = {at: cell[VALUE].to_numpy(float) for at, cell in cells.items()}
+        freedom = sum(len(values) - 1 for values in scores.values())
+        squares = sum(float(np.var(values)) * len(values) for values in scores.values())
+        for at, cell in cells.items():
+            name, values = " ".join(map(str, at)), scores[at]
+            draws, images, paired = _draw_images(cell, name)
+            draws = values.mean() + draws
+            if freedom:
+                deviation = np.sqrt(squares / freedom / len(values))
+                draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
+            rows[at] = {"draws": draws, "images": images, "paired": paired, "freedom": freedom}
+    index = pd.MultiIndex.from_tuples(list(rows), names=keys)
+    columns = ["draws", "images", "paired", "freedom"]
+    return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+
+
+def draw_means_over(
+    sets: Mapping[str, Sequence[str]], drawn: pd.DataFrame, cells: Sequence[tuple[Any, ...]]
+) -> pd.DataFrame:
+    """Draws the means over sets of datasets.
+
+    Args:
+        sets: name of the mean -> the datasets.
+        drawn: what `draw_means` returned; the first key is the dataset.
+        cells: cells whose first key is the name of a mean.
+    """
+    found, rows = drawn.to_dict("index"), []
+    for name, *rest in cells:
+        members = [found[member, *rest] for member in sets[name]]
+        draws, images, paired, freedom = zip(*(member.values() for member in members), strict=True)
+        rows.append((np.mean(draws, axis=0), sum(images), " ".join(paired), min(freedom)))
+    index = pd.MultiIndex.from_tuples(list(cells), names=drawn.index.names)
+    return pd.DataFrame(rows, index=index, columns=drawn.columns)
+
+
+def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Returns the ends of the interval that holds the middle part of the draws.
+
+    >>> interval(np.arange(5.0), 0.5)
+    (0.75, 3.25)
+    """
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="hazen")
+    return float(low), float(high)
+
+
+def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether the 95 % interval of the difference of two means leaves out zero."""
+    low, high = interval(first - second)
+    return low > 0 or high < 0
+
+
+def is_equal_within(margin: float, first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two one-sided tests at 5 % show a difference smaller than the margin.
+
+    That is so if the 90 % interval of the difference lies between -margin and margin.
+    """
+    low, high = interval(first - second, 0.9)
+    return -margin < low and high < margin
+
+
+def describe_means(means: pd.DataFrame) -> str:
+    """Returns what means and their intervals are, without a full stop.
+
+    Args:
+        means: what `with_intervals` returned.
+    """
+    low, high = means["n"].min(), means["n"].max()
+    runs = f"{low}" if low == high else f"{low} to {high}"
+    first = "One run each" if high == 1 else f"Means of n = {runs} runs"
+    images = sorted({*means["images"]} - {0})
+    sizes = (
+        f"{images[0]:,}"
+        if len(images) == 1
+        else f"{images[0]:,} to {images[-1]:,}"
+        if images
+        else ""
+    )
+    sources = [f"{sizes} test images"] * bool(images) + ["seeds"] * bool(means["freedom"].any())
+    if not sources:
+        return f"{first}, so no interval" if high == 1 else first
+    unpaired = "" if (means["paired"] != "").all() or not images else "; images are not paired"
+    return f"{first} [95 % interval over {' and '.join(sources)}{unpaired}]"
+
+
+def _groups(observed: pd.DataFrame, keys: list[str]) -> dict[tuple[Any, ...], pd.DataFrame]:
+    return {
+        at if isinstance(at, tuple) else (at,): cell
+        for at, cell in observed.groupby(keys, sort=False)
+    }
+
+
+def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
+    """Returns deviations of a cell's mean f64[DRAWS], its number of images and their name."""
+    metrics, mean = cell[METRIC], float(cell[VALUE].mean())
+    found = [
+        _correctness(run, metric, value)
+        for run, metric, value in zip(cell.index, metrics, cell[VALUE], strict=True)
+    ]
+    test_sets = {one.test_set if one else "" for one in found}
+    kept = [one for one in found if one is not None]
+    if len(kept) == len(found) and len(test_sets) == 1:
+        counted, test_set = kept[0].counted, kept[0].test_set
+        right = np.mean([one.correct[counted] for one in kept], axis=0)
+        return _resample(right, test_set) - right.mean(), len(right), test_set
+    examples = {_number_of_images(*pair) for pair in zip(cell.index, metrics, strict=True)}
+    images = examples.pop() if len(examples) == 1 else 0
+    if not images:
+        return np.zeros(DRAWS), 0, ""
+    share = min(max(mean, 0.0), 1.0)
+    draws = generator(0, f"images: {name}", 0).binomial(images, share, DRAWS) / images
+    return draws - share, images, ""
+
+
+def _draw_t(freedom: int, name: str) -> np.ndarray:
+    """Returns DRAWS quantiles of Student's t distribution, equally likely, in random order."""
+    from scipy import stats
+
+    quantiles = stats.t.ppf((np.arange(DRAWS) + 0.5) / DRAWS, freedom)
+    return generator(0, name, 0).permutation(quantiles)
+
+
+def _resample(right: np.ndarray, test_set: str) -> np.ndarray:
+    """Returns the means of draws with replacement; runs of the same test set share the draws."""
+    rng, size = generator(0, f"images: {test_set}", 0), len(right)
+    return np.array([right[rng.integers(size, size=size)].mean() for _ in range(DRAWS)])
+
+
+def _correctness(run: Run, metric: str, value: float) -> Correctness | None:
+    """Returns the predictions behind an accuracy; None if the run folder does not have them."""
+    match = re.fullmatch(r"eval/(.+)/accuracy_top1", metric)
+    if not isinstance(run, Run) or not match:
+        return None
+    found = _read(correct_file(run.path / "report", match[1]))
+    # An evaluation after the one in result.json may have written the file.
+    same = found is not None and abs(found.accuracy - value) < _ROUNDING
+    return found if same else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(path: Path) -> Correctness | None:
+    if not path.is_file():
+        return None
+    try:
+        return read_correct(path)
+    except FileError as error:
+        log.warning("intervals without %s: %s", path, error.got)
+        return None
+
+
+def _number_of_images(run: Run, metric: str) -> int:
+    """Returns the number of test images of an accuracy; 0 if it is not known."""
+    examples = run.figures.get(f"{metric.rpartition('/')[0]}/examples", 0)
+    return int(examples) if is_fraction(metric) and "/accuracy_class/" not in metric else 0
