@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.run.digest import _sum, array_digest, combined_digest, json_digest, tree_digests
+from vit_jax.run.digest import (
+    _sum,
+    array_digest,
+    combined_digest,
+    device_sums,
+    json_digest,
+    tree_digests,
+)
 
 DTYPES = ["float32", "bfloat16", "int8", "bool", "float64", "int32"]
 
@@ -49,6 +56,16 @@ def test_arrays_on_devices_have_the_digest_of_their_values():
     tree = {"a": jnp.asarray(array), "b": jnp.zeros((), jnp.int32)}
     assert tree_digests({"x": tree})["x"] == {"a": array_digest(array), "b": "0" * 16}
     assert jax.tree.leaves(tree_digests({})) == []
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16", "float8_e4m3fn", "uint32"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (4, 6, 70)])
+def test_devices_compute_the_same_digest(shape, dtype):
+    """A float64 in JAX has 64 bits only in this test; otherwise it would become a float32."""
+    array = random_array(shape, dtype)
+    with jax.enable_x64(True):
+        (total,) = device_sums({"a": jnp.asarray(array)}).values()
+    assert f"{int(total):016x}" == array_digest(array)
 
 
 def test_each_flipped_bit_and_each_exchange_changes_the_digest():

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.named_tree import named_leaves
@@ -30,6 +31,10 @@ _BLOCK = 64
 _CHUNK = 1 << 15
 _THREADS = 16
 _BITS = (1 << 64) - 1
+# Bytes of an element, at most 4 -> the integer with its bits.
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+# A factor, then pairs of a shift and a factor: https://prng.di.unimi.it/splitmix64.c
+_SPLITMIX64: Any = (0x9E3779B97F4A7C15, (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def array_digest(array: np.ndarray) -> str:
@@ -44,24 +49,75 @@ def array_digest(array: np.ndarray) -> str:
 def tree_digests(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Returns the digests of all arrays of trees. All processes must call this together.
 
+    Arrays on accelerators are summed where they are, in milliseconds, before they are copied to the
+    host. Arrays on CPUs are summed by NumPy, at 3 to 5 GB/s on two cores, because XLA's program for
+    CPUs takes four times as long.
+
     Args:
         trees: item name -> tree of arrays.
 
     Returns:
         Item name -> array name -> digest, equal on all processes.
     """
-    leaves = {item: named_leaves(tree) for item, tree in trees.items()}
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # NumPy frees the GIL.
-        sums = {
-            item: {name: pool.submit(_addressable_sum, leaf) for name, leaf in named.items()}
-            for item, named in leaves.items()
-        }
-        parts = {item: {name: s.result() for name, s in row.items()} for item, row in sums.items()}
-    gathered = gather("compare digests of arrays", parts)
-    return {
-        item: {name: _text(sum(part[item][name] for part in gathered)) for name in names}
-        for item, names in parts.items()
+    leaves = {
+        (item, name): leaf
+        for item, tree in trees.items()
+        for name, leaf in named_leaves(tree).items()
     }
+    on_accelerators = {at: leaf for at, leaf in leaves.items() if _is_on_accelerator(leaf)}
+    dispatched = device_sums(on_accelerators)
+    sums = _host_sums({at: leaf for at, leaf in leaves.items() if at not in on_accelerators})
+    sums |= {at: int(total) for at, total in dispatched.items()}
+    return {
+        item: {name: _text(total) for (of, name), total in sums.items() if of == item}
+        for item in trees
+    }
+
+
+def device_sums(arrays: Mapping[Any, jax.Array]) -> dict[Any, jax.Array]:
+    """Returns the sums behind the digests of arrays, u64 scalars, computed on their devices.
+
+    Args:
+        arrays: arrays of integers, booleans or real floats, sharded in any way.
+    """
+    with jax.enable_x64(True):
+        return {at: _device_sum(array) for at, array in arrays.items()}
+
+
+@jax.jit  # Compiled once for each shape: parameters and their moments share it.
+def _device_sum(array: jax.Array) -> jax.Array:
+    if array.dtype == bool:
+        array = array.astype(jnp.uint8)
+    # Elements of 64 bits get another axis of two words.
+    words = jax.lax.bitcast_convert_type(array, _WORDS[min(array.dtype.itemsize, 4)])
+    total = words.astype(jnp.uint64)
+    for axis in reversed(range(words.ndim)):
+        keys = jnp.broadcast_to(_keys_on_device(axis, words.shape[axis]), total.shape)
+        total = jnp.sum(total * keys, axis=-1)
+    return total
+
+
+def _keys_on_device(axis: int, length: int) -> jax.Array:
+    """Returns what `_keys` does."""
+    state = jnp.arange(length, dtype=jnp.uint64) + jnp.uint64((axis + 1) << 48)
+    state *= jnp.uint64(_SPLITMIX64[0])
+    for shift, factor in _SPLITMIX64[1:]:
+        state = (state ^ (state >> jnp.uint64(shift))) * jnp.uint64(factor)
+    return (state ^ (state >> jnp.uint64(31))) | jnp.uint64(1)
+
+
+def _is_on_accelerator(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return False
+    return next(iter(leaf.sharding.device_set)).platform != "cpu"
+
+
+def _host_sums(leaves: Mapping[Any, Any]) -> dict[Any, int]:
+    """Returns the sums over arrays in host memory, equal on all processes."""
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # NumPy frees the GIL.
+        parts = dict(zip(leaves, pool.map(_addressable_sum, leaves.values()), strict=True))
+    gathered = gather("compare digests of arrays", list(parts.values()))
+    return {at: sum(part[i] for part in gathered) for i, at in enumerate(leaves)}
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:
@@ -102,7 +158,7 @@ def _sum(part: np.ndarray, start: Iterable[int]) -> int:
     if size > 4:  # Two or four words for each element.
         words, start = words[..., None].view(np.uint32), [*start, 0]
     else:
-        words = words.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[size])
+        words = words.view(_WORDS[size])
     if not words.size:
         return 0
     keys = [
@@ -132,13 +188,10 @@ def _products(keys: list[np.ndarray]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _keys(axis: int, length: int) -> np.ndarray:
-    """Returns the keys of the first coordinates on an axis. They are odd, so never lose bits.
-
-    Source: splitmix64, https://prng.di.unimi.it/splitmix64.c
-    """
+    """Returns the keys of the first coordinates on an axis. They are odd, so never lose bits."""
     state = np.arange(length, dtype=np.uint64) + np.uint64((axis + 1) << 48)
-    state *= np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    state *= np.uint64(_SPLITMIX64[0])
+    for shift, factor in _SPLITMIX64[1:]:
         state ^= state >> np.uint64(shift)
         state *= np.uint64(factor)
     return (state ^ (state >> np.uint64(31))) | np.uint64(1)
