@@ -9,35 +9,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from processes import UNMIXED, finish, one_line, run_command, start
+from short_runs import SHORT, content, train
 
 from vit_jax.__main__ import main
 from vit_jax.interop.native import open_native
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
-SHORT = ["--config.train_steps=30", "--config.logging.interval_steps=5"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, digits_dir):
-    """The folder of a finished run with checkpoints of steps 20 and 30."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train(folder, digits_dir) == 0
-    return folder
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    """A copy of the finished run that a test may damage."""
-    return shutil.copytree(finished, tmp_path / "run")
-
-
-def train(workdir, digits_dir):
-    data = f"--config.data.data_dir={digits_dir}"
-    return main(["train", f"--config={UNMIXED}", f"--workdir={workdir}", data, *SHORT])
-
-
-def content(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def flip_six_bytes(path, seed):

@@ -4,40 +4,15 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 from processes import UNMIXED, finish, one_line, start
+from short_runs import SHORT, saved_steps, train
 
 from vit_jax.__main__ import main
-
-SHORT = ["--config.train_steps=30", "--config.logging.interval_steps=5"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, digits_dir):
-    """The folder of a finished run."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train(folder, digits_dir) == 0
-    return folder
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    """A copy of the finished run that a test may damage."""
-    return shutil.copytree(finished, tmp_path / "run")
-
-
-def train(workdir, digits_dir, *overrides):
-    data = f"--config.data.data_dir={digits_dir}"
-    return main(["train", f"--config={UNMIXED}", f"--workdir={workdir}", data, *SHORT, *overrides])
-
-
-def saved_steps(workdir):
-    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 @pytest.mark.slow

@@ -14,10 +14,17 @@ import pandas as pd
 
 from vit_jax.errors import FileError, UserError
 from vit_jax.report.labels import family, is_number
+from vit_jax.report.run_files import (
+    ClassesFile,
+    ConfigFile,
+    EnvironmentFile,
+    JobFile,
+    SubsetFile,
+    read_optional,
+)
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.result import RESULT, read_result
-from vit_jax.storage.files import read_json
 
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
 # Properties of `Run` that are columns. Columns of numbers are also metrics.
@@ -60,16 +67,16 @@ class Run:
     def __init__(self, path: Path, name: str = ""):
         self.path = path
         self.problems: list[str] = []
-        self.config = flatten(self._read("config.json"))
-        self.environment = self._read("env.json")
+        self.config = flatten(self._read("config.json", ConfigFile))
+        self.environment = self._read("env.json", EnvironmentFile)
         rows = read_metrics(path / "metrics.jsonl")
         self.metrics = pd.DataFrame(rows or {"step": []}).set_index("step")
         self.result = self._read_result()
-        self.job = self._read("job.json")
+        self.job = self._read("job.json", JobFile)
         attempt = self._read(".sweep/attempt.json")
         self.attempt = Attempt.from_mapping(attempt) if attempt else None
-        self.subset = self._read("subset.json")
-        self.classes: list[str] = self._read("classes.json").get("names") or []
+        self.subset = self._read("subset.json", SubsetFile)
+        self.classes: list[str] = self._read("classes.json", ClassesFile).get("names") or []
         self.name = str(self.job.get("name") or name)
         self.labels: dict[str, Any] = self.job.get("labels") or {}
         self.finished = bool(self.result)
@@ -82,8 +89,8 @@ class Run:
         self.ancestors: list[Run] = []
         self.unknown_init = ""
 
-    def _read(self, name: str) -> dict[str, Any]:
-        return read_optional(self.path / name, self.problems)
+    def _read(self, name: str, kind: Any = None) -> dict[str, Any]:
+        return read_optional(self.path / name, self.problems, kind)
 
     def _read_result(self) -> dict[str, Any]:
         try:
@@ -257,15 +264,6 @@ def flatten(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, dict) and value
         found |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
-
-
-def read_optional(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the content of a file, or {}. Adds to `problems` why a file cannot be read."""
-    try:
-        return read_json(path) if path.is_file() else {}
-    except FileError as error:
-        problems.append(_problem(path, error))
-        return {}
 
 
 def _problem(path: Path, error: FileError) -> str:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.errors import RunFolderError, UserError, first_few
 from vit_jax.report.labels import natural_key
-from vit_jax.report.run import COLUMNS, Run, flatten, read_optional
+from vit_jax.report.run import COLUMNS, Run, flatten
+from vit_jax.report.run_files import SweepFile, read_optional
 from vit_jax.schema import default_values
 from vit_jax.storage.bucket_path import PACKAGES, BucketPath
 from vit_jax.storage.paths import user_path
@@ -79,7 +80,10 @@ def read_runs(folders: Sequence[Path]) -> Runs:
         # The folder may lie inside a sweep.
         above = [p for p in (root, *root.parents) if (p / "sweep.json").is_file()][:1]
         for path in above + sweep_folders:
-            sweeps[path] = read_optional(path / "sweep.json", [])
+            problems = list[str]()
+            sweeps[path] = read_optional(path / "sweep.json", problems, SweepFile)
+            for problem in problems:
+                log.warning("%s: %s", path, problem)
         for path in paths:
             name = path.name if path == root else path.relative_to(root).as_posix()
             if path.resolve() not in runs:

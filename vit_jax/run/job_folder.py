@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pydantic
+
 from vit_jax.errors import EXIT_STOPPED, HostsError, UserError
 from vit_jax.run.metrics import read_last_metrics
 from vit_jax.storage.files import append_text, read_json, write_json
@@ -67,9 +69,14 @@ class Attempt:
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> "Attempt":
-        """Returns the attempt of a file, whatever other keys another version has written."""
+        """Returns the attempt of a file, whatever other keys another version has written.
+
+        Raises:
+            ValueError: a value has a wrong type.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in content.items() if key in known})
+        found = {key: value for key, value in content.items() if key in known}
+        return pydantic.TypeAdapter(cls).validate_python(found)
 
     @property
     def why_failed(self) -> str | None:
@@ -110,9 +117,12 @@ def read_optional_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_attempt(folder: Path) -> Attempt | None:
-    """Returns the latest attempt; None: the job was never started."""
+    """Returns the latest attempt; None: the job was never started, or the file is damaged."""
     content = read_optional_json(folder / ".sweep" / "attempt.json")
-    return None if content is None else Attempt.from_mapping(content)
+    try:
+        return None if content is None else Attempt.from_mapping(content)
+    except ValueError:
+        return None
 
 
 def write_attempt(folder: Path, attempt: Attempt) -> None:

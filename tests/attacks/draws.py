@@ -1,0 +1,82 @@
+"""How attacks are drawn, how a command is attacked, and what it may do."""
+
+import dataclasses
+import os
+import random
+
+from vit_jax.__main__ import main
+
+SEED = int(os.environ.get("ATTACK_SEED", "0"))
+"""Seed of all attacks."""
+
+
+class Draw:
+    """Draws the attacks of a test.
+
+    Args:
+        name: name of the test; each has its own random numbers.
+        whole: whether all attacks are made.
+    """
+
+    def __init__(self, name, *, whole):
+        self.whole, self.count, self.total = whole, 0, 0
+        self.random = random.Random(f"{SEED} {name}")
+        print(f"ATTACK_SEED={SEED}")
+
+    def some(self, attacks, short):
+        """Returns all attacks, or only a few of them."""
+        attacks = list(attacks)
+        self.total += len(attacks)
+        if not self.whole:
+            attacks = self.random.sample(attacks, min(short, len(attacks)))
+        self.count += len(attacks)
+        return attacks
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a command has left.
+
+    Attributes:
+        code: exit code.
+        out: standard output.
+        err: standard error.
+        log: log lines.
+    """
+
+    code: int
+    out: str
+    err: str
+    log: str = ""
+
+    @property
+    def errors(self):
+        """The lines of error."""
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+class Commands:
+    """Runs commands in this process; use the fixtures capfd and caplog."""
+
+    def __init__(self, capfd, caplog):
+        self._capfd, self._caplog = capfd, caplog
+
+    def __call__(self, *arguments):
+        """Runs a command."""
+        self._capfd.readouterr()
+        self._caplog.clear()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            code = error.code
+        return Outcome(code, *self._capfd.readouterr(), self._caplog.text)
+
+
+def check(outcome, attack, codes=(0, 2)):
+    """Checks that a command succeeded, or failed with one line of error."""
+    about = f"{attack}: exit code {outcome.code}\n{outcome.err[-3000:]}"
+    assert outcome.code in codes, about
+    assert "Traceback" not in outcome.err + outcome.log, about
+    assert len(outcome.errors) == (outcome.code == 2), about
+    if outcome.code == 2:
+        assert "; expected " in outcome.errors[0], about

@@ -1,0 +1,41 @@
+"""A finished run of seconds that tests copy and damage: fixtures for conftest files."""
+
+import shutil
+
+import jax
+import pytest
+from processes import UNMIXED
+
+from vit_jax.__main__ import main
+
+SHORT = ["--config.train_steps=30", "--config.logging.interval_steps=5"]
+
+
+def train(workdir, digits_dir, *overrides):
+    """Trains or resumes a run in this process; returns the exit code."""
+    data = f"--config.data.data_dir={digits_dir}"
+    return main(["train", f"--config={UNMIXED}", f"--workdir={workdir}", data, *SHORT, *overrides])
+
+
+def saved_steps(workdir):
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def content(folder):
+    """Returns relative path -> bytes of all files in a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, digits_dir):
+    """The folder of a finished run with checkpoints of steps 20 and 30; tests only read it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a float to an int power.
+        assert train(folder, digits_dir) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run that a test may damage."""
+    return shutil.copytree(finished, tmp_path / "run")
