@@ -52,12 +52,11 @@ DAMAGES = {
     "features.json": (cut, empty, flipped, missing, renamed_features),
     "record": (cut, empty, flipped, missing),
 }
-# After these, no command can use the data.
-UNUSABLE = {
-    ("dataset_info.json", d) for d in (cut, empty, missing, no_examples, wrong_lengths)
-} | {("features.json", d) for d in (cut, empty, missing, renamed_features)} | {
+# After these, no command can use the data; `data info` may show what the metadata say. The features
+# of a bundled dataset come from its code.
+UNUSABLE = {("dataset_info.json", d) for d in (cut, empty, missing, no_examples, wrong_lengths)} | {
     ("record", d) for d in (cut, empty, missing)
-}  # fmt: skip
+}
 
 
 def test_all_commands_agree(draw, digits_dir, tmp_path, capfd, caplog):
@@ -88,7 +87,8 @@ def test_all_commands_agree(draw, digits_dir, tmp_path, capfd, caplog):
                 "--config.train_steps=60",
             ),
             "feed": command(
-                "bench", "feed", f"--config={UNMIXED}", data, "--seconds=0.3", "--rounds=1"
+                "bench", "feed", f"--config={UNMIXED}", data, "--seconds=0.3", "--rounds=1",
+                "--processes=0",
             ),
         }  # fmt: skip
         about = f"{damage.__name__} {file.name}"
@@ -105,5 +105,7 @@ def test_all_commands_agree(draw, digits_dir, tmp_path, capfd, caplog):
                 + "\n".join(error for outcome in found.values() for error in outcome.errors)
             )
         if (kind, damage) in UNUSABLE:
-            assert set(codes.values()) == {2}, f"{about}: {codes}"
+            refused = {name for name, code in codes.items() if code == 2}
+            readers = {"check", "train"} if "test" in file.name else {"check", "train", "feed"}
+            assert refused >= readers, f"{about}: {codes}"
         shutil.rmtree(folder)

@@ -131,6 +131,18 @@ def save_native(loaded: "Loaded", path: Path) -> None:
 
 def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
     """Returns the description of the model, and the folder with its arrays."""
+    about, arrays = _find_about(path)
+    name = about["model"].get("name")
+    if not isinstance(name, str):
+        raise WeightsError(
+            f"the model of {path} has the name {name!r}",
+            "a name such as 'ViT-B/16'",
+            "restore the file",
+        )
+    return about, arrays
+
+
+def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
     if (path / DESCRIPTION).is_file():
         about = read_json(path / DESCRIPTION, error=WeightsError)
         about = {"digests": None, **about, "model": upgrade_model(about["model"])}

@@ -30,4 +30,7 @@ def read_result(folder: Path, error: type[UserError] = RunFolderError) -> dict[s
     result = read_json(path, error=error, fix=FIX)
     if not result:
         raise error(f"{path} holds no figures", "the final figures of a run", FIX)
+    seconds = result.get("seconds", {})
+    if not isinstance(seconds, dict) or any(type(n) not in (int, float) for n in seconds.values()):
+        raise error(f"{path}: seconds = {str(seconds)[:80]}", "part of the run -> seconds", FIX)
     return result

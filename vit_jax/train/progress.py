@@ -115,7 +115,7 @@ def _print_seconds(seconds: dict[str, float]) -> None:
     table.add_column("what it is")
     for part, value in seconds.items():
         if value:
-            table.add_row(part, f"{value:,.1f}", f"{value / total:.1%}", PARTS[part])
+            table.add_row(part, f"{value:,.1f}", f"{value / total:.1%}", PARTS.get(part, ""))
     Console().print(table)
 
 

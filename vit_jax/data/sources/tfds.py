@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ class TfdsSource:
             known = _objects(self._builder)
             stats = [(path.name, known[path.name].key) for path in files]
         else:
-            stats = [(path.name, (s := path.stat()).length, s.mtime) for path in files]
+            with self._errors_of_files():
+                stats = [(path.name, (s := path.stat()).length, s.mtime) for path in files]
         key = hash_of(self.fingerprint, stats)
         return cached_labels(key, self.name, len(self), self._raw_labels())
 
@@ -162,9 +164,14 @@ class TfdsSource:
         ]
 
     def _read_records(self, source: Any, indices: Sequence[int]) -> Sequence[Any]:
+        with self._errors_of_files(), _errors_of_buckets() if self.remote else nullcontext():
+            return source.__getitems__(list(indices))
+
+    @contextlib.contextmanager
+    def _errors_of_files(self) -> Iterator[None]:
+        """Converts errors about missing or damaged files to DataErrors."""
         try:
-            with _errors_of_buckets() if self.remote else contextlib.nullcontext():
-                return source.__getitems__(list(indices))
+            yield
         except (OSError, RuntimeError) as error:  # ArrayRecord's own errors are RuntimeErrors.
             raise DataError(
                 f"cannot read {self.name}: {(str(error).splitlines() or [''])[0]}",
@@ -198,7 +205,6 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         DataError: the dataset does not exist or is not prepared.
     """
     import tensorflow_datasets as tfds
-    from google.protobuf import json_format
 
     folder = user_path(data_dir) if data_dir else default_data_dir()
     base = name.split("/")[0].split(":")[0]
@@ -223,17 +229,12 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         )
     _check_features(folder / base)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # Hides TFDS's banner about TensorFlow.
+        with _errors_of_metadata(name, folder), contextlib.redirect_stdout(io.StringIO()):
+            # The redirection hides TFDS's banner about TensorFlow.
             builder = tfds.builder(name, data_dir=str(folder), try_gcs=False)
     except tfds.core.DatasetNotFoundError:
         raise DataError(
             f"no dataset {name!r} in {folder}", "a TFDS-prepared dataset", _hint(base, folder)
-        ) from None
-    except json_format.ParseError:
-        raise DataError(
-            f"dataset {name!r} in {folder} has damaged metadata",
-            "intact dataset_info.json and features.json",
-            "restore them, or prepare the dataset again",
         ) from None
     except ImportError as error:
         raise DataError(
@@ -255,6 +256,22 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             f" (needs TensorFlow), or set data_dir",
         )
     return builder
+
+
+@contextlib.contextmanager
+def _errors_of_metadata(name: str, folder: Path) -> Iterator[None]:
+    """Converts errors of TFDS about damaged JSON files of a dataset to a DataError."""
+    from google.protobuf import json_format
+
+    try:
+        yield
+    except (json_format.ParseError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"dataset {name!r} in {folder} has damaged metadata: {reason[:200]}",
+            "intact dataset_info.json and features.json",
+            "restore them, or prepare the dataset again",
+        ) from None
 
 
 def _check_features(folder: Path) -> None:
@@ -310,7 +327,8 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
     tfds.disable_progress_bar()
 
     def open_in(place: Path | str) -> Any:
-        return builder_class(data_dir=str(place), file_format="array_record")
+        with _errors_of_metadata(name, folder):
+            return builder_class(data_dir=str(place), file_format="array_record")
 
     builder = open_in(folder)
     if not builder.is_prepared():
@@ -332,6 +350,13 @@ def _prepare_bundled(name: str, folder: Path) -> Any:
                 "a writable folder with free space",
                 "set data_dir or TFDS_DATA_DIR",
             ) from None
+    described = user_path(str(builder.data_path)) / "dataset_info.json"
+    if not described.is_file():  # TFDS asks only for the folder.
+        raise DataError(
+            f"no file {described}",
+            "all files of a prepared dataset",
+            f"remove the folder {described.parent}, and {base} is prepared again",
+        )
     return builder
 
 
