@@ -19,7 +19,12 @@ from short_runs import SHORT, content, saved_steps, train
 from vit_jax.interop.native import open_native
 from vit_jax.run.metrics import read_metrics
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sharding info not provided"),  # One device here.
+    # A failed save leaves threads and an event loop of Orbax behind.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 # System calls of a save.
 CALLS = ("rename", "fsync", "mkdir", "pwrite64,write", "unlink,rmdir")
 
