@@ -12,7 +12,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.activation_sharding import constrain, on_each_device
 from vit_jax.models.attention import Implementation, Rope, SelfAttention
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
@@ -155,6 +155,18 @@ def residual_branch(
     return jnp.where(stays, branch / (1 - drop_rate).astype(branch.dtype), 0)
 
 
+def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+    """Returns x, which XLA stores with the features of each token side by side.
+
+    On each device by itself: a constraint on a sharded array would gather it on every device.
+    """
+
+    def constrained(part: jax.Array) -> jax.Array:
+        return with_layout_constraint(part, Layout(tuple(range(part.ndim))))
+
+    return on_each_device(constrained, [("batch",)], ("batch",))(x)
+
+
 class Encoder(nnx.Module):
     """`depth` identical blocks. Every parameter of `blocks` has a leading axis of size depth.
 
@@ -213,7 +225,7 @@ class Encoder(nnx.Module):
         def body(block: EncoderBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
             if self.token_rows:
-                x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+                x = _store_rows(x)
             x, found = block(
                 _add_position(constrain(x, "batch"), position),
                 rope=rope,
