@@ -25,7 +25,8 @@ import numpy as np
 
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import gather, on_first_host
-from vit_jax.run.checkpoints import ARRAYS, Restored
+from vit_jax.run.checkpoints import ARRAYS
+from vit_jax.run.restore import Restored
 from vit_jax.storage.files import json_text, read_json, remove_tree, write_json
 
 log = logging.getLogger(__name__)
