@@ -159,6 +159,29 @@ def test_an_object_that_was_deleted_below_a_run_is_named(
 
 
 @pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused_and_the_run_continues_without_it(
+    workdir, bucket, digits_dir, reference, tmp_path
+):
+    complete(workdir, digits_dir)
+    (workdir / "result.json").unlink()
+    latest = workdir / "checkpoints" / FINAL_STEPS[-1]
+    objects = [path for path, _ in latest.find() if "d" in path.parts[len(latest.parts) :]]
+    assert objects
+    for path in objects:
+        content = bytearray(path.read_bytes())
+        for at in range(0, len(content), max(1, len(content) // 6)):
+            content[at] ^= 0xFF
+        path.write_bytes(bytes(content))
+    code, _, err = finish(begin(workdir, digits_dir))
+    assert code == 2, err
+    assert f"checkpoint {latest} is damaged" in err
+    assert f"copy it elsewhere, delete {latest}, and run the same command again" in err
+    latest.remove_tree()
+    complete(workdir, digits_dir)
+    check_same(workdir, reference, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_dir):
     process = begin(workdir, digits_dir, "--config.train_steps=100000")
     wait_for_save(bucket, process)

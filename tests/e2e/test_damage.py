@@ -27,7 +27,10 @@ def flip_six_bytes(path, seed):
 def flip_a_value(checkpoint, item="ema"):
     """Changes one value in an item, whose files are then whole and can be read."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.restore(checkpoint / item)
+        tree = checkpointer.metadata(checkpoint / item).item_metadata.tree
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        args = ocp.args.PyTreeRestore(restore_args=args)
+        tree = checkpointer.restore(checkpoint / item, args=args)
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(tree)]
         largest = max(leaves, key=lambda leaf: leaf.size)
         largest.reshape(-1)[largest.size // 2] += 1e-3

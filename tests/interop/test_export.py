@@ -1,5 +1,6 @@
 """A StableHLO file runs in a process without this package."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -30,7 +31,10 @@ def test_an_exported_model_runs_at_any_batch_size_without_this_package(name, tmp
     loaded = random_loaded(name, num_classes=7, image_size=(24, 32))
     images = np.random.default_rng(1).uniform(-1, 1, (3, 24, 32, 3)).astype(np.float32)
     np.save(tmp_path / "images.npy", images)
-    assert export_stablehlo(loaded, tmp_path / "model.stablehlo") == ("batch", "7")
+    path = tmp_path / "model.stablehlo"
+    assert export_stablehlo(loaded, path) == ("batch", "7")
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (tmp_path / "model.stablehlo.sha256").read_text() == f"{checksum}  {path.name}\n"
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", _READER], cwd=tmp_path, env=clean, check=True)
     with np.load(tmp_path / "logits.npz") as file:

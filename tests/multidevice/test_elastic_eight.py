@@ -13,9 +13,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from e2e.test_damage import flip_a_value
 from eight_devices import run_on_eight
 
 from vit_jax.config.run import Config
+from vit_jax.errors import DamagedError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.about import read_checkpoint_info
 from vit_jax.run.checkpoints import CheckpointFolder
@@ -191,6 +193,23 @@ def test_a_checkpoint_records_the_devices_that_wrote_it(runs):
     assert read_checkpoint_info(runs / "unrolled").config["model"]["scan"] is False
 
 
+def test_a_changed_value_is_found_on_another_mesh(runs):
+    """It is in the shard of one device; the error names the array on any mesh."""
+    assert "array 'params/" in (runs / "refused.txt").read_text()
+
+
+def refused(source: Path, run: Config) -> str:
+    """Returns the error of a checkpoint with a changed value, restored onto a config's mesh."""
+    flip_a_value(source / "checkpoints" / str(FIRST), "params")
+    shapes = build_program(run, make_mesh(run.mesh), num_classes=10, num_examples=100).abstract
+    with (
+        CheckpointFolder(source / "checkpoints", run.checkpoint, read_only=True) as folder,
+        pytest.raises(DamagedError) as caught,
+    ):
+        folder.restore({"params": shapes.params}, FIRST)
+    return caught.value.got
+
+
 def main() -> None:
     data_dir, folder = sys.argv[1], Path(sys.argv[2])
     on_fsdp, on_tensor = config(data_dir, FSDP), config(data_dir, TENSOR)
@@ -198,6 +217,8 @@ def main() -> None:
     write_again(folder / "copy_fsdp", on_tensor, folder / "copy_tensor")
     go_on(folder / "one", FIRST, on_fsdp, folder / "fsdp")
     go_on(folder / "fsdp", SECOND, on_tensor, folder / "tensor")
+    shutil.copytree(folder / "copy_fsdp", folder / "changed")
+    (folder / "refused.txt").write_text(refused(folder / "changed", on_tensor))
     print("null")
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from e2e.test_damage import flip_a_value
 from many_processes import ROOT, Run
 
 from vit_jax.run.metrics import read_metrics
@@ -105,6 +106,21 @@ def test_one_host_resumes_a_run_of_two_hosts(tmp_path, digits_dir, two):
         assert value == pytest.approx(theirs[key], rel=RELATIVE), key
     env = json.loads((alone.workdir / "env.json").read_text())
     assert (env["host_count"], env["device_count"]) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+def test_two_processes_go_back_from_a_damaged_checkpoint_together(tmp_path, digits_dir, two):
+    """The value that changed is in the half of one process; both compare the whole array."""
+    steps = shutil.copytree(two.workdir, tmp_path / "run") / "checkpoints"
+    (tmp_path / "run" / "result.json").unlink()
+    flip_a_value(steps / "30", "params")
+    again = Run(tmp_path, TINY, digits_dir, *CUT, count=2, devices=1, extra=NOTED)
+    assert again.codes() == [0, 0], again.printed(0) + again.printed(1)
+    assert "checkpoints/30 is damaged: array 'params/" in again.printed(0)
+    assert "going back to step 20" in again.printed(0)
+    assert (steps / "damaged-30").is_dir()
+    assert again.states(0)["restored", 20] == two.states(0)["saved", 20]
+    assert again.states(0)["saved", 30] == two.states(0)["saved", 30]
 
 
 @pytest.fixture(scope="module")

@@ -326,10 +326,20 @@ def test_one_run_with_wrong_values_does_not_end_a_report(tmp_path, damaged, caps
     assert "finished" in capsys.readouterr().out
 
 
+def test_a_column_that_only_damaged_files_may_have_is_not_called_unknown(tmp_path, capsys, caplog):
+    write(tmp_path / "run", config=config(), result=result(0.5, 400))
+    (tmp_path / "run" / "config.json").write_text("{")
+    rows = "rows=optimizer.learning_rate,metric=eval/test/accuracy_top1"
+    assert main(["report", str(tmp_path / "run"), f"--table={rows}"]) == 2
+    assert "config.json is damaged" in caplog.text
+    line = "error: rows=optimizer.learning_rate: only runs with damaged files may have it (run);"
+    assert line in capsys.readouterr().err
+
+
 def test_runs_that_are_left_out_are_counted(tmp_path, capsys, caplog):
     for seed in (0, 1):
         write(tmp_path / f"{seed}", config=config(seed=seed), result=result(0.5, 400))
-    (tmp_path / "1" / "result.json").write_text('{"step": 400, "seconds": 3}')
+    (tmp_path / "1" / "result.json").write_text('{"step": [400]}')
     assert main(["report", str(tmp_path)]) == 0
     assert "1 run: 1 finished, 1 left out because of damaged files." in capsys.readouterr().out
     assert f"{tmp_path / '1'} is left out: its files have wrong values" in caplog.text

@@ -1,10 +1,12 @@
 """Files of JSON lines, on a local disk and in a bucket."""
 
+import math
 import threading
 import time
 
 import pytest
 
+from vit_jax.errors import NonFiniteError
 from vit_jax.storage import log_file
 from vit_jax.storage.log_file import LogFile, log_exists, read_log, read_log_end, segments
 from vit_jax.storage.paths import user_path
@@ -33,6 +35,16 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_deleted_by_the_next_writer(
     log.write({"a": 4})
     log.close()
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": 4}\n'
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_number_that_json_cannot_hold_is_an_error_and_is_not_written(value, tmp_path):
+    log = LogFile(tmp_path / "a.jsonl")
+    log.write({"a": 1})
+    with pytest.raises(NonFiniteError, match=f"b.0 = {value} in a line of"):
+        log.write({"b": [value]})
+    log.close()
+    assert (tmp_path / "a.jsonl").read_text() == '{"a": 1}\n'
 
 
 BAD = [b'{"a": ', b"[1]", b"{}", b'{"a": "\xff"}', b"[" * 100_000, b"\0" * 40]

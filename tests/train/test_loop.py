@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 import shutil
 import tempfile
 
@@ -9,7 +10,7 @@ from processes import UNMIXED
 from shared_programs import shared_program
 
 from vit_jax.config.file import load_config
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
@@ -65,6 +66,23 @@ def stop_in_first_evaluation(config, workdir, monkeypatch):
         patch.setattr(SplitEvaluator, "__call__", evaluate)
         with pytest.raises(Stopped, match="step 10"):
             train(config, workdir, stop)
+
+
+@pytest.mark.slow
+def test_metrics_of_an_evaluation_that_are_not_finite_are_named(
+    config, tmp_path, monkeypatch, caplog
+):
+    original = SplitEvaluator.__call__
+
+    def evaluate(self, eval_step, params, **options):
+        found = original(self, eval_step, params, **options)
+        return found | {"eval/test/loss": math.nan}
+
+    monkeypatch.setattr(SplitEvaluator, "__call__", evaluate)
+    with pytest.raises(NonFiniteError, match=r"eval/test/loss = nan in .*result.json"):
+        train(config, tmp_path, StopSignals())
+    for step in (10, 20):
+        assert f"evaluation at step {step} is not finite: eval/test/loss = nan" in caplog.messages
 
 
 @pytest.mark.slow

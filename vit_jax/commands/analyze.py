@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.config.data import DataConfig
-from vit_jax.errors import ConfigError, DataError, ModelError, RunFolderError, nearest
+from vit_jax.errors import ConfigError, DataError, ModelError, nearest
 from vit_jax.storage.files import write_json
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 from vit_jax.tasks import tasks_with_pictures
 
 if TYPE_CHECKING:
@@ -121,12 +121,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 ",".join(n for n in names if n not in pictures),
                 "leave one out",
             )
+    run_folder = _run_folder(args.model)
+    output = _output_folder(args, run_folder)
+    check_output_folder(output)
     loaded = load(args.model, **load_arguments(args, overrides))
     if args.untrained:
         loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
     else:
         loaded.report.print()
-    run_folder = _run_folder(args.model)
     jobs = _jobs(args, loaded)
     if not args.untrained:
         jobs |= _picture_jobs(args, loaded, run_folder)
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     images = None
     if any(jobs[name].count for name in chosen):
         images = _images(args, loaded, run_folder)
-    output = _output_folder(args, run_folder)
+    output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         _write(name, jobs[name].run(_some(images, jobs[name].count, args)), output, formats)
     _describe(args, loaded, images, {name: jobs[name].count for name in chosen}, output)
@@ -292,14 +294,7 @@ def _some(
 
 def _output_folder(args: argparse.Namespace, run_folder: Path | None) -> Path:
     name = "analysis-untrained" if args.untrained else "analysis"
-    folder = args.output or (run_folder / "report" / name if run_folder else user_path(name))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise RunFolderError(
-            f"--output={folder}, where a file is in the way", "a folder", "choose another"
-        ) from None
-    return folder
+    return args.output or (run_folder / "report" / name if run_folder else user_path(name))
 
 
 def _write(name: str, output: "Output", folder: Path, formats: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Argument types that several commands use."""
 
 import argparse
+import os
 from pathlib import Path
 
 from vit_jax.storage.bucket_path import BucketPath
@@ -33,10 +34,12 @@ def positive_number(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """Parses a path whose folder exists; a bucket has no folders."""
+    """Parses a path whose folder exists and is writable; a bucket has no folders."""
     path = user_path(text)
     if not isinstance(path, BucketPath) and not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in an existing folder")
     if text.endswith("/") or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder, not a file")
+    if not isinstance(path, BucketPath) and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is in a folder that is not writable")
     return path

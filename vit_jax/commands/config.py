@@ -22,6 +22,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.models.registry import options_class
 from vit_jax.schema import Section, describe_field
+from vit_jax.storage.files import json_text
 
 _WIDTH = 100
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     model = options_class({"name": "ViT-B/16"}) if config is None else type(config.model)
     if args.json_schema:
         schema = pydantic.create_model("Config", __base__=Config, model=(model, ...))
-        print(json.dumps(schema.model_json_schema(), indent=2))
+        print(json_text(schema.model_json_schema(), what="the schema", indent=2))
         return 0
     rows = dict(_rows(Config, config, model))
     chosen = [key for key in rows if not args.key or f"{key}.".startswith(f"{args.key}.")]

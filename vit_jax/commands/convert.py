@@ -10,7 +10,7 @@ python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=38
 import argparse
 
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
-from vit_jax.storage.paths import check_output_folder, user_path
+from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
 
@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.interop.load import load
-    from vit_jax.interop.save import check_format, save
+    from vit_jax.interop.save import check_format, check_new_path, save
 
     check_format(args.format)
-    check_output_folder(args.destination.parent)
+    check_new_path(args.destination)
     loaded = load(args.source, **load_arguments(args, overrides))
     loaded.report.print()
     save(loaded, args.destination, args.format)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
 from vit_jax.storage.files import json_text
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -229,6 +229,8 @@ def _prepare(args: argparse.Namespace) -> None:
     from vit_jax.data.sources.listing import list_images
 
     images = user_path(args.images)
+    data_dir = user_path(args.data_dir) if args.data_dir else default_data_dir()
+    check_output_folder(data_dir)
     listing = list_images(images)
     stem = images.absolute().name.removesuffix(".csv")
     cleaned = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower())
@@ -240,7 +242,6 @@ def _prepare(args: argparse.Namespace) -> None:
         on_bad_example=args.on_bad_example,
         threads=args.threads,
     )
-    data_dir = user_path(args.data_dir) if args.data_dir else default_data_dir()
     packed = pack(listing, data_dir, options)
     splits = ", ".join(f"{split} {count:,}" for split, count in packed.splits.items())
     state = "was complete already" if packed.was_complete else "is written"
@@ -271,6 +272,8 @@ def _convert(args: argparse.Namespace) -> None:
     from vit_jax.data.sources.tfds import open_builder
 
     destination = None if args.to is None else user_path(args.to)
+    if destination is not None:
+        check_output_folder(destination)
     done = convert(open_builder(args.name, args.data_dir), destination)
     state = "is already array_record" if done.was_complete else "is written as array_record"
     print(f"{done.path} {state}: {done.examples:,} examples")

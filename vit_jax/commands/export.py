@@ -23,7 +23,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.interop.export import PLATFORMS, export_stablehlo
     from vit_jax.interop.load import load
+    from vit_jax.interop.save import check_new_path
 
+    check_new_path(args.destination)
     loaded = load(args.source, **load_arguments(args, overrides))
     loaded.report.print()
     shape = export_stablehlo(loaded, args.destination)

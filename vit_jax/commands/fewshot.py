@@ -30,7 +30,7 @@ from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
 from vit_jax.storage.files import json_text
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 from vit_jax.train.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
+    if args.cache_dir is not None and not args.no_cache:
+        check_output_folder(args.cache_dir)
     with StopSignals() as stop:
         config = _config(args, overrides)
         with started(args, config, lambda: stop.requested):

@@ -49,7 +49,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.storage.files import append_text, write_json
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,6 +169,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if args.output is not None and args.output.suffix not in (".json", ".csv"):
         raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "rename it")
+    if args.save is not None:
+        check_output_folder(args.save)
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     if args.run is not None:

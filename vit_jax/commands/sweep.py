@@ -24,7 +24,7 @@ from typing import Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import EXIT_FAILED, Scheduler, launcher_lock
@@ -82,7 +82,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "--executor=slurm",
             "remove it, or change the executor",
         )
-    plan = Plan(read_sweep(args.sweep), args.workdir.expanduser().absolute())
+    folder = args.workdir.expanduser().absolute()
+    check_output_folder(folder, ["jobs"])
+    plan = Plan(read_sweep(args.sweep), folder)
     with launcher_lock(plan.folder):
         if args.executor == _PRINT:
             return _print_commands(plan)

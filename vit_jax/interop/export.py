@@ -1,5 +1,6 @@
 """Exports a model as one StableHLO file. It runs wherever JAX runs, without this package."""
 
+import hashlib
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ from jax import export
 from vit_jax.interop.load import Loaded
 from vit_jax.interop.save import new_path
 from vit_jax.models.registry import build_model
+from vit_jax.storage.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -17,7 +19,8 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
     """Writes the function images -> logits with its parameters, for any batch size and platform.
 
-    Load it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3].
+    Load it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3]. The
+    file NAME.sha256 next to it has its checksum, in the format of `sha256sum --check`.
 
     Args:
         loaded: the model.
@@ -42,5 +45,8 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         images = jax.ShapeDtypeStruct((batch, *loaded.image_size, 3), jnp.float32)
         predict = jax.jit(lambda images: nnx.merge(graphdef, params)(images))
         exported = export.export(predict, platforms=PLATFORMS)(images)
-        part.write_bytes(exported.serialize())
+        content = exported.serialize()
+        part.write_bytes(content)
+    checksum = hashlib.sha256(content).hexdigest()
+    write_atomically(path.with_name(f"{path.name}.sha256"), f"{checksum}  {path.name}\n")
     return tuple(str(n) for n in exported.out_avals[0].shape)

@@ -1,7 +1,6 @@
 """Writes models in the formats of other projects."""
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from vit_jax.interop.load import Loaded
 from vit_jax.interop.tensors import DIGESTS
 from vit_jax.run.digest import array_digest
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.files import write_through
-from vit_jax.storage.paths import is_bucket
+from vit_jax.storage.files import json_text, write_json, write_through
+from vit_jax.storage.paths import check_output_folder, is_bucket
 
 
 def check_format(name: str) -> None:
@@ -69,17 +68,29 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
             _write_folder(part, tensors)
 
 
+def check_new_path(path: Path) -> None:
+    """Checks that a new file or folder can be written, before work begins whose result goes there.
+
+    Raises:
+        WeightsError: the path exists.
+        RunFolderError: its folder cannot be written to, or made.
+    """
+    if path.exists() or path.is_symlink():
+        raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
+    check_output_folder(path.parent)
+
+
 @contextlib.contextmanager
 def new_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path; `path` gets its content if the block succeeds.
 
     Raises:
         WeightsError: the path exists, or cannot be written.
+        RunFolderError: see `check_new_path`.
     """
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
-        if path.exists() or path.is_symlink():
-            raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
+        check_new_path(path)
         if is_bucket(path):  # Its folders cannot be renamed.
             with _uploaded(path) as local:
                 yield local
@@ -132,11 +143,11 @@ def _write_folder(path: Path, tensors: Tensors) -> None:
     path.mkdir()
     weights = path / "model.safetensors"
     digests = {name: array_digest(np.asarray(a)) for name, a in tensors.tensors.items()}
-    metadata = {"format": "pt", DIGESTS: json.dumps(digests)}
+    metadata = {"format": "pt", DIGESTS: json_text(digests, what="the digests")}
     save_file(dict(tensors.tensors), weights, metadata=metadata)
     # safetensors creates files that only the owner can read.
     mask = os.umask(0)
     os.umask(mask)
     weights.chmod(0o666 & ~mask)
     for name, content in tensors.configs.items():
-        (path / name).write_text(json.dumps(content, indent=2) + "\n")
+        write_json(path / name, content)

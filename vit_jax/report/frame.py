@@ -84,6 +84,14 @@ def _check_column(frame: pd.DataFrame, column: str | None, option: str) -> None:
     """Raises ConfigError if a column, or one of several joined by "+", does not exist."""
     known = {name for name in frame.columns if not name.startswith("@")}
     for name in {*(column or "").split("+")} - known - {""}:
+        damaged = [run.name for run in frame.index if run.problems]
+        if damaged:
+            raise ConfigError(
+                f"{option}={name}: only runs with damaged files may have it"
+                f" ({first_few(damaged, 3)})",
+                "runs with intact files",
+                "restore the files that the warnings name, or give other folders",
+            )
         labels = sorted({label for run in frame.index for label in run.labels})
         raise ConfigError(
             f"{option}={name}: no run has such a label, setting or metric",

@@ -8,7 +8,6 @@ number of devices and hosts. Stacked layers have a leading axis even without `mo
 """
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,16 +21,12 @@ from orbax.checkpoint import options as orbax_options
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import (
     CheckpointError,
-    DamagedError,
     RunFolderError,
     UserError,
-    first_few,
 )
-from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.processes import barrier, gather, name_late_processes, on_first_host
+from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
 from vit_jax.run.about import (
     COMMIT_FILE,
-    ORBAX_FILE,
     choose_checkpoint,
     describe,
     evaluated_item,
@@ -41,16 +36,13 @@ from vit_jax.run.about import (
 )
 from vit_jax.run.damage import (
     check_arrays,
-    damaged_error,
-    read_about,
-    read_item,
     set_aside,
     with_digests,
 )
 from vit_jax.run.digest import tree_digests
 from vit_jax.run.folder import environment
+from vit_jax.run.restore import CheckpointReader, Restored
 from vit_jax.run.staging import StagedFolder
-from vit_jax.run.verify import unreadable_reason
 from vit_jax.storage.bucket_path import BucketPath, reason_of
 from vit_jax.storage.files import remove_tree
 from vit_jax.storage.paths import is_bucket
@@ -72,33 +64,6 @@ _DISK_PROBLEMS = (
     "Read-only file system",
     "Input/output error",
 )
-# Texts in errors of reading that say nothing about the files.
-_NOT_DAMAGE = (
-    "Permission denied",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "UNAVAILABLE",
-    "DEADLINE_EXCEEDED",
-    "Too many open files",
-    "ut of memory",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """Content of a checkpoint.
-
-    Attributes:
-        step: number of updates made.
-        arrays: item name ("params", "optimizer", "ema") -> tree; only the items asked for.
-        data: position in the example order, as saved.
-        config: the run's config, as nested dicts.
-    """
-
-    step: int
-    arrays: dict[str, Any]
-    data: dict[str, Any]
-    config: dict[str, Any]
 
 
 class CheckpointFolder:
@@ -134,6 +99,9 @@ class CheckpointFolder:
                 item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
                 | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
             )
+        self._reader = CheckpointReader(
+            self.folder, self._here, self._manager, self._staged if read_only else None
+        )
         self._environment = {} if read_only else environment()
 
     def _options(self, here: Path, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
@@ -265,8 +233,8 @@ class CheckpointFolder:
             )
         step = steps[-1] if step is None else step
         barrier(f"restore checkpoint {step}", BARRIER_TIMEOUT_S)
-        about, data, config = self._read_json(abstract, step)
-        arrays = self._read_arrays(abstract, step) if abstract else {}
+        about, data, config = self._reader.read_json(abstract, step)
+        arrays = self._reader.read_arrays(abstract, step) if abstract else {}
         check_arrays(self.folder / str(step), about, tree_digests(arrays))
         return Restored(step, arrays, data, config)
 
@@ -312,102 +280,6 @@ class CheckpointFolder:
                 f"a writable {place}",
                 f"{fix}; the last complete checkpoint is kept",
             ) from error
-
-    def _read_json(
-        self, abstract: dict[str, Any], step: int
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Returns the items `about`, `data` and `config` after checks, the same on all processes.
-
-        Args:
-            abstract: see `restore`.
-            step: step of the checkpoint.
-        """
-        at, here = self.folder / str(step), self._here / str(step)
-        content, damage = ({}, {}, {}), None
-        try:
-            if self._staged is not None and self._read_only:
-                self._staged.pull([step])
-                self._manager.reload()
-            for name in (ORBAX_FILE, "about"):
-                if not (here / name).exists():
-                    raise damaged_error(at, f"it has no {name}")
-            about = read_about(here)
-            for item in abstract:
-                if item in about["arrays"] and not (here / item).exists():
-                    raise damaged_error(at, f"it has no {item}")
-            content = about, read_item(here, "data", about), read_item(here, "config", about)
-            self._check_architecture(abstract, step)
-        except DamagedError as error:
-            damage = error.parts
-        except UserError:
-            raise
-        except Exception as error:  # Orbax raises many classes for damaged files.
-            damage = _unreadable(at, error).parts
-        for parts in gather(f"read checkpoint {step}", damage):
-            if parts is not None:
-                raise DamagedError(*parts)
-        return content
-
-    def _read_arrays(self, abstract: dict[str, Any], step: int) -> dict[str, Any]:
-        """Returns the arrays of a checkpoint, see `restore`."""
-        items = {
-            name: ocp.args.PyTreeRestore(
-                item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
-            )
-            for name, tree in abstract.items()
-        }
-        try:
-            with name_late_processes():
-                found = self._manager.restore(step, args=ocp.args.Composite(**items))
-        except UserError:
-            raise
-        except Exception as error:
-            damage = _unreadable(self.folder / str(step), error)
-            if jax.process_count() > 1:  # The others may wait for this process in Orbax.
-                raise CheckpointError(*damage.parts) from None
-            raise damage from None
-        return {name: found[name] for name in abstract}
-
-    def _check_architecture(self, abstract: dict[str, Any], step: int) -> None:
-        saved = self._manager.item_metadata(step)
-        for item, tree in abstract.items():
-            there = saved.get(item)
-            if there is None:
-                raise CheckpointError(
-                    f"checkpoint {self.folder / str(step)} has no '{item}'",
-                    "a checkpoint that was saved with it",
-                    "use the config of the run that saved it",
-                )
-            wanted = _shapes(tree)
-            found = _shapes(getattr(there, "tree", there))
-            rows = [
-                f"{name}: {found.get(name, 'missing')} there, {wanted.get(name, 'missing')} here"
-                for name in sorted(found.keys() | wanted.keys())
-                if found.get(name) != wanted.get(name)
-            ]
-            if rows:
-                raise CheckpointError(
-                    f"checkpoint {self.folder / str(step)} is of another architecture"
-                    f" ({first_few(rows, 3, '; ')})",
-                    "the same parameters",
-                    "use the model section of that run's config.json",
-                )
-
-
-def _unreadable(at: Path, error: Exception) -> DamagedError:
-    """Returns the error of a checkpoint that Orbax cannot read.
-
-    Raises:
-        CheckpointError: it may be whole all the same.
-    """
-    reason = unreadable_reason(error)
-    if isinstance(error, MemoryError) or any(text in str(error) for text in _NOT_DAMAGE):
-        raise CheckpointError(
-            f"checkpoint {at}: {reason}",
-            "files that this user can read, and enough memory",
-            "correct this and run the same command again",
-        ) from None
-    return damaged_error(at, reason)
 
 
 def _make(folder: Path) -> None:
@@ -489,7 +361,3 @@ def result_params(
         item = evaluated_item(config)
         restored = checkpoints.restore({item: abstract_params}, int(at.name))
     return restored.arrays[item], restored.config
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}

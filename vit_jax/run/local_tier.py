@@ -25,8 +25,9 @@ import numpy as np
 
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import gather, on_first_host
-from vit_jax.run.checkpoints import ARRAYS, Restored
-from vit_jax.storage.files import read_json, remove_tree, write_json
+from vit_jax.run.checkpoints import ARRAYS
+from vit_jax.run.restore import Restored
+from vit_jax.storage.files import json_text, read_json, remove_tree, write_json
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class LocalTier:
                 if name not in arrays:  # The others are replicas.
                     # On a CPU, numpy would share the memory that the next step overwrites.
                     arrays[name] = np.array(shard.data, copy=True)
-        description = json.dumps({"step": step, "data": data, "config": config}).encode()
+        about = {"step": step, "data": data, "config": config}
+        description = json_text(about, what="the description of a copy").encode()
         arrays[_DESCRIPTION] = np.frombuffer(description, np.uint8)
         self._writing = self._pool.submit(self._write, step, arrays)
 

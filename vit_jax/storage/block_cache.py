@@ -17,7 +17,6 @@ one nearby.
 import contextlib
 import errno
 import functools
-import json
 import logging
 import mmap
 import os
@@ -35,7 +34,7 @@ import filelock
 
 from vit_jax.errors import UserError
 from vit_jax.storage.bucket_path import StoredObject
-from vit_jax.storage.files import read_json, write_atomically
+from vit_jax.storage.files import json_text, read_json, write_atomically
 from vit_jax.storage.paths import cache_dir
 
 log = logging.getLogger(__name__)
@@ -153,7 +152,7 @@ class BlockCache:
             return read_json(path, list)
         found = compute()
         with contextlib.suppress(OSError):
-            write_atomically(path, json.dumps(found))
+            write_atomically(path, json_text(found, what=name))
         return found
 
     def _start(self, pieces: Sequence[tuple[Part, str | None]]) -> None:

@@ -27,6 +27,7 @@ import psutil
 
 from vit_jax.errors import LockedError
 from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import is_bucket
 
 log = logging.getLogger(__name__)
@@ -311,12 +312,12 @@ def _create(path: Path, content: dict[str, Any]) -> None:
         FileExistsError: it exists.
     """
     if isinstance(path, BucketPath):
-        path.create(json.dumps(content).encode())
+        path.create(json_text(content, what="a lock").encode())
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x") as file:
-            file.write(json.dumps(content))
+            file.write(json_text(content, what="a lock"))
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
@@ -325,7 +326,7 @@ def _create(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content))
+    path.write_text(json_text(content, what="a lock"))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vit_jax.errors import first_few
-from vit_jax.storage.files import write_atomically
+from vit_jax.storage.files import json_text, write_atomically
 from vit_jax.storage.paths import is_bucket
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,9 @@ class LogFile:
 
         Raises:
             OSError: this or an earlier line could not be written.
+            NonFiniteError: a number is NaN or infinite.
         """
-        line = json.dumps(row) + "\n"
+        line = json_text(row, what="a line of a log") + "\n"
         if self._segments is not None:
             self._segments.add(line)
         elif self._file is not None:

@@ -13,8 +13,9 @@ from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DamagedError, DataError
 from vit_jax.interop.report import LoadReport
 from vit_jax.parallel.processes import gather
-from vit_jax.run.checkpoints import ARRAYS, CheckpointFolder, Restored
+from vit_jax.run.checkpoints import ARRAYS, CheckpointFolder
 from vit_jax.run.local_tier import LocalTier
+from vit_jax.run.restore import Restored
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState

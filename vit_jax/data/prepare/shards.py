@@ -13,7 +13,7 @@ from typing import Any
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.errors import DataError, LockedError
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.files import copy_file, write_atomically
+from vit_jax.storage.files import copy_file, json_text, write_atomically
 from vit_jax.storage.lock import locked
 from vit_jax.storage.paths import is_bucket
 
@@ -153,7 +153,7 @@ class ShardFolder:
                 self.shards.pop(shard.name, None)
 
     def _append_to_journal(self, content: dict[str, Any]) -> None:
-        line = json.dumps(content) + "\n"
+        line = json_text(content, what=JOURNAL) + "\n"
         self._journal += line
         if self._in_bucket:  # Objects cannot be appended to.
             write_atomically(self.path / JOURNAL, self._journal)

@@ -1,19 +1,24 @@
 """Evaluates splits and frozen features at intervals and at the end."""
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from vit_jax.config.durations import is_due
+from vit_jax.errors import first_few
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.parallel.processes import on_first_host
+from vit_jax.parallel.processes import is_first_host, on_first_host
 from vit_jax.run.about import evaluated_item
 from vit_jax.run.damage import weights_digest
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.signals import Stopped
 from vit_jax.train.state import TrainState
+
+log = logging.getLogger(__name__)
 
 _FEATURE_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 
@@ -199,5 +204,13 @@ class _Evaluation:
             return
         self.step, self.metrics = step, metrics
         if metrics:
+            _warn_of_non_finite(step, metrics)
             self._context.metrics.write(step, metrics)
             self._context.progress.show_evaluation(step, metrics)
+
+
+def _warn_of_non_finite(step: int, metrics: Mapping[str, float]) -> None:
+    """Logs the metrics that are NaN or infinite. metrics.jsonl has null for them."""
+    bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if bad and is_first_host():
+        log.warning("evaluation at step %d is not finite: %s", step, first_few(bad, 3))
