@@ -96,7 +96,7 @@ def test_files_of_a_run_folder(draw, finished, digits_dir, tmp_path, capfd, capl
     ]
     if draw.whole:  # About half an hour without this.
         attacks = draw.random.sample(attacks, 300)
-    for i, (file, about, text, name) in enumerate(draw.some(attacks, short=8)):
+    for i, (file, about, text, name) in enumerate(draw.some(attacks, short=3)):
         run = shutil.copytree(finished, tmp_path / f"{i}")
         put(run / file, text)
         before, arguments = content(run), list(commands[name])
@@ -137,17 +137,15 @@ def test_files_of_a_weights_folder(draw, tmp_path, capfd, caplog):
         shutil.rmtree(folder)
 
 
-def test_files_of_a_sweep_folder(draw, tmp_path, capfd, caplog):
+def test_files_of_a_sweep_folder(slow_draw, tmp_path, capfd, caplog):
     """The jobs have results; `sweep` and `report` read what is there."""
     from report.fake_runs import write_sweep
 
     command, good = Commands(capfd, caplog), tmp_path / "good"
     write_sweep(good)
     files = [f for f in json_files(good) if "seed1" in f or f == "sweep.json"]
-    attacks = attacks_on(good, files, draw, 3)
-    for file, about, text in (
-        draw.random.sample(attacks, 40) if draw.whole else draw.some(attacks, 1)
-    ):
+    attacks = attacks_on(good, files, slow_draw, 3)
+    for file, about, text in slow_draw.some(slow_draw.random.sample(attacks, 40), short=0):
         was = (good / file).read_bytes()
         put(good / file, text)
         outcome = command("report", good, f"--output={tmp_path / 'report'}")

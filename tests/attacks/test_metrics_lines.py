@@ -37,7 +37,7 @@ def test_a_resumed_run_loses_no_other_line_and_says_what_is_damaged(
     command, wanted = Commands(capfd, caplog), facts(finished)
     lines = (finished / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     attacks = [(i, damage) for i in range(len(lines)) for damage in DAMAGES]
-    for i, damage in draw.some(attacks, short=3):
+    for i, damage in draw.some(attacks, short=1):
         run = shutil.copytree(finished, tmp_path / f"{i}-{damage}")
         (run / "result.json").unlink()
         shutil.rmtree(run / "checkpoints" / "30")

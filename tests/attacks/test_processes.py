@@ -47,8 +47,8 @@ def assert_same(run, reference):
         np.testing.assert_array_equal(weights[name], array)
 
 
-def test_of_two_trainers_of_a_folder_one_trains(draw, finished, digits_dir, tmp_path):
-    for i in draw.some(range(25), short=1):
+def test_of_two_trainers_of_a_folder_one_trains(slow_draw, finished, digits_dir, tmp_path):
+    for i in slow_draw.some(range(25), short=0):
         run = tmp_path / f"{i}"
         both = [start(run, digits_dir, *SHORT, config=UNMIXED) for _ in range(2)]
         ended = sorted((finish(process) for process in both), key=lambda done: done[0])
@@ -62,12 +62,12 @@ def test_of_two_trainers_of_a_folder_one_trains(draw, finished, digits_dir, tmp_
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(
-    draw, finished, digits_dir, tmp_path, monkeypatch, capfd, caplog
+    slow_draw, finished, digits_dir, tmp_path, monkeypatch, capfd, caplog
 ):
     """It is set back by a day. Set forward, it would end Orbax's own time limits."""
     run, real, calls = tmp_path / "run", time.time, itertools.count()
-    first = draw.random.randrange(20, 200)
-    draw.some([0], short=1)
+    first = slow_draw.random.randrange(20, 200)
+    slow_draw.some([0], short=0)
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: real() - 86_400 * (next(calls) > first))
         assert train(run, digits_dir) == 0
@@ -89,7 +89,7 @@ def test_a_reader_that_leaves_after_some_lines(draw, finished, digits_dir, tmp_p
         "train": ["train", f"--config={UNMIXED}", f"--config.data.data_dir={digits_dir}", *SHORT],
     }
     attacks = [(name, lines) for name in commands for lines in (0, 1, 2, 5, 9)]
-    for name, lines in draw.some(attacks, short=2):
+    for name, lines in draw.some(attacks, short=1):
         run = tmp_path / f"{name}-{lines}"
         arguments = commands[name] + ([f"--workdir={run}"] if name == "train" else [])
         read, write = os.pipe()
