@@ -31,7 +31,6 @@ gpu_plans() {
         --config.optimizer.weight_decay=0.02 --config.train_epochs=400
     plan better_plain_vit.py:90 h100:8
     plan pretrain.py:imagenet21k,L/16 h100:8x4
-    plan pretrain.py:jft,H/14 h200:8 --config.model.remat=full
     plan pretrain.py:jft,H/14 h200:8
 }
 

@@ -25,6 +25,7 @@ def table(name: str = "plans.csv") -> str:
 def _line(row: dict[str, str]) -> str:
     fits = "" if row["fits"] == "True" else ", does not fit"
     hours = float(row["chip_hours_at_assumed_mfu"])
+    reachable = bool(row["mfu_at_most"]) and float(row["mfu_at_most"]) >= 0.4
     parts = int(row["accumulation_steps"])
     least = f"{float(row['chip_hours_at_least']):,.0f}" if row["chip_hours_at_least"] else "-"
     cells = (
@@ -37,8 +38,8 @@ def _line(row: dict[str, str]) -> str:
         f"{float(row['memory_gib']):.2f} of {float(row['memory_of_chip_gib']):.2f}{fits}",
         f"{row['step_ms_overlapped'] or '-'} ({row['limited_by'] or '-'})",
         f"{float(row['mfu_at_most']):.0%}" if row["mfu_at_most"] else "-",
-        f"{hours / int(row['devices']) / 24:,.1f}",
-        f"{least}, {hours:,.0f}",
+        f"{hours / int(row['devices']) / 24:,.1f}" if reachable else "-",
+        f"{least}, {hours:,.0f}" if reachable else f"{least}, -",
     )
     return "| " + " | ".join(cells) + " |"
 
