@@ -15,7 +15,7 @@ from interop.files import assert_same_params, intermediates, params
 from random_models import run
 from weight_files import parameters, random_loaded
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.formats import EvalView, all_formats
 from vit_jax.interop.load import load
 from vit_jax.interop.save import new_path, save
@@ -156,8 +156,11 @@ def test_a_format_that_stores_no_grid_refuses_a_rectangular_one(tmp_path, format
 def test_a_destination_that_cannot_be_written_is_a_one_line_error(tmp_path):
     ours = random_loaded()
     (tmp_path / "file").write_text("mine")
-    for place in (tmp_path / "file" / "there", tmp_path / ("long" * 100)):
-        with pytest.raises(WeightsError, match="cannot write"):
+    for place, message in (
+        (tmp_path / "file" / "there", "file is a file; expected a folder"),
+        (tmp_path / ("long" * 100), "too long"),
+    ):
+        with pytest.raises(UserError, match=message):
             save(ours, place, "timm")
     assert (tmp_path / "file").read_text() == "mine"
 
