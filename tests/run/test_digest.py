@@ -1,12 +1,14 @@
 """Digests of arrays do not depend on shards, and change with any value."""
 
 import itertools
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.run import digest
 from vit_jax.run.digest import (
     _sum,
     array_digest,
@@ -85,3 +87,16 @@ def test_combined_digests_depend_on_names_and_not_on_their_order():
     assert combined_digest({"a": "1", "b": "2"}) == combined_digest({"b": "2", "a": "1"})
     assert combined_digest({"a": "1", "b": "2"}) != combined_digest({"a": "2", "b": "1"})
     assert json_digest({"a": (1, 2), 3: 0.1}) == json_digest({"3": 0.1, "a": [1, 2]})
+
+
+def test_digests_in_the_background_are_of_the_values_before_the_next_step():
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    values = step(jnp.arange(1 << 16, dtype=jnp.float32))
+    expected, may_start = array_digest(np.array(values, copy=True)), threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digest, "_sum", lambda *part: may_start.wait(60) and _sum(*part))
+        read = digest.start_digests("test", {"params": {"a": values}})
+        values = jax.block_until_ready(step(step(values)))
+        may_start.set()
+        assert read() == {"params": {"a": expected}}
+    assert array_digest(np.asarray(values)) != expected

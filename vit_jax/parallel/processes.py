@@ -62,6 +62,7 @@ _WATCH_INTERVAL_S = 1.0
 _EXIT_TIMEOUT_S = 3.0
 # Keys of the store.
 _ERROR, _HEARTBEATS, _VALUES = "vit_jax/error", "vit_jax/heartbeats", "vit_jax/values"
+_SENT = "vit_jax/sent"
 
 
 @dataclasses.dataclass
@@ -228,6 +229,31 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
     barrier(name, timeout_s)
     found = dict(_run.client.key_value_dir_get(f"{folder}/"))
     return [json.loads(found[f"{folder}/{process}"]) for process in range(len(_run.hosts))]
+
+
+def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
+    """Returns the values of all processes on process 0, and the own value on the others.
+
+    Unlike `gather`, a background thread may call this, at any time.
+
+    Args:
+        name: names these values; another call with the same name must come after this one ended.
+        value: JSON.
+        timeout_s: time limit for all processes to call this.
+    """
+    run = _run
+    if run is None:
+        return [value]
+    own = f"{_SENT}/{name}/"
+    run.client.key_value_set(f"{own}{run.process}", json.dumps(value))
+    if run.process > 0:
+        return [value]
+    found = [
+        run.client.blocking_key_value_get(f"{own}{process}", int(timeout_s * 1000))
+        for process in range(len(run.hosts))
+    ]
+    run.client.key_value_delete(own)
+    return [json.loads(text) for text in found]
 
 
 def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:

@@ -8,6 +8,7 @@ number of devices and hosts. Stacked layers have a leading axis even without `mo
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,8 +40,9 @@ from vit_jax.run.damage import (
     set_aside,
     with_digests,
 )
-from vit_jax.run.digest import tree_digests
+from vit_jax.run.digest import start_digests, tree_digests
 from vit_jax.run.folder import environment
+from vit_jax.run.json_item import JsonItem, JsonItemHandler
 from vit_jax.run.restore import CheckpointReader, Restored
 from vit_jax.run.staging import StagedFolder
 from vit_jax.storage.bucket_path import BucketPath, reason_of
@@ -85,7 +87,7 @@ class CheckpointFolder:
         self.folder = folder.absolute()
         self.pinned: int | None = None
         self._staged: StagedFolder | None = None
-        self._read_only = read_only
+        self._read_only, self._best_metric = read_only, config.best_metric
         with self._as_user_error():
             if not read_only:
                 on_first_host("make the checkpoint folder", lambda: _make(self.folder))
@@ -97,7 +99,7 @@ class CheckpointFolder:
                 os.fspath(self._here),
                 options=self._options(self._here, config),
                 item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
-                | {item: ocp.JsonCheckpointHandler() for item in ("data", "config", "about")},
+                | {item: JsonItemHandler() for item in ("data", "config", "about")},
             )
         self._reader = CheckpointReader(
             self.folder, self._here, self._manager, self._staged if read_only else None
@@ -151,14 +153,15 @@ class CheckpointFolder:
     ) -> None:
         """Starts a save in the background; returns when the state is copied off the devices.
 
-        The digests of the arrays are computed from this copy, before it is written.
+        The digests of the arrays are computed from this copy while it is written.
 
         Args:
             step: number of updates made.
             state: the training state.
             data: position in the example order, JSON.
             config: the run's config, JSON.
-            metrics: evaluation metrics, by which the best checkpoints are chosen.
+            metrics: evaluation metrics, by which the best checkpoints are chosen. If the best
+                metric is not finite, this checkpoint is not one of the best.
 
         Raises:
             RunFolderError: this or the previous save could not be written.
@@ -166,12 +169,14 @@ class CheckpointFolder:
         trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
-        items["data"] = ocp.args.JsonSave(data)
-        items["config"] = ocp.args.JsonSave(config)
         barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
         about = describe(trees, self._environment, in_bucket=is_bucket(self.folder))
-        about = with_digests(about, tree_digests(trees), data=data, config=config)
-        items["about"] = ocp.args.JsonSave(about)
+        digests = start_digests(f"digests of checkpoint {step}", trees)
+        items["data"] = JsonItem(lambda: data)
+        items["config"] = JsonItem(lambda: config)
+        items["about"] = JsonItem(lambda: with_digests(about, digests(), data=data, config=config))
+        finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
+        metrics = finite if self._best_metric in finite else None
         with self._as_user_error():
             if self._staged is not None:
                 self._manager.wait_until_finished()  # Orbax would wait here, too.

@@ -14,8 +14,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.processes import gather, is_first_host
+from vit_jax.parallel.processes import gather, is_first_host, send_to_first_host
 
 # Trailing axes are summed in one product once they have this many elements together.
 _BLOCK = 64
@@ -49,29 +49,31 @@ def array_digest(array: np.ndarray) -> str:
 def tree_digests(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Returns the digests of all arrays of trees. All processes must call this together.
 
-    Arrays on accelerators are summed where they are, in milliseconds, before they are copied to the
-    host. Arrays on CPUs are summed by NumPy, at 3 to 5 GB/s on two cores, because XLA's program for
-    CPUs takes four times as long.
-
     Args:
         trees: item name -> tree of arrays.
 
     Returns:
         Item name -> array name -> digest, equal on all processes.
     """
-    leaves = {
-        (item, name): leaf
-        for item, tree in trees.items()
-        for name, leaf in named_leaves(tree).items()
-    }
-    on_accelerators = {at: leaf for at, leaf in leaves.items() if _is_on_accelerator(leaf)}
-    dispatched = device_sums(on_accelerators)
-    sums = _host_sums({at: leaf for at, leaf in leaves.items() if at not in on_accelerators})
-    sums |= {at: int(total) for at, total in dispatched.items()}
-    return {
-        item: {name: _text(total) for (of, name), total in sums.items() if of == item}
-        for item in trees
-    }
+    sums = _start_sums(trees)
+    return sums.digests(gather("compare digests of arrays", sums.of_this_process()))
+
+
+def start_digests(name: str, trees: Mapping[str, Any]) -> Callable[[], dict[str, dict[str, str]]]:
+    """Starts to compute digests in the background.
+
+    Returns when the devices may overwrite the arrays.
+
+    Args:
+        name: names this on all processes, and nothing else at the same time.
+        trees: item name -> tree of arrays.
+
+    Returns:
+        A function that waits for the digests, as `tree_digests` returns them. All processes must
+        call it, on any thread. Only that of the first host knows all shards.
+    """
+    sums = _start_sums(trees)
+    return lambda: sums.digests(send_to_first_host(name, sums.of_this_process()))
 
 
 def device_sums(arrays: Mapping[Any, jax.Array]) -> dict[Any, jax.Array]:
@@ -112,14 +114,6 @@ def _is_on_accelerator(leaf: Any) -> bool:
     return next(iter(leaf.sharding.device_set)).platform != "cpu"
 
 
-def _host_sums(leaves: Mapping[Any, Any]) -> dict[Any, int]:
-    """Returns the sums over arrays in host memory, equal on all processes."""
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # NumPy frees the GIL.
-        parts = dict(zip(leaves, pool.map(_addressable_sum, leaves.values()), strict=True))
-    gathered = gather("compare digests of arrays", list(parts.values()))
-    return {at: sum(part[i] for part in gathered) for i, at in enumerate(leaves)}
-
-
 def combined_digest(digests: Mapping[str, str]) -> str:
     """Returns one digest for named arrays, which does not depend on their order."""
     return json_digest(dict(digests))
@@ -135,14 +129,69 @@ def _text(total: int) -> str:
     return f"{total & _BITS:016x}"
 
 
-def _addressable_sum(array: jax.Array | np.ndarray) -> int:
-    """Returns the sum over the shards of this process, leaving out replicas."""
+_Name = tuple[str, str]  # Item and array.
+
+
+class _Sums:
+    """Sums of arrays that are being computed.
+
+    Arrays on accelerators are summed where they are, in milliseconds. Arrays on CPUs are summed by
+    NumPy, at 3 to 5 GB/s on two cores, because XLA's program for CPUs takes four times as long.
+
+    Args:
+        items: names of the trees.
+        on_devices: sums of whole arrays.
+        on_host: sums of the shards of this process.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[str],
+        on_devices: dict[_Name, jax.Array],
+        on_host: dict[_Name, list[Future[int]]],
+    ):
+        self._items, self._on_devices, self._on_host = [*items], on_devices, on_host
+
+    def of_this_process(self) -> list[int]:
+        """Waits for the sums over the shards of this process."""
+        return [sum(part.result() for part in parts) for parts in self._on_host.values()]
+
+    def digests(self, of_processes: list[list[int]]) -> dict[str, dict[str, str]]:
+        """Returns item -> array name -> digest from the sums of all processes."""
+        totals = dict(zip(self._on_host, map(sum, zip(*of_processes, strict=True)), strict=True))
+        totals |= {at: int(total) for at, total in self._on_devices.items()}
+        return {
+            item: {name: _text(total) for (of, name), total in totals.items() if of == item}
+            for item in self._items
+        }
+
+
+def _start_sums(trees: Mapping[str, Any]) -> _Sums:
+    leaves = {
+        (item, name): leaf
+        for item, tree in trees.items()
+        for name, leaf in named_leaves(tree).items()
+    }
+    on_accelerators = {at: leaf for at, leaf in leaves.items() if _is_on_accelerator(leaf)}
+    on_devices = device_sums(on_accelerators)
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "digests")
+    on_host = {
+        # NumPy shares the memory of a shard on a CPU, and JAX does not overwrite it meanwhile. It
+        # frees the GIL.
+        at: [pool.submit(_sum, np.asarray(part), start) for part, start in _parts(leaf)]
+        for at, leaf in leaves.items()
+        if at not in on_accelerators
+    }
+    pool.shutdown(wait=False)
+    return _Sums(trees, on_devices, on_host)
+
+
+def _parts(array: jax.Array | np.ndarray) -> list[tuple[Any, list[int]]]:
+    """Returns the parts that this process sums: (part, coordinates of its first element)."""
     if isinstance(array, np.ndarray):  # All processes have the same.
-        return _sum(array, [0] * array.ndim) if is_first_host() else 0
+        return [(array, [0] * array.ndim)] if is_first_host() else []
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    return sum(
-        _sum(np.asarray(shard.data), [part.start or 0 for part in shard.index]) for shard in shards
-    )
+    return [(shard.data, [part.start or 0 for part in shard.index]) for shard in shards]
 
 
 def _sum(part: np.ndarray, start: Iterable[int]) -> int:
