@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 
 import pytest
@@ -48,6 +49,18 @@ def test_info_describes_a_prepared_dataset(capsys, digits_dir):
     out = run(capsys, "info", "digits", f"--data_dir={digits_dir}")
     assert "1,437 examples, fingerprint e57bc5db0234c1dc" in out
     assert "0, 1, 2, 3, 4, 5, 6, 7, ..." in out
+
+
+def test_info_shows_and_names_splits_without_examples(capsys, digits_dir, tmp_path, caplog):
+    shutil.copytree(digits_dir, tmp_path / "data")
+    path = tmp_path / "data" / "digits" / "1.0.0" / "dataset_info.json"
+    about = json.loads(path.read_text())
+    (test,) = [split for split in about["splits"] if split["name"] == "test"]
+    test["shardLengths"] = ["0"]
+    path.write_text(json.dumps(about))
+    found = json.loads(run(capsys, "info", "digits", f"--data_dir={tmp_path / 'data'}", "--json"))
+    assert [found["splits"][split]["examples"] for split in ("train", "test")] == [1437, 0]
+    assert caplog.messages[-1] == "digits has no examples in: test"
 
 
 def test_info_describes_a_folder_and_a_csv_file(capsys, photos, tmp_path):

@@ -5,6 +5,9 @@ import os
 import pytest
 
 from vit_jax.__main__ import main
+from vit_jax.config.data import DataConfig
+from vit_jax.data.sources.open import data_cache
+from vit_jax.errors import RunFolderError
 
 IN_THE_WAY = [
     ["analyze", "missing.npz", "--output=FILE"],
@@ -47,6 +50,20 @@ def test_a_file_in_the_place_of_the_jobs_of_a_sweep_is_found_first(tmp_path, cap
     assert main(["sweep", "--sweep=missing.py", f"--workdir={folder}"]) == 2
     assert f"error: {folder / 'jobs'} is a file" in capsys.readouterr().err
     assert list(folder.iterdir()) == [folder / "jobs"]
+
+
+def test_a_file_in_the_place_of_the_report_of_an_evaluation_is_found_first(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report").write_text("mine")
+    assert main(["eval", f"--workdir={folder}"]) == 2
+    assert f"error: {folder / 'report'} is a file" in capsys.readouterr().err
+
+
+def test_caches_in_the_place_of_a_file_are_refused(tmp_path):
+    data = DataConfig(name="digits", global_batch_size=8, cache_dir=str(tmp_path / "file"))
+    with pytest.raises(RunFolderError, match="file is a file; expected a folder"):
+        data_cache(data)
 
 
 @pytest.mark.parametrize("command", ["plan", "bench step", "bench feed"])

@@ -11,7 +11,7 @@ from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources import labels as labels_module
 from vit_jax.data.sources.labels import cached_labels
 from vit_jax.data.sources.subset import apportion, take_subset
-from vit_jax.errors import ConfigError, DataError
+from vit_jax.errors import ConfigError, DataError, MemoryLimitError
 from vit_jax.rng import seeded_hash
 from vit_jax.storage.paths import cache_dir
 
@@ -271,6 +271,11 @@ def test_many_labels_are_read_in_order_from_several_threads(cache):
     found = cached_labels("many", "many", 10_000, lambda indices: expected[list(indices)].tolist())
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == np.uint32
+
+
+def test_labels_that_do_not_fit_the_memory_are_refused(cache):
+    with pytest.raises(MemoryLimitError, match=r"4.0 EB for the labels of 1,000,\S+ examples of x"):
+        cached_labels("x", "x", 10**18, lambda indices: [7] * len(indices))
 
 
 def test_labels_are_read_without_a_writable_cache(cache, monkeypatch):

@@ -136,11 +136,26 @@ def test_a_resumed_run_tells_which_steps_have_no_line(there, start_step, told, t
     write(tmp_path, there)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 10, "time": 1.0, "eval/test/loss": 1.0}\n')
-    logged = LoggedSteps(40, ((0, 5),)).up_to(start_step)
+    steps = LoggedSteps(40, ((0, 5),)).up_to(start_step)
+    logged = {"train/loss": steps, "eval/": [step for step in steps if step == 10]}
     with MetricsWriter(tmp_path, PLAIN, start_step=start_step, run_config={}, logged=logged):
         pass
     path = tmp_path / "metrics.jsonl"
-    assert caplog.messages == ([f"{path} has no training lines for {told}"] if told else [])
+    assert caplog.messages == ([f"{path} has no train/loss for {told}"] if told else [])
+
+
+def test_a_resumed_run_tells_which_evaluations_have_no_line(tmp_path, caplog):
+    with writer(tmp_path, PLAIN) as made:
+        made.write(10, {"train/loss": 0.5})
+        made.write(20, {"eval/test/loss": 0.5})
+        made.write(20, {"knn/pets/accuracy_top1": 0.5})
+    logged = {"eval/": [10, 20], "knn/": [10, 20]}
+    with MetricsWriter(tmp_path, PLAIN, start_step=20, run_config={}, logged=logged):
+        pass
+    path = tmp_path / "metrics.jsonl"
+    assert caplog.messages == [
+        f"{path} has no eval/* for step 10", f"{path} has no knn/* for step 10"
+    ]  # fmt: skip
 
 
 def test_tensorboard_holds_the_same_scalars(tmp_path):

@@ -153,14 +153,14 @@ def test_damaged_and_missing_lines_are_told_when_a_run_resumes(config, damaged, 
     (aside,) = workdir.glob("metrics-damaged-*.jsonl")
     assert aside.read_text() == cut
     assert f"line {first + 1} of metrics.jsonl: damaged, moved to {aside}" in caplog.text
-    assert f"{path} has no training lines for step 5\n" in caplog.text
+    assert f"{path} has no train/loss for step 5\n" in caplog.text
     assert [row["step"] for row in rows(workdir, "train/loss")] == [10, 15, 20]
     caplog.clear()
     (workdir / "result.json").unlink()
     path.unlink()
     changed = config.replace(logging=config.logging.replace(interval_steps=4))
     train(changed, workdir, StopSignals())
-    assert f"{path} has no training lines for steps 5 to 20\n" in caplog.text
+    assert f"{path} has no train/loss for steps 5 to 20\n" in caplog.text
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_changed_logging_interval_is_not_taken_for_missing_lines(config, damag
         changed = config.replace(logging=config.logging.replace(interval_steps=interval))
         train(changed, workdir, StopSignals())
     assert [row["step"] for row in rows(workdir, "train/loss")] == [5, 10, 15, 16, 17, 18, 19, 20]
-    assert "no training lines" not in caplog.text
+    assert "metrics.jsonl has no" not in caplog.text
 
 
 @pytest.mark.slow

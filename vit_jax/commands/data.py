@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive_int
-from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError
+from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError, first_few
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
 
@@ -164,10 +164,13 @@ def _info(args: argparse.Namespace) -> None:
     first = next(iter(sources.values()), None)
     if first is not None:
         facts |= {"classes": len(first.class_names), "class_names": first.class_names}
-    facts["splits"] = {
+    facts["splits"] = facts.get("splits", {}) | {
         split: {"examples": len(source), "fingerprint": source.fingerprint}
         for split, source in sources.items()
-    } or facts.get("splits", {})
+    }
+    empty = [split for split, held in facts["splits"].items() if not held["examples"]]
+    if empty:
+        log.warning("%s has no examples in: %s", args.name, first_few(empty, 5))
     if args.json:
         _print_json(facts)
         return

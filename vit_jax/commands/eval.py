@@ -14,7 +14,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, NonFiniteError, first_few
 from vit_jax.storage.files import json_text
-from vit_jax.storage.paths import user_path
+from vit_jax.storage.paths import check_output_folder, user_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.run.folder import read_config
 
+    check_output_folder(args.workdir, ["report"])
     read_config(args.workdir)  # Raises an error if there is no run.
     config = load_config(str(args.workdir / "config.json"), overrides)
     if not config.evaluation.all_splits:

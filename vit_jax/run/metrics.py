@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,8 +74,8 @@ class MetricsWriter:
         config: where to write.
         start_step: step that training continues from.
         run_config: config to show in Weights & Biases.
-        logged: steps up to `start_step` that should have a training line. A warning names those
-            that have none.
+        logged: how the name of a metric starts -> steps up to `start_step` that should have it. A
+            warning names those that have none.
         enabled: False writes nothing. Only the first host writes.
 
     Raises:
@@ -90,7 +90,7 @@ class MetricsWriter:
         *,
         start_step: int,
         run_config: dict[str, Any],
-        logged: Sequence[int] = (),
+        logged: Mapping[str, Sequence[int]] | None = None,
         enabled: bool = True,
     ):
         self._path = workdir / "metrics.jsonl"
@@ -105,7 +105,7 @@ class MetricsWriter:
             if config.tensorboard:
                 self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
             self._log = LogFile(self._path, lambda row: row["step"] <= start_step, _is_row)
-            self._warn_of_missing(logged)
+            self._warn_of_missing(logged or {})
         if wandb is not None:
             # The id depends on the folder, so that a resumed run continues the same W&B run.
             if is_bucket(workdir):
@@ -136,13 +136,16 @@ class MetricsWriter:
             if self._wandb is not None:
                 self._wandb.finish()
 
-    def _warn_of_missing(self, logged: Sequence[int]) -> None:
-        if not logged:
+    def _warn_of_missing(self, logged: Mapping[str, Sequence[int]]) -> None:
+        if not any(logged.values()):
             return
-        found = {row["step"] for row in read_metrics(self._path) if "train/loss" in row}
-        missing = missing_steps(logged, found)
-        if missing:
-            log.warning("%s has no training lines for %s", self._path, missing)
+        rows = read_metrics(self._path)
+        for start, steps in logged.items():
+            found = {row["step"] for row in rows if any(name.startswith(start) for name in row)}
+            missing = missing_steps(steps, found)
+            if missing:
+                what = f"{start}*" if start.endswith("/") else start
+                log.warning("%s has no %s for %s", self._path, what, missing)
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
         """Returns the metrics of a step with these prefixes that are already in the file."""

@@ -25,7 +25,7 @@ from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.run.time_account import FILE as SESSIONS
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.storage.log_file import log_exists
-from vit_jax.storage.paths import local_path
+from vit_jax.storage.paths import check_output_folder, local_path
 from vit_jax.storage.private import without_private
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
@@ -207,7 +207,7 @@ def open_context(
             config.logging,
             start_step=start.step,
             run_config=config.to_mapping(),
-            logged=logged.up_to(start.step),
+            logged={"train/loss": logged.up_to(start.step), **start.evaluated_before},
             enabled=folder.is_writer,
         )
         examples = ExampleLog(
@@ -247,4 +247,5 @@ def _open_local_tier(
     if config.local_dir is None:
         return None
     folder = local_path(config.local_dir, "checkpoint.local_dir is")
+    check_output_folder(folder)
     return LocalTier(folder, run_id(run_folder), saved_items(program))

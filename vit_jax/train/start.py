@@ -36,6 +36,7 @@ class Start:
         early_stopping: saved state of early stopping; None: a new run, or early stopping is off.
         seconds: parts of the run's time when the checkpoint was saved, see `TimeAccount`.
         logging_intervals: saved intervals of logging up to this step, see `LoggedSteps`.
+        evaluated: how the names of metrics start, e.g. "eval/" -> steps that were evaluated.
     """
 
     state: TrainState
@@ -46,6 +47,15 @@ class Start:
     early_stopping: dict[str, Any] | None = None
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     logging_intervals: Sequence[Sequence[int]] = ()
+    evaluated: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def evaluated_before(self) -> dict[str, list[int]]:
+        """The evaluations of earlier steps. That of this step is made again if it is missing."""
+        return {
+            name: [step for step in steps if step < self.step]
+            for name, steps in self.evaluated.items()
+        }
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -104,6 +114,7 @@ def restore_or_init(
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
         logging_intervals=found.data.get("logging_intervals", ()),
+        evaluated=found.data.get("evaluated", {}),
     )
 
 

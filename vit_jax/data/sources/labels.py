@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.progress import track
+from vit_jax.memory import check_fits
 from vit_jax.storage.paths import cache_dir
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 _MIN_CACHED = 50_000
 _CHUNK = 2048
 _THREADS = 8
+_LABEL_BYTES = 4
+_FIX = "check the number of examples in the dataset's metadata"
 
 
 def cached_labels(
@@ -33,6 +36,9 @@ def cached_labels(
         name: name of the dataset, for the progress bar.
         count: number of examples.
         read: indices -> labels; called from several threads.
+
+    Raises:
+        MemoryLimitError: the labels do not fit the memory.
     """
     path = cache_dir() / "labels" / f"{key}.npy"
     if count >= _MIN_CACHED and path.is_file():
@@ -49,6 +55,7 @@ def cached_labels(
 
 
 def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[int]]) -> np.ndarray:
+    check_fits(count * _LABEL_BYTES, f"the labels of {count:,} examples of {name}", _FIX)
     labels = np.zeros(count, np.int32)
     chunks = [range(i, min(i + _CHUNK, count)) for i in range(0, count, _CHUNK)]
     with ThreadPoolExecutor(_THREADS) as pool:

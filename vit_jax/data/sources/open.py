@@ -15,7 +15,7 @@ from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
 from vit_jax.errors import DataError, nearest
 from vit_jax.storage.block_cache import BlockCache, block_cache
-from vit_jax.storage.paths import local_path, user_path
+from vit_jax.storage.paths import check_output_folder, local_path, user_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,11 @@ def data_cache(data: DataConfig) -> BlockCache:
 
     Raises:
         FileError: `data.cache_dir` is in a bucket.
+        RunFolderError: it cannot be made or written.
     """
     folder = None if data.cache_dir is None else local_path(data.cache_dir, "data.cache_dir")
+    if folder is not None:
+        check_output_folder(folder)
     return block_cache(folder, data.cache_dir_gb)
 
 

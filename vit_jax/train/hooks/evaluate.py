@@ -1,5 +1,6 @@
 """Evaluates splits and frozen features at intervals and at the end."""
 
+import bisect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +30,15 @@ class EvaluateHook:
     Args:
         context: the run.
         log: the log hook of the run.
+
+    Attributes:
+        evaluated: how the names of metrics start, e.g. "eval/" -> steps of the run that were
+            evaluated, ascending.
     """
 
     def __init__(self, context: RunContext, log: LogHook):
         self._context, self._log = context, log
+        self.evaluated = {name: [*steps] for name, steps in context.start.evaluated.items()}
         evaluators = context.evaluators
         self._splits = self._of_splits(evaluators.splits)
         self._final_splits = self._of_splits(evaluators.final_splits)
@@ -40,6 +46,7 @@ class EvaluateHook:
             context,
             lambda params: evaluators.features(params, context.stop_requested),
             _FEATURE_PREFIXES,
+            self._note,
         )
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -118,6 +125,12 @@ class EvaluateHook:
         with self._context.account.part("saving"):
             self._context.checkpoints.wait()
 
+    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
+        for start in {f"{name.partition('/')[0]}/" for name in metrics}:
+            steps = self.evaluated.setdefault(start, [])
+            if step not in steps:
+                bisect.insort(steps, step)
+
     def _of_splits(self, evaluator: SplitEvaluator) -> "_Evaluation":
         context = self._context
         return _Evaluation(
@@ -129,6 +142,7 @@ class EvaluateHook:
                 stop=context.stop_requested,
             ),
             [f"eval/{name}/" for name in evaluator.splits],
+            self._note,
         )
 
     def _splits_due(self, step: int) -> bool:
@@ -168,6 +182,7 @@ class _Evaluation:
         context: the run.
         evaluate: function (params) -> metrics; None if the run was asked to stop meanwhile.
         prefixes: how the names of its metrics start.
+        note: function (step, metrics), called with metrics that are in metrics.jsonl.
 
     Attributes:
         step: step of the latest evaluation; -1: none yet.
@@ -179,8 +194,10 @@ class _Evaluation:
         context: RunContext,
         evaluate: Callable[[Any], dict[str, float] | None],
         prefixes: Sequence[str],
+        note: Callable[[int, dict[str, float]], None],
     ):
         self._context, self._evaluate, self._prefixes = context, evaluate, tuple(prefixes)
+        self._note = note
         self.step, self.metrics = -1, dict[str, float]()
 
     def read(self, step: int) -> None:
@@ -193,6 +210,7 @@ class _Evaluation:
         )
         if found:
             self.step, self.metrics = step, found
+            self._note(step, found)
 
     def run(self, step: int, params: Any) -> None:
         """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
@@ -206,6 +224,7 @@ class _Evaluation:
         if metrics:
             _warn_of_non_finite(step, metrics)
             self._context.metrics.write(step, metrics)
+            self._note(step, metrics)
             self._context.progress.show_evaluation(step, metrics)
 
 

@@ -95,6 +95,7 @@ class SaveHook:
                 "left_out": context.start.skipped_batches,
                 "seconds": context.account.seconds(),
                 "logging_intervals": context.logged.intervals,
+                "evaluated": self._evaluation.evaluated,
             }
             | context.early_stopping.to_json()
         )
