@@ -48,7 +48,7 @@ def assert_same(run, reference):
 
 
 def test_of_two_trainers_of_a_folder_one_trains(slow_draw, finished, digits_dir, tmp_path):
-    for i in slow_draw.some(range(25), short=0):
+    for i in slow_draw.some(range(50), short=0):
         run = tmp_path / f"{i}"
         both = [start(run, digits_dir, *SHORT, config=UNMIXED) for _ in range(2)]
         ended = sorted((finish(process) for process in both), key=lambda done: done[0])
