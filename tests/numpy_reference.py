@@ -217,10 +217,11 @@ def trunk(image, p, *, version, groups, small):
     return x
 
 
-def resnet(image, p, *, groups, small=False):
+def resnet(image, p, *, groups, small=False, pooling="gap"):
     """Logits [C] of a BiT ResNet."""
     x = trunk(image, p["trunk"], version=2, groups=groups, small=small)
-    features = relu(group_norm(x, p["norm"], groups, 1e-5)).mean((0, 1))
+    x = relu(group_norm(x, p["norm"], groups, 1e-5))
+    features = x.mean((0, 1)) if pooling == "gap" else x.reshape(-1)
     return linear(features, p["head"]["linear"])
 
 

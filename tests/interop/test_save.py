@@ -115,6 +115,7 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
     ("format", "name", "options", "match"),
     [
         ("timm", "BiT-R-Nano", {}, "BiT-R-Nano in format timm; expected big_transfer or orbax"),
+        ("big_transfer", "BiT-R26x1", {"pooling": "flatten"}, "pooling = 'flatten'"),
         ("vision_transformer", "ViT-Ti/8", {"gelu_approximate": False}, "gelu_approximate = False"),
         ("vision_transformer", "ViT-Ti/8", {"num_registers": 1}, "'registers', which .* no name"),
         ("vision_transformer", "ViT-Ti/8", {"qkv_bias": False}, "qkv_bias = False"),

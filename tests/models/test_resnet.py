@@ -73,6 +73,17 @@ def test_logits_of_a_resnet_equal_the_formula_written_out_in_float64(shape, size
     )
 
 
+def test_a_flattened_map_is_the_input_of_the_head():
+    model, x = make("resnet", SMALL, (8, 12), pooling="flatten"), random_images(size=(8, 12))
+    params = params64(model)
+    assert params["head"]["linear"]["kernel"].shape == (4 * 6 * 64, 5)
+    sizes = {"groups": 4, "small": True, "pooling": "flatten"}
+    want = np.array([reference.resnet(one, params, **sizes) for one in np.float64(x)])
+    assert_close(run(model, x), want)
+    with pytest.raises(ModelError, match=r"expected \(batch, 8, 12, 3\)"):
+        model(random_images(size=(8, 16)))
+
+
 @pytest.mark.parametrize(
     ("version", "shape", "size"),
     [

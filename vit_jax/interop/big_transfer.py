@@ -9,7 +9,7 @@ from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import Row, Same, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.registry import list_models, model_options, model_shape
-from vit_jax.models.resnet import ResNetShape
+from vit_jax.models.resnet import ResNetConfig, ResNetShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -59,7 +59,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     """Returns the tensors of a ResNet with the names of the published files.
 
     Raises:
-        WeightsError: a ResNet for small images, or one with a tanh layer before its head.
+        WeightsError: a ResNet for small images, one with a tanh layer before its head, or
+            one without mean pooling.
     """
     shape = model_shape(loaded.options)
     assert isinstance(shape, ResNetShape)
@@ -67,6 +68,13 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         raise WeightsError(
             f"{loaded.options.name}, which has a 3x3 root for small images",
             "a ResNet with the 7x7 root of BiT",
+            "use --format=orbax, which holds every model",
+        )
+    assert isinstance(loaded.options, ResNetConfig)
+    if loaded.options.pooling != "gap":
+        raise WeightsError(
+            f"model.pooling = {loaded.options.pooling!r} in format big_transfer",
+            "'gap'",
             "use --format=orbax, which holds every model",
         )
     tensors = write_rows(name_table(shape), parameters(loaded.model))

@@ -51,6 +51,10 @@ class ResNetConfig(ModelConfig):
 
     representation_size: int | None = option(None, at_least=1)
     """Width of a tanh layer before the head, used in pretraining. None: no such layer."""
+    pooling: Literal["gap", "flatten"] = option("gap")
+    """What the head sees: the mean over the positions of the last feature map, or all of them
+    concatenated, which fixes the image size. Source: "flatten" is ours, for comparisons with ViTs.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,13 +325,13 @@ class Trunk(nnx.Module):
 
 
 class ResNet(ImageModel):
-    """BiT ResNet: trunk -> group normalisation, ReLU, mean over positions -> head.
+    """BiT ResNet: trunk -> group normalisation, ReLU, pooling -> head.
 
     Args:
         shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels; images of other sizes work as well.
+        image_size: (height, width) in pixels; with mean pooling, images of other sizes work as well.
         rngs: source of the initial values.
 
     Source: arXiv:1912.11370.
@@ -345,13 +349,13 @@ class ResNet(ImageModel):
         rngs: nnx.Rngs,
     ):
         dtype = jnp.dtype(options.dtype)
-        self.image_size = image_size
+        self.image_size, self.pooling = image_size, options.pooling
         height, width = image_size
         self.grid = (math.ceil(height / shape.stride), math.ceil(width / shape.stride))
         self.trunk = Trunk(shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs)
         self.norm = GroupNorm(shape.channels, self.trunk.style)
         self.head = Head(
-            shape.channels,
+            shape.channels * (math.prod(self.grid) if self.pooling == "flatten" else 1),
             num_classes,
             representation_size=options.representation_size,
             bias_init=options.head_bias_init,
@@ -385,11 +389,15 @@ class ResNet(ImageModel):
         """
         del key
         images = jnp.asarray(images)
-        check_images(images, None)
+        check_images(images, self.image_size if self.pooling == "flatten" else None)
         check_intermediates(return_intermediates, self.intermediates)
         maps = self.trunk(images)
         encoded = jax.nn.relu(self.norm(list(maps.values())[-1]))
-        logits, pre_logits = self.head(encoded.mean((1, 2), dtype=jnp.float32))
+        if self.pooling == "gap":
+            features = encoded.mean((1, 2), dtype=jnp.float32)
+        else:
+            features = encoded.reshape(len(encoded), -1)
+        logits, pre_logits = self.head(features)
         found = {**maps, "encoded": encoded, "pre_logits": pre_logits}
         return with_intermediates(logits, found, return_intermediates)
 
