@@ -85,7 +85,7 @@ class Family:
         sharding_rules: which mesh axis each dimension of a parameter is split over.
         layer_order: regular expressions over whole parameter names, in the order of the forward
             pass. Each matches one layer, or all layers of a scanned stack (`blocks`). Parameters
-            that none of them matches (final norm, head) are the last layer.
+            that none of them matches (final norm, head) are the last layer. Empty: a head alone.
         formats: modules of `vit_jax.interop` that read and write published weights.
         build_flags: flags that a task can pass to `build`, such as "mask_token".
         stack: function from options and (height, width) of the images to the sizes of the stack of

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import ModelError, nearest
+from vit_jax.models.block_means import BLOCK_MEANS
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.mixer import MIXER
 from vit_jax.models.options import AUTO, ModelConfig
@@ -17,7 +18,7 @@ from vit_jax.models.vit import VIT
 from vit_jax.named_tree import named_leaves
 
 # To add a family, write its file and add it here.
-FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER)
+FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
 
 
 class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
@@ -210,7 +211,7 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
         [depth, 1, ...] that broadcasts against the parameter.
     """
     order = [pattern for family in FAMILIES for pattern in family.layer_order]
-    embeddings = {order.index(family.layer_order[0]) for family in FAMILIES}
+    embeddings = {order.index(family.layer_order[0]) for family in FAMILIES if family.layer_order}
     leaves = named_leaves(params)
     steps = {name: _first_match(order, name) for name in leaves}
 

@@ -331,7 +331,7 @@ class ResNet(ImageModel):
         shape: sizes.
         options: the model section of a config.
         num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels; with mean pooling, images of other sizes work as well.
+        image_size: (height, width) in pixels; with mean pooling, other sizes work as well.
         rngs: source of the initial values.
 
     Source: arXiv:1912.11370.

@@ -43,7 +43,8 @@ def family(model: Any) -> str | None:
     if re.match(r"R\d*\+ViT", model):
         return "hybrid"
     first = re.split(r"[^A-Za-z]", model, maxsplit=1)[0]
-    return {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer"}.get(first, "ViT")
+    known = {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer", "BlockMeans": "block means"}
+    return known.get(first, "ViT")
 
 
 def is_number(value: Any) -> bool:
