@@ -25,7 +25,9 @@ def test_logits_are_linear_in_the_means():
     x = random_images(size=(32, 32))
     features = model(x, return_intermediates=("pre_logits",))[1]["pre_logits"]
     assert features.shape == (2, 192)
-    np.testing.assert_allclose(model(x), np.asarray(features) @ np.asarray(kernel), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model(x), np.asarray(features) @ np.asarray(kernel), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_size_that_blocks_do_not_divide_is_refused():

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.choose_model import (
     AbstractModel,
     choose_model,
@@ -34,8 +34,11 @@ from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import ImageModel
 from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
+
+UNTRAINED = "untrained:"
+"""What an address begins with that stands for a new model: "untrained:ViT-B/16"."""
 
 M = TypeVar("M", bound=nnx.Module)
 _Shapes = Mapping[str, tuple[int, ...]]
@@ -102,14 +105,17 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     """Builds a model from published weights.
 
     Args:
-        path: see `read_weights`.
+        path: see `read_weights`; or "untrained:NAME": a new model of that name, for comparison.
         seed: seed for initialising the parameters that the file does not contain.
-        **arguments: arguments of `read_weights`.
+        **arguments: arguments of `read_weights`. A new model takes `image_size`, `num_classes` and
+            options of its family.
 
     Raises:
         WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
         ModelError, ConfigError: options that contradict each other.
     """
+    if str(path).startswith(UNTRAINED):
+        return _new_model(str(path), seed, **arguments)
     start = time.monotonic()
     found = read_weights(path, **arguments)
     # One at a time, so that at most one array is in memory twice.
@@ -118,6 +124,46 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     found.report.seconds = time.monotonic() - start
     about = {f.name: getattr(found, f.name) for f in dataclasses.fields(_ModelInfo)}
     return Loaded(model=fill_parameters(found.model, arrays.__getitem__), **about)
+
+
+def _new_model(
+    address: str,
+    seed: int,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    allow_missing: str | Sequence[str] = (),
+    allow_unexpected: str | Sequence[str] = (),
+    position_resize: str = "zoom",
+    **options: Any,
+) -> Loaded:
+    """Returns a new model. The last three named arguments, which have defaults, change nothing."""
+    given = {key: value for key, value in options.items() if value is not None}
+    of_files = [key for key in ("patch_size", "keep_head", "grid", "normalization") if key in given]
+    if of_files:
+        raise WeightsError(
+            f"{ARGUMENT} for {address}",
+            "image_size, num_classes and model options, as nothing is read",
+            "leave it out",
+            argument=of_files[0],
+        )
+    config = model_options(address.removeprefix(UNTRAINED), **given)
+    side = image_size or default_image_size(config.name)
+    size = (side, side) if isinstance(side, int) else side
+    classes = num_classes or 0
+    key = jax.random.key(seed)
+    model = build_model(config, num_classes=classes, image_size=size, key=key)
+    report = LoadReport(address, "initial values", config.name, 0)
+    report.add(Status.REINITIALISED, *leaf_names(nnx.to_pure_dict(nnx.state(model))))
+    return Loaded(
+        options=config,
+        num_classes=classes,
+        image_size=size,
+        class_names=None,
+        view=EvalView(),
+        report=report,
+        model=model,
+    )
 
 
 def read_weights(
