@@ -106,6 +106,35 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     assert notes == [f"A line for each of 2 runs. {cross_note}"]
 
 
+def test_many_runs_become_means_of_their_series_and_many_series_several_panels(tmp_path):
+    for name, seeds in ((f"m{i}", (0, 1)) for i in range(10)):
+        for seed in seeds:
+            at = f"{name}-{seed}"
+            rows = [{"step": s, "train/loss": 4.0 + seed - s} for s in (1, 2)]
+            job = {"name": at, "labels": {"model": name}}
+            done = result(0.5, 2) if at != "m3-1" else None
+            put(tmp_path / at, job=job, config=config(seed=seed), metrics=rows, result=done)
+    ((_, figure, notes),) = sheets(tmp_path)
+    first, _ = figure.axes
+    assert [len(panel.lines) for panel in figure.axes] == [8, 2]
+    assert first.get_title(loc="left") == "cifar10 (1 of 2), training loss"
+    drawn = [line.get_ydata().tolist() for line in first.lines]
+    # The mean of losses 3, 2 and 4, 3; the unfinished run is left out.
+    assert drawn == [[3.0, 2.0] if i == 3 else [3.5, 2.5] for i in range(8)]
+    assert notes == ["Lines: means of the runs that differ only by their seed."]
+
+
+def test_a_long_loss_is_smoothed_by_a_rolling_mean(tmp_path):
+    rows = [{"step": s, "train/loss": 1.0 + s % 2} for s in range(1, 121)]
+    put(tmp_path / "a", config=config(), metrics=rows, result=result(0.5, 120))
+    ((_, figure, notes),) = sheets(tmp_path)
+    (line,) = figure.axes[0].lines
+    # Over three steps: 1.5 at the ends, else two of one kind and one of the other.
+    wanted = [1.5, *(4 / 3 if s % 2 == 0 else 5 / 3 for s in range(1, 119)), 1.5]
+    assert line.get_ydata().tolist() == pytest.approx(wanted[: len(line.get_ydata())])
+    assert notes == ["One run. Training loss: rolling means over 3 logged steps."]
+
+
 def test_the_main_score_is_the_test_accuracy_if_there_is_one():
     names = {"eval/dev/accuracy_top1", "eval/test/accuracy_top1", "eval/train/accuracy_top1"}
     assert main_score(names) == "eval/test/accuracy_top1"
@@ -175,7 +204,9 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
     assert first != second
     ((title, figure, notes),) = sheets(tmp_path, where={"task": "masked"})
     assert notes == ["A line for each of 2 runs. A cross marks the end of a run without a result."]
-    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
+    first, _, second, _ = figure.axes[0].lines  # Each with its cross.
+    assert first.get_color() == second.get_color()  # Both are ViTs.
+    assert first.get_linestyle() != second.get_linestyle()
     with pytest.raises(ConfigError, match="panel=sise: no run has such a label"):
         sheets(tmp_path, panel="sise")
     with pytest.raises(ConfigError, match=r"where\.task=maskd: no remaining run has it"):

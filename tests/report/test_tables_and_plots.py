@@ -257,16 +257,20 @@ def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
     (panel,) = make_figure(tmp_path, "train_exaflops", log_x=True).axes
     low, high = panel.get_xlim()
     ticks = [x for x in panel.get_xticks() if low <= x <= high]
-    assert ticks == pytest.approx([5e-7, 1e-6, 2e-6])
+    assert ticks == pytest.approx([0.5, 1, 2])
+    assert panel.get_xlabel() == "Training compute, teraFLOPs"
 
 
 def test_the_first_of_several_panels_shows_their_mean(tmp_path):
     scores = four(tmp_path)
     put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})
-    panels, _ = make_points(tmp_path, "model", panel="dataset")
+    panels, notes = make_points(tmp_path, "model", panel="dataset")
     assert list(panels) == ["Mean of 2 datasets", "x", "y"]
     mean = panels["Mean of 2 datasets"]
     assert set(mean) == {"A", "B"}
+    assert "Not in the mean, because some datasets lack them: C." in notes
+    panels, _ = make_points(tmp_path, "model", panel="dataset+model")
+    assert not any(name.startswith("Mean") for name in panels)  # Of unlike things.
     each = [(x + y) / 2 for x, y in zip(scores["A", "x"], scores["A", "y"], strict=True)]
     assert mean["A"]["A"].mean == pytest.approx(statistics.fmean(each))
     assert mean["A"]["A"].low < statistics.fmean(each) < mean["A"]["A"].high
@@ -319,6 +323,22 @@ def test_a_series_looks_the_same_in_every_picture():
     assert (other["marker"], other["linestyle"]) != (joined["marker"], joined["linestyle"])
     styles = [tuple(map(str, palette.style("n", str(i)).values())) for i in range(20)]
     assert len(set(styles)) == 20
+
+
+def test_a_family_looks_the_same_in_all_reports_and_its_models_differ():
+    reports = [Palette(), Palette()]
+    reports[0].add("model", ["BiT-R50x1", "ViT-B/16", "ViT-L/16"])
+    reports[1].add("model", ["R50+ViT-B/16", "ViT-L/16", "BlockMeans-8", "ours"])
+    first, second = [p.style("model", "ViT-L/16") for p in reports]
+    assert (first["color"], first["marker"]) == (second["color"], second["marker"])
+    assert reports[0].style("model", "ViT-B/16")["linestyle"] != first["linestyle"]
+    colours = [reports[1].style("model", m)["color"] for m in ("R50+ViT-B/16", "ViT-L/16", "ours")]
+    assert len(set(colours)) == 3
+    joined = [reports[0].style("model+head", f"ViT-L/16{JOIN}{h}") for h in ("token", "gap")]
+    assert {style["color"] for style in joined} == {first["color"]}
+    assert joined[0]["linestyle"] != joined[1]["linestyle"]
+    styles = [reports[0].style("model", f"ViT-B/{i}") for i in range(1, 13)]
+    assert len({tuple(map(str, style.values())) for style in styles}) == 12
 
 
 def test_an_inlined_picture_uses_the_colours_of_the_page(tmp_path):

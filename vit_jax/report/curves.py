@@ -1,5 +1,6 @@
 """Learning curves of many runs, for a report."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,8 +14,12 @@ from vit_jax.report.run import Run
 from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style, start_at_zero
 from vit_jax.run.metrics import split_of
 
-# With more lines than this in a panel, they have no markers.
-_MAX_MARKED = 9
+# Lines in a panel. With more runs than this, each line is the mean of the runs of a series.
+_MAX_LINES = 8
+# Markers on a line.
+_MARKS = 8
+# A training loss with n points is averaged over n / 40 of them.
+_SMOOTHED = 40
 # Rows of panels in one picture.
 _MAX_ROWS = 5
 # The main score is measured on the first of these splits that a run was evaluated on.
@@ -37,42 +42,97 @@ def draw_learning_curves(
     frame = place(frame, request.where, series=request.series, panel=request.panel)
     trained = ["train/loss" in run.metrics for run in frame.index]
     frame = in_natural_order(frame[trained], ["@panel"])
-    rows = [*frame.groupby("@panel", sort=False)["@series"]]
+    palette.add(request.series, frame["@series"])
+    rows = [
+        row
+        for name, of in frame.groupby("@panel", sort=False)
+        for row in _rows(name, of["@series"])
+    ]
     drawings, parts = [], [rows[i : i + _MAX_ROWS] for i in range(0, len(rows), _MAX_ROWS)]
     for i, part in enumerate(parts, 1):
         title = (request.title or "Runs") + (f", part {i} of {len(parts)}" if parts[1:] else "")
-        runs = [run for _, series in part for run in series.index]
-        note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
-        if not all(run.finished for run in runs):
-            note += " A cross marks the end of a run without a result."
-        drawings.append((title, _draw_rows(request, part, palette), [note]))
+        drawings.append((title, _draw_rows(request, part, palette), _notes(part)))
     return drawings
 
 
-def _draw_rows(
-    request: CurvesRequest, rows: Sequence[tuple[Any, pd.Series]], palette: Palette
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """A line of a panel: the mean of some runs.
+
+    Attributes:
+        member: name of the series.
+        runs: one, or the finished runs of the series.
+    """
+
+    member: str
+    runs: list[Run]
+
+    @property
+    def is_cut(self) -> bool:
+        return not all(run.finished for run in self.runs)
+
+    def curve(self, metric: str) -> pd.Series:
+        curves = [run.curve(metric) for run in self.runs]
+        return curves[0] if len(curves) == 1 else pd.concat(curves, axis=1).mean(axis=1)
+
+
+_Row = tuple[str, list[_Line]]
+
+
+def _rows(name: str, series: pd.Series) -> list[_Row]:
+    """Returns the lines of a panel: all runs, or the mean of each series; or several panels."""
+    lines = [_Line(str(member), [run]) for run, member in series.items()]
+    if len(lines) > _MAX_LINES:
+        of: dict[str, list[Run]] = {}
+        for line in lines:
+            of.setdefault(line.member, []).extend(line.runs)
+        members = sorted(of, key=natural_key)
+        lines = [_Line(m, [r for r in of[m] if r.finished] or of[m][:1]) for m in members]
+    parts = [lines[i : i + _MAX_LINES] for i in range(0, len(lines), _MAX_LINES)]
+    if len(parts) == 1:
+        return [(name, lines)]
+    return [(f"{name} ({i} of {len(parts)})".strip(), part) for i, part in enumerate(parts, 1)]
+
+
+def _notes(rows: Sequence[_Row]) -> list[str]:
+    lines = [line for _, lines in rows for line in lines]
+    runs = [run for line in lines for run in line.runs]
+    note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
+    if len(runs) > len(lines):
+        note = "Lines: means of the runs that differ only by their seed."
+    if any(line.is_cut for line in lines):
+        note += " A cross marks the end of a run without a result."
+    windows = {_window(line.curve("train/loss")) for line in lines} - {1}
+    if windows:
+        span = "-".join(map(str, sorted({min(windows), max(windows)})))
+        note += f" Training loss: rolling means over {span} logged steps."
+    return [note]
+
+
+def _window(points: pd.Series) -> int:
+    return max(1, len(points) // _SMOOTHED)
+
+
+def _draw_rows(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> Any:
     """Returns a figure with two panels, training loss and main score, for each row.
 
     Args:
         request: what to draw.
-        rows: (name, series by run).
+        rows: (name, lines).
         palette: colours of the report.
     """
-    palette.add(request.series, [name for _, series in rows for name in series])
-    scores = [_drawn_score(series.index) for _, series in rows]
+    scores = [_drawn_score([run for line in lines for run in line.runs]) for _, lines in rows]
     columns, handles = 2 if any(scores) else 1, {}
     with plot_style():
         figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
-        for i, (name, series) in enumerate(rows):
+        for i, (name, lines) in enumerate(rows):
             score, (left, *right) = scores[i], axes[i]
-            marker = {"marker": None} if len(series) > _MAX_MARKED else {}
-            for run, member in zip(series.index, series, strict=True):
-                style = palette.style(request.series, member)
-                handle = _draw_run(left, run, "train/loss", 1, **style | {"marker": None})
-                handles.setdefault(member, handle)
+            for line in lines:
+                style = palette.style(request.series, line.member)
+                handle = _draw_line(left, line, "train/loss", 1, style)
+                handles.setdefault(line.member, handle)
                 if score is not None:
-                    _draw_run(right[0], run, score, 100, **style | {"markersize": 3.5} | marker)
+                    _draw_line(right[0], line, score, 100, style)
             titles = ["training loss"]
             if score is not None:
                 titles.append(f"{lower_first(title_of(score))}, %")
@@ -106,9 +166,13 @@ def _drawn_score(runs: Iterable[Run]) -> str | None:
     return main_score(repeated) or min(few_shot, key=natural_key, default=None)
 
 
-def _draw_run(panel: Any, run: Run, metric: str, scale: float, **style: Any) -> Any:
-    points = scale * run.curve(metric)
-    (line,) = panel.plot(points, linewidth=1.2, alpha=0.8, markeredgewidth=0, **style)
-    if len(points) and not run.finished:
+def _draw_line(panel: Any, line: _Line, metric: str, scale: float, style: dict[str, Any]) -> Any:
+    points = scale * line.curve(metric)
+    if metric == "train/loss":
+        points = points.rolling(_window(points), center=True, min_periods=1).mean()
+    every = max(1, len(points) // _MARKS)
+    look = {"linewidth": 1.2, "alpha": 0.8, "markersize": 4, "markeredgewidth": 0}
+    (drawn,) = panel.plot(points, **look, **style, markevery=every)
+    if len(points) and line.is_cut:
         panel.plot(points[-1:], "x", color=style["color"], markersize=8, markeredgewidth=2)
-    return line
+    return drawn

@@ -24,6 +24,8 @@ _TITLES = {
     "data.name": "dataset",
     "shots": "examples of each class",
 }
+# In the order of their colours.
+FAMILIES = ("ViT", "hybrid", "ResNet", "Mixer", "block means")
 # First part of a metric of frozen features -> how its title begins.
 FROZEN_FEATURES = {
     "fewshot": "few-shot ",
@@ -38,13 +40,23 @@ def family(model: Any) -> str | None:
     >>> [family(name) for name in ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16")]
     ['ViT', 'hybrid', 'ResNet', 'Mixer']
     """
-    if not isinstance(model, str):
-        return None
-    if re.match(r"R\d*\+ViT", model):
+    return (known_family(model) or "ViT") if isinstance(model, str) else None
+
+
+def known_family(text: str) -> str | None:
+    """Returns the family of a model name or of the family's own name; None: it is neither.
+
+    >>> known_family("untrained:ViT-B/16"), known_family("hybrid"), known_family("10 %")
+    ('ViT', 'hybrid', None)
+    """
+    if text in FAMILIES:
+        return text
+    text = text.removeprefix("untrained:").removeprefix("untrained ")
+    if re.match(r"R\d*\+ViT", text):
         return "hybrid"
-    first = re.split(r"[^A-Za-z]", model, maxsplit=1)[0]
-    known = {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer", "BlockMeans": "block means"}
-    return known.get(first, "ViT")
+    first = re.split(r"[^A-Za-z]", text, maxsplit=1)[0]
+    named = {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer", "BlockMeans": "block means"}
+    return "ViT" if first == "ViT" else named.get(first)
 
 
 def is_number(value: Any) -> bool:

@@ -62,8 +62,14 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     observed = in_natural_order(observed, _KEYS)
     names, means, sets = [*observed["@panel"].unique()], observed[:0], dict[str, list[str]]()
     if len(names) > 1:
-        sets = vtab.group_tasks(names) or {f"Mean of {len(names)} {_plural(request.panel)}": names}
+        sets = vtab.group_tasks(names)
+        if not sets and request.panel is not None and "+" not in request.panel:
+            sets = {f"Mean of {len(names)} {_plural(request.panel)}": names}
         means = means_over(sets, observed, _KEYS)
+        lacking = sorted({*observed["@series"]} - {*means["@series"]}, key=natural_key)
+        if sets and lacking:
+            where = f"{_plural(request.panel)} lack them"
+            notes.append(f"Not in the mean, because some {where}: {first_few(lacking, 5)}.")
     points = summarize(pd.concat([means, observed]), _KEYS)
     points = with_intervals(points, observed, sets, _KEYS)
     if len(names) > _MAX_PANELS and len(means):
@@ -140,6 +146,11 @@ def draw_plot(request: PlotRequest, frame: pd.DataFrame, palette: Palette) -> li
 
 def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -> Any:
     palette.add(request.series, points["series"])
+    x_title = title_of(request.x)
+    if request.x.endswith("exaflops") and all(map(is_number, points["x"])):
+        factor, unit = _flops_unit(max(points["x"]))
+        points = points.assign(x=[x * factor for x in points["x"]])
+        x_title = x_title.replace("exaFLOPs", unit)
     panels = [*points.groupby("panel", sort=False)]
     numeric = all(map(is_number, points["x"]))
     columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
@@ -147,7 +158,7 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -
     score = title_of(request.y) + (", %" if is_fraction(request.y) else "")
     if numeric:
         size = {"width": 3.6, "height": 3.1} if columns > 1 else {"width": 6.2, "height": 3.7}
-        x_title, y_title = title_of(request.x), score
+        y_title = score
     else:
         size = {"width": 6.2 / columns**0.4, "height": 1.0 + 0.34 * max(map(len, members))}
         x_title, y_title = score, ""
@@ -206,6 +217,16 @@ def _draw_panel(
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.1)
     return handles
+
+
+def _flops_unit(largest: float) -> tuple[float, str]:
+    """Returns the factor from exaFLOPs to a unit in which a number is at least 1, and the unit.
+
+    >>> _flops_unit(4e-6)
+    (1000000.0, 'teraFLOPs')
+    """
+    units = {1.0: "exaFLOPs", 1e3: "petaFLOPs", 1e6: "teraFLOPs", 1e9: "gigaFLOPs"}
+    return next((unit for unit in units.items() if unit[0] * largest >= 1), (1e9, units[1e9]))
 
 
 def _set_ticks(panel: Any, xs: Sequence[float], *, log_x: bool) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vit_jax.report.labels import JOIN, natural_key, title_of
+from vit_jax.report.labels import FAMILIES, JOIN, known_family, natural_key, title_of
 
 # (on white, on the dark background of the HTML page)
 COLOURS = (
@@ -28,6 +28,8 @@ COLOURS = (
 )
 INK, MUTED, GRID, SURFACE = "#23272f", "#5d6673", "#e3e6eb", "#fefefe"
 MARKERS = "osD^vPX"
+MODEL_COLUMNS = ("model", "model.name", "family")
+_FILLS = ("full", "top", "left", "bottom")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 # CSS variable -> (on white, on dark).
 _CSS_COLOURS = {
@@ -59,10 +61,11 @@ _SETTINGS: dict[Any, Any] = {
 
 
 class Palette:
-    """Assigns each value of a column a colour and marker, the same in all pictures.
+    """Assigns each value of a column a colour and marker, the same in all pictures of a report.
 
-    In columns joined by "+", the first one chooses the colour, and the others choose marker and
-    dashes.
+    A family of models has the same colour and marker in all reports; its models differ in dashes
+    and in how markers are filled. In columns joined by "+", the first one chooses the colour, and
+    the others choose dashes and, except for models, markers.
     """
 
     def __init__(self) -> None:
@@ -80,16 +83,31 @@ class Palette:
         """Returns matplotlib's keywords for a line; the eighth and later colours are dashed."""
         self.add(column, [member])
         names = column.split("+")
-        pairs = zip(names, member.split(JOIN, len(names) - 1), strict=False)
-        first, *others = [self._members[name].index(part) for name, part in pairs]
-        turn, i = divmod(first, len(COLOURS))
-        marker, dashes = (others[0], turn + others[0]) if others else (i, turn)
+        parts = member.split(JOIN, len(names) - 1)
+        _, *others = [
+            self._members[name].index(part) for name, part in zip(names, parts, strict=False)
+        ]
+        kinds = {m: _family(names[0], m) for m in self._members[names[0]]}
+        kind = kinds[parts[0]]
+        first = [m for m in kinds if kinds[m] == kind].index(parts[0])
+        if kind is None:
+            reserved = len(FAMILIES) if {*kinds.values()} != {None} else 0
+            turn, i = divmod(reserved + first, len(COLOURS))
+            marker, dashes, fill = (others[0], turn + others[0], 0) if others else (i, turn, 0)
+        else:
+            i = marker = FAMILIES.index(kind)
+            fill, dashes = (first, others[0]) if others else divmod(first, len(_DASHES))
         return {
             "color": COLOURS[i][0],
             "marker": MARKERS[marker % len(MARKERS)],
             "linestyle": _DASHES[dashes % len(_DASHES)],
+            "fillstyle": _FILLS[fill % len(_FILLS)],
             "label": member,
         }
+
+
+def _family(column: str, member: str) -> str | None:
+    return known_family(member) if column in MODEL_COLUMNS else None
 
 
 @contextmanager
@@ -124,7 +142,7 @@ def add_legend(
     if len(handles) < 2:
         return
     names = sorted(handles, key=natural_key) if column else [*handles]
-    is_model = column.partition("+")[0] in ("model", "model.name", "family")
+    is_model = column.partition("+")[0] in MODEL_COLUMNS
     title = "" if is_model else title_of(column)
     longest = max(map(len, handles))
     most = max(1, min(len(handles), int(figure.get_figwidth() * 10.5 / (longest + 5))))
