@@ -80,7 +80,13 @@ def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsy
         "knn/digits/neighbours",
         "linear_probe/digits/accuracy_top1",
         "linear_probe/digits/c",
+        *(
+            f"{kind}/digits/{size}"
+            for kind in ("fewshot", "knn", "linear_probe")
+            for size in ("classes", "feature_width")
+        ),
     }
+    assert (first["knn/digits/classes"], first["knn/digits/feature_width"]) == (10, 16)
     # Of ten classes, with random weights.
     assert first["fewshot/digits/1_shot/accuracy_top1"] > 0.15
     assert (

@@ -32,6 +32,11 @@ def build(num_classes=10, *, planned=False, **changes):
         ({"evaluation__batch_size": 10**9}, "150.5 TB for a batch of 1,000,000,000 images"),
         ({"data__prefetch_batches": 10**6}, None),
         ({"data__prefetch_batches": 10**6, "train_steps": 10**7}, "19.3 TB for 1,000,000 pre"),
+        ({"data__num_workers": 1000}, "40.0 GB for 1,000 reader processes"),
+        (
+            {"data__augment": {"crop": "pad", "pad_pixels": 10**6}},
+            "12.0 TB for an image of 224 x 224 pixels with 1,000,000 around it",
+        ),
         ({"num_classes": 10**10}, "40.0 GB for the logits of 10,000,000,000 classes"),
         ({"model__width": 3 * 10**9}, "2.4 TB for 197 tokens of width 3,000,000,000"),
         ({"model__depth": 10**9}, "768.0 GB for 1,000,000,000 layers of width 192"),

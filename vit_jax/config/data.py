@@ -124,7 +124,7 @@ class AugmentConfig(Section):
     """Whether shrinking an image averages over all its pixels, see `data.resize`. Evaluation uses
     it too.
     """
-    randaugment_layers: int = option(0, at_least=0)
+    randaugment_layers: int = option(0, at_least=0, at_most=100)
     """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
     randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
     """Strength of RandAugment. The maximum is 10 in the paper's flavour (larger values extrapolate)

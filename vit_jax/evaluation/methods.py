@@ -26,6 +26,10 @@ from vit_jax.evaluation.linear_probe import fits_in_memory, probe_accuracies
 MethodResult = tuple[dict[str, float], dict[str, Any]]
 
 
+# Method -> how the names of its metrics start.
+_PREFIXES = {"least_squares": "fewshot", "knn": "knn", "linear_probe": "linear_probe"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Splits:
     """The features of a dataset.
@@ -70,6 +74,9 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     for method in config.methods:
         found, details[method] = run[method](splits, config, name)
         metrics |= found
+        at = f"{_PREFIXES[method]}/{name}"
+        width = splits.train.values.shape[1]
+        metrics |= {f"{at}/classes": splits.num_classes, f"{at}/feature_width": width}
     return metrics, details
 
 

@@ -47,6 +47,6 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         exported = export.export(predict, platforms=PLATFORMS)(images)
         content = exported.serialize()
         part.write_bytes(content)
-    checksum = hashlib.sha256(content).hexdigest()
-    write_atomically(path.with_name(f"{path.name}.sha256"), f"{checksum}  {path.name}\n")
+        checksum = hashlib.sha256(content).hexdigest()
+        write_atomically(path.with_name(f"{path.name}.sha256"), f"{checksum}  {path.name}\n")
     return tuple(str(n) for n in exported.out_avals[0].shape)

@@ -1,5 +1,6 @@
 """Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Set
@@ -7,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from vit_jax.report.frame import differing_settings
+from vit_jax.report.frame import differing_settings, text_column
 from vit_jax.report.labels import format_value, natural_key
+from vit_jax.report.run import Run
 from vit_jax.report.runs import Runs
 from vit_jax.report.tables import Cell, Table, table_of
 from vit_jax.run.job_folder import last_log_lines
@@ -101,6 +103,57 @@ def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
         "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
         "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),
     }
+
+
+def models_table(frame: pd.DataFrame) -> Table:
+    """Returns size, operations and speed of each model; a range where its runs differ."""
+    rows = []
+    finished = frame[[run.finished and run.model is not None for run in frame.index]]
+    for model, of in sorted(finished.groupby(text_column(finished, "model")), key=_by_name):
+        runs = [*of.index]
+        seen = [(run.train_exaflops, run.examples_seen) for run in runs]
+        rates = [_images_per_second(run) for run in runs]
+        rows.append(
+            {
+                "model": model,
+                "runs": len(runs),
+                "parameters": _range(run.figures.get("parameters") for run in runs),
+                "feature width": _range(_feature_width(run) for run in runs),
+                "MFLOPs an image": _range(f * 1e12 / n for f, n in seen if f and n),
+                "images/s": _range(rates),
+                "device": ", ".join(sorted({run.device or "" for run in runs} - {""})),
+            }
+        )
+    table = pd.DataFrame(rows)
+    kept = [name for name in table if name in ("model", "runs") or (table[name] != "").any()]
+    return table_of("Models", table[kept])
+
+
+def _by_name(item: tuple[str, Any]) -> Any:
+    return natural_key(item[0])
+
+
+def _images_per_second(run: Run) -> float | None:
+    """Returns the median over the run, of all devices together."""
+    name = "train/images_per_second"
+    logged = run.curve(name)
+    return float(logged.median()) if len(logged) else run.figures.get(name)
+
+
+def _feature_width(run: Run) -> float | None:
+    names = [name for name in run.figures if name.split("/")[-1] == "feature_width"]
+    return run.figures[names[0]] if names else None
+
+
+def _range(values: Iterable[float | None]) -> str:
+    """Returns the smallest and the largest value as text, with three digits; "" if there is none.
+
+    >>> _range([None, 1200, 1200]), _range([3.14159, 4]), _range([])
+    ('1,200', '3.14 to 4', '')
+    """
+    known = [float(v) for v in values if v is not None and not math.isnan(v)]
+    ends = sorted({min(known), max(known)}) if known else []
+    return " to ".join(dict.fromkeys(f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in ends))
 
 
 def missing_table(found: Runs, frame: pd.DataFrame) -> Table:

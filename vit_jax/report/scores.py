@@ -4,6 +4,7 @@ An observation is one value of a metric: of one finished run, and of one metric 
 for several.
 """
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import pandas as pd
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.report.frame import differing, differing_settings, place
 from vit_jax.report.labels import is_number, natural_key
-from vit_jax.report.run import COLUMNS
+from vit_jax.report.run import COLUMNS, Run
 
 # Columns of observations.
 VALUE, WITHIN, METRIC = "@value", "@within", "@metric"
@@ -85,6 +86,18 @@ def metric_regex(pattern: str) -> re.Pattern[str]:
         seen = f"(?P<{part}>" in text
         text += re.escape(part) if i % 2 == 0 else f"(?P={part})" if seen else f"(?P<{part}>[^/]+?)"
     return re.compile(text)
+
+
+def chance(run: Run, metric: str) -> float:
+    """Returns the accuracy of guessing one of the classes; NaN if their number is not known.
+
+    Args:
+        run: the run.
+        metric: "eval/SPLIT/accuracy_top1", or an accuracy of frozen features.
+    """
+    kind, name, *_ = metric.split("/")
+    count = len(run.classes) if kind == "eval" else run.figures.get(f"{kind}/{name}/classes")
+    return 1 / count if count else math.nan
 
 
 def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

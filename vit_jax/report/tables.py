@@ -19,7 +19,15 @@ from vit_jax.report.labels import (
 )
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.run import Run
-from vit_jax.report.scores import differing_within, means_over, metric_regex, observe, summarize
+from vit_jax.report.scores import (
+    METRIC,
+    chance,
+    differing_within,
+    means_over,
+    metric_regex,
+    observe,
+    summarize,
+)
 
 # The axes of a table: both together say which cell an observation belongs to.
 _KEYS = ["@columns", "@rows"]
@@ -112,14 +120,33 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     cells = {
         cell: _cell(scores.get(cell), pending.get(cell, []), metric) for cell in {*scores, *pending}
     }
+    shown = [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows]
     return Table(
         request.heading,
         [labels.title_of(request.rows), *columns],
-        [[Cell(row), *(cells.get((name, row), Cell("–")) for name in columns)] for row in rows],
+        shown + _chance_row(metric, observed, columns),
         _notes(metric, means, observed, pending=bool(pending)),
         metric,
         means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
+
+
+def _chance_row(metric: str, observed: pd.DataFrame, columns: list[str]) -> list[list[Cell]]:
+    """Returns a row with the accuracy of guessing, where it is known; none if it never is."""
+    if not metric.endswith("/accuracy_top1"):
+        return []
+    chances = pd.Series(
+        [chance(run, name) for run, name in zip(observed.index, observed[METRIC], strict=True)],
+        index=observed.index,
+        dtype=float,
+    )
+    cells = [Cell("chance")]
+    for name in columns:
+        found = {*chances[observed["@columns"] == name]}
+        value = found.pop() if len(found) == 1 else math.nan
+        known = not math.isnan(value)
+        cells.append(Cell(format_metric(value, metric), value) if known else Cell("–"))
+    return [cells] if any(cell.value is not None for cell in cells) else []
 
 
 def _are_best(means: pd.DataFrame, *, smallest: bool) -> pd.Series:

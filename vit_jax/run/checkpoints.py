@@ -53,6 +53,7 @@ from vit_jax.storage.paths import is_bucket
 BARRIER_TIMEOUT_S = 900.0
 WRITE_TIMEOUT_S = 1800
 
+_METADATA = "_CHECKPOINT_METADATA"
 _COMMIT_FILE = ocp.path.atomicity.CommitFileTemporaryPath
 
 ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
@@ -95,12 +96,13 @@ class CheckpointFolder:
             if self._staged is not None:
                 self._staged.pull([] if read_only else None)
             self._here = self.folder if self._staged is None else self._staged.local
-            self._manager = ocp.CheckpointManager(
-                os.fspath(self._here),
-                options=self._options(self._here, config),
-                item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
-                | {item: JsonItemHandler() for item in ("data", "config", "about")},
-            )
+            with _metadata_errors(self._here):
+                self._manager = ocp.CheckpointManager(
+                    os.fspath(self._here),
+                    options=self._options(self._here, config),
+                    item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
+                    | {item: JsonItemHandler() for item in ("data", "config", "about")},
+                )
         self._reader = CheckpointReader(
             self.folder, self._here, self._manager, self._staged if read_only else None
         )
@@ -285,6 +287,19 @@ class CheckpointFolder:
                 f"a writable {place}",
                 f"{fix}; the last complete checkpoint is kept",
             ) from error
+
+
+@contextlib.contextmanager
+def _metadata_errors(folder: Path) -> Iterator[None]:
+    """Converts what Orbax raises for damaged descriptions of its own to a UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(
+            f"a damaged {_METADATA} in {folder}/*: {type(error).__name__}: {error}",
+            "the JSON that Orbax wrote",
+            "delete the files of this name, which only have the times of the saves",
+        ) from None
 
 
 def _make(folder: Path) -> None:

@@ -111,9 +111,11 @@ class RunContext:
             metrics: final metrics.
         """
         examples_seen = step * self.config.data.global_batch_size
+        width = self.program.feature_width
         return {
             "step": step,
             "parameters": self.program.num_parameters(),
+            **({"feature_width": width} if width is not None else {}),
             "train_examples": len(self.source),
             "examples_seen": examples_seen,
             "train_exaflops": examples_seen * self.program.flops_per_image / 1e18,

@@ -17,6 +17,8 @@ from vit_jax.train.chips import find_chip
 from vit_jax.train.state import TrainState
 
 _FLOAT_BYTES = 4
+# Memory that Python with NumPy takes before it reads anything.
+_WORKER_BYTES = 40_000_000
 # XLA aborts the process if the size of an array does not fit 64 bits.
 _XLA_BYTES = 2**60
 _XLA = "one array of XLA"
@@ -47,6 +49,17 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
     if config.train_steps is None or config.train_steps > data.prefetch_batches:
         what = f"{data.prefetch_batches:,} prefetched batches of {data.global_batch_size:,} {shown}"
         check_fits(waiting, what, "set a smaller data.prefetch_batches", **host)
+    if data.augment.crop == "pad":
+        pad, fix = data.augment.pad_pixels, "set a smaller data.augment.pad_pixels"
+        what = f"an image of {side:,} x {side:,} pixels with {pad:,} around it"
+        check_fits((side + 2 * pad) ** 2 * 3, what, fix, **host)
+    workers = data.num_workers or 0
+    check_fits(
+        workers * _WORKER_BYTES,
+        f"{workers:,} reader processes",
+        "set a smaller data.num_workers",
+        **host,
+    )
     check_fits(
         num_classes * _FLOAT_BYTES,
         f"the logits of {num_classes:,} classes for one image",

@@ -23,6 +23,7 @@ from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import AUTO
 from vit_jax.models.stacking import with_layer_loop
+from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
 from vit_jax.rng import stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
@@ -160,6 +161,12 @@ class Program:
             raise ConfigError(
                 f"'compiler_options' is {options}: {error}", "options of this XLA", "correct them"
             ) from None
+
+    @property
+    def feature_width(self) -> int | None:
+        """F, the number of features that the linear layer of the head sees; None: it has none."""
+        kernel = named_leaves(self.abstract.params).get("head/linear/kernel")
+        return None if kernel is None else kernel.shape[-2]
 
     def num_parameters(self) -> int:
         """Returns the number of parameters."""
