@@ -79,9 +79,10 @@ class _Line:
 _Row = tuple[str, list[_Line]]
 
 
-def _rows(name: str, series: pd.Series) -> list[_Row]:
+def _rows(name: Any, series: pd.Series) -> list[_Row]:
     """Returns the lines of a panel: all runs, or the mean of each series; or several panels."""
-    lines = [_Line(str(member), [run]) for run, member in series.items()]
+    runs: list[Any] = [*series.index]
+    lines = [_Line(str(member), [run]) for run, member in zip(runs, series, strict=True)]
     if len(lines) > _MAX_LINES:
         of: dict[str, list[Run]] = {}
         for line in lines:
