@@ -11,7 +11,12 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from vit_jax.analysis.batches import check_attention, map_batches, pixels_per_patch
+from vit_jax.analysis.batches import (
+    check_attention,
+    map_batches,
+    pixels_per_patch,
+    standard_error,
+)
 from vit_jax.analysis.output import (
     BLUE,
     GRAY,
@@ -51,8 +56,12 @@ class AttentionDistance:
     @property
     def standard_error(self) -> Float[np.ndarray, "L H"]:
         """Standard error of `mean` over the images, in pixels; 0 for one image."""
-        count = len(self.per_image)
-        return self.per_image.std(0, ddof=min(count - 1, 1)) / np.float32(np.sqrt(count))
+        return standard_error(self.per_image)
+
+    @property
+    def minus_uniform(self) -> Float[np.ndarray, "L H"]:
+        """`mean` minus the distance of uniform attention, in pixels; negative: more local."""
+        return self.mean - np.float32(self.uniform)
 
 
 def patch_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> Float[np.ndarray, "P P"]:
@@ -145,7 +154,7 @@ def distance_output(found: AttentionDistance) -> Output:
     count = len(found.per_image)
     return Output(
         draw_distance(found),
-        arrays_of(found),
+        {**arrays_of(found), "minus_uniform": found.minus_uniform},
         _rows(found),
         f"mean attention distance in pixels, {count} images; uniform attention to all"
         f" patches: {found.uniform:.1f}",
@@ -155,12 +164,14 @@ def distance_output(found: AttentionDistance) -> Output:
 
 def _rows(found: AttentionDistance) -> list[Row]:
     mean, error, share = found.mean, found.standard_error, found.prefix_share
+    difference = found.minus_uniform
     return [
         {
             "layer": layer + 1,
             "head": head + 1,
             "distance_px": digits(mean[layer, head]),
             "standard_error_px": digits(error[layer, head]),
+            "minus_uniform_px": digits(difference[layer, head]),
             "prefix_share": digits(share[layer, head]),
         }
         for layer, head in np.ndindex(mean.shape)
@@ -169,11 +180,12 @@ def _rows(found: AttentionDistance) -> list[Row]:
 
 def _table(found: AttentionDistance) -> Table:
     has_prefix = bool(found.prefix_share.any())
-    columns = ("nearest head", "mean", "farthest head")
+    columns = ("nearest head", "mean", "farthest head", "mean minus uniform")
     columns += ("on class token, registers",) if has_prefix else ()
     table = plain_table("layer", right=columns)
     for layer, (heads, shares) in enumerate(zip(found.mean, found.prefix_share, strict=True)):
         cells = [f"{value:.1f}" for value in (heads.min(), heads.mean(), heads.max())]
+        cells.append(f"{heads.mean() - found.uniform:+.1f}")
         table.add_row(str(layer + 1), *cells, *([f"{shares.mean():.1%}"] if has_prefix else []))
     return table
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
 from vit_jax.data.decode import decode
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, class_count
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
@@ -29,11 +29,15 @@ class Images:
         pixels: u8[M, H, W, 3].
         names: file names, or ids of examples.
         origin: description of the source, for messages.
+        labels: i32[M], class indices; None: the source has no labels.
+        num_classes: number of classes of the source; 0: it has no labels.
     """
 
     pixels: UInt8[np.ndarray, "M H W 3"]
     names: tuple[str, ...]
     origin: str
+    labels: Int[np.ndarray, " M"] | None = None
+    num_classes: int = 0
 
     @property
     def normalized(self) -> Float[np.ndarray, "M H W 3"]:
@@ -43,7 +47,12 @@ class Images:
     def subset(self, count: int) -> "Images":
         """Returns `count` evenly spaced images, or all images if there are fewer."""
         kept = evenly_spaced(len(self.names), count)
-        return Images(self.pixels[kept], tuple(self.names[i] for i in kept), self.origin)
+        return dataclasses.replace(
+            self,
+            pixels=self.pixels[kept],
+            names=tuple(self.names[i] for i in kept),
+            labels=None if self.labels is None else self.labels[kept],
+        )
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
@@ -102,14 +111,21 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     return Images(np.stack(pixels), tuple(map(str, kept)), names)
 
 
-def read_source(source: Source, split: str, count: int, transform: Transform) -> Images:
-    """Reads images of a dataset, evenly spaced over the split.
+def read_source(
+    source: Source,
+    split: str,
+    count: int,
+    transform: Transform,
+    num_classes: int | None = None,
+) -> Images:
+    """Reads images and labels of a dataset, evenly spaced over the split.
 
     Args:
         source: opened split.
         split: name of the split, for messages.
         count: number of images to read.
         transform: preprocessing from `make_view`.
+        num_classes: number of classes; None: as many as the dataset names.
 
     Raises:
         DataError: an empty split, or an example that cannot be decoded.
@@ -119,7 +135,9 @@ def read_source(source: Source, split: str, count: int, transform: Transform) ->
         raise DataError(f"no images in {origin}", "a split with examples", "give another split")
     examples = source.read(evenly_spaced(len(source), count))
     pixels = [_apply_transform(example.id, example.image, transform) for example in examples]
-    return Images(np.stack(pixels), tuple(e.id for e in examples), origin)
+    labels = np.asarray([example.label for example in examples], np.int32)
+    classes = class_count(source, num_classes)
+    return Images(np.stack(pixels), tuple(e.id for e in examples), origin, labels, classes)
 
 
 def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:

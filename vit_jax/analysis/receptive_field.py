@@ -246,14 +246,14 @@ def _random_signs(seed: int, layer: int, indices: Array, like: Array) -> Array:
     return jax.vmap(draw)(indices)
 
 
-def _find_trunk(model: ImageModel) -> Trunk | None:
+def find_trunk(model: ImageModel) -> Trunk | None:
     """Returns the ResNet inside a model, if there is one."""
     return next(iter(submodules(model, Trunk)), None)
 
 
 def feature_maps(model: ImageModel, images: Array) -> list[Array]:
     """Returns the feature maps [B, h, w, C] that `layers_of` names."""
-    trunk = _find_trunk(model)
+    trunk = find_trunk(model)
     maps = [] if trunk is None else list(trunk(images).values())
     if "block_output" not in model.intermediates:
         return maps
@@ -275,7 +275,7 @@ def layers_of(
     names: list[str] = []
     depth: list[int] = []
     fields: list[Fields] = []
-    if (trunk := _find_trunk(model)) is not None:
+    if (trunk := find_trunk(model)) is not None:
         down, across = (trunk_fields(trunk, side) for side in image_size)
         for name, (field, units) in down.items():
             names.append(name)

@@ -1,4 +1,4 @@
-"""Look inside a trained model: filters, position embeddings, attention, receptive fields.
+"""Look inside a trained model: filters, positions, attention, receptive fields, equivariance.
 
     python -m vit_jax analyze runs/quickstart
     python -m vit_jax analyze B_16.npz --what=filters,positions
@@ -11,6 +11,8 @@
   distance         mean attention distance of every head, in pixels
   rollout          attention rollout: share of each patch in the output
   receptive_field  effective receptive field of each layer, compared with a CNN of that depth
+  equivariance     how closely each layer's feature map follows a shifted image
+  permutation      accuracy with the patches of each image in a random order
   masked_patches   predictions of a run with task masked_patches
 
 Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
@@ -82,7 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--untrained", action="store_true", help="analyse the architecture with initial values"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="for receptive_field's signs and --untrained (0)"
+        "--seed",
+        type=int,
+        default=0,
+        help="for receptive_field's signs, permutation and --untrained (0)",
     )
     add_load_arguments(parser)
 
@@ -273,7 +278,8 @@ def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None)
             "--images=PATH, or --dataset=NAME",
             "give one of them, or --what=filters,positions, which need none",
         )
-    return read_source(open_source(data, split), split, args.num_images, transform)
+    source = open_source(data, split)
+    return read_source(source, split, args.num_images, transform, data.num_classes)
 
 
 def _dataset(name: str, data_dir: str | None) -> DataConfig:

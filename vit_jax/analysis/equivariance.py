@@ -1,0 +1,394 @@
+"""Translation equivariance of each layer: how closely its feature map follows a shifted image."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from vit_jax.analysis.batches import map_batches, standard_error
+from vit_jax.analysis.output import GRAY, Output, Row, arrays_of, digits, style_axes
+from vit_jax.analysis.receptive_field import Field, Fields, MapsFn, find_trunk, trunk_fields
+from vit_jax.errors import ModelError
+from vit_jax.models.family import ImageModel
+from vit_jax.tables import plain_table
+
+# Intermediates that have a position in the image, in the order of the forward pass.
+_WITH_POSITIONS = ("embedded", "block_output", "encoded")
+_MAX_LABELS = 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Equivariance:
+    """Errors of translation equivariance of all layers.
+
+    Attributes:
+        layers: names of the layers, first layer first.
+        cell: i32[L, 2], pixels per cell of each layer's feature map, down and across.
+        shifts: i32[S], shifts of the image in pixels.
+        per_image: f32[M, L, S], relative error over all cells of the map, see `equivariance`.
+        interior: f32[M, L, S], the same over interior cells; NaN if there are none.
+    """
+
+    layers: tuple[str, ...]
+    cell: Int[np.ndarray, "L 2"]
+    shifts: Int[np.ndarray, " S"]
+    per_image: Float[np.ndarray, "M L S"]
+    interior: Float[np.ndarray, "M L S"]
+
+    @property
+    def mean(self) -> Float[np.ndarray, "L S"]:
+        """Mean error over the images."""
+        return self.per_image.mean(0)
+
+    @property
+    def standard_error(self) -> Float[np.ndarray, "L S"]:
+        """Standard error of `mean` over the images; 0 for one image."""
+        return standard_error(self.per_image)
+
+    @property
+    def interior_mean(self) -> Float[np.ndarray, "L S"]:
+        """Mean over the images of the error over interior cells; NaN if there are none."""
+        return self.interior.mean(0)
+
+
+def equivariance(
+    model: ImageModel, images: Float[np.ndarray, "M H W 3"], *, batch_size: int = 16
+) -> Equivariance:
+    """Returns the relative error of translation equivariance of every layer.
+
+    For an image x, a shift of s pixels and a layer with the feature map f(x), [h, w, C], it is
+
+        || f(T_s x) - T'_s f(x) || / || f(x) ||
+
+    with the Euclidean norm over all cells and channels. T_s moves the image by s pixels. T'_s moves
+    the map by s divided by the layer's pixels per cell, rounded down to whole cells. The error is
+    0 for an exactly equivariant layer, and about sqrt(2) if the two maps have zero mean, equal
+    norms and nothing in common. It is the mean of a shift down and a shift to the right.
+
+    A shift by less than a cell cannot be expressed on the map, so T'_s then is the identity. For
+    such shifts the error is one of invariance: how much the features change when the image moves
+    within the cell.
+
+    The shifts are 1 pixel and the cell size of every layer, so they include the patch size of a ViT
+    and every stride of a ResNet.
+
+    All shifts are circular: pixels that leave the image on one side enter on the other side.
+    Attention and group normalisation use all positions, so with other shifts the content that
+    enters would change every cell of the map. The error over all cells contains two effects of the
+    border: position 0 and the last position become neighbours, and convolutions pad the image with
+    zeros, which do not move with it. For the feature maps of a ResNet, `interior` leaves them out.
+    It compares only cells whose theoretical receptive field is inside the image and has no pixel
+    that came from the other side. Group normalisation still sees all cells.
+
+    Layers have the names of `return_intermediates`; blocks are numbered from 1. The maps of a
+    hybrid's ResNet come first. Maps have only patches, without class token and registers.
+
+    Args:
+        model: any model.
+        images: in [-1, 1], of the model's size.
+        batch_size: number of images at a time. There are 1 + 2 S forward passes per batch.
+
+    Raises:
+        ModelError: an image side that is not a multiple of every layer's stride, or images of
+            another size.
+        DataError: there are no images.
+
+    Source: ours. arXiv:1904.11486 also compares the shifted map with the map of the shifted image
+    in each layer, by the cosine distance; arXiv:2011.14214 also uses circular shifts.
+    """
+    height, width = images.shape[1:3]
+    cells = cells_of(model, (height, width))
+    shifts = [s for s in sorted({1, *np.unique(list(cells.values()))}) if s < min(height, width)]
+    fields = _convolutional_fields(model, (height, width))
+    per_image, interior = shift_errors(
+        lambda model, images: list(named_maps(model, images).values()),
+        model,
+        images,
+        shifts,
+        fields=[fields.get(name) for name in cells],
+        batch_size=batch_size,
+    )
+    return Equivariance(
+        tuple(cells),
+        np.asarray(list(cells.values()), np.int32),
+        np.asarray(shifts, np.int32),
+        per_image,
+        interior,
+    )
+
+
+def named_maps(model: ImageModel, images: Array) -> dict[str, Array]:
+    """Returns the feature maps [B, h, w, C] of a model by name, first layer first."""
+    trunk = find_trunk(model)
+    maps = {} if trunk is None else dict(trunk(images))
+    wanted = tuple(name for name in _WITH_POSITIONS if name in model.intermediates)
+    _, found = model(images, return_intermediates=wanted)
+    for name in wanted:
+        if name == "block_output":
+            maps |= {f"{name} {i}": _grid(model, x) for i, x in enumerate(found[name], 1)}
+        else:
+            maps[name] = _grid(model, found[name])
+    return maps
+
+
+def _grid(model: ImageModel, x: Array) -> Array:
+    """Returns tokens without class token and registers as a map; a map as it is."""
+    if x.ndim == 4:
+        return x
+    return x[:, model.num_prefix :].reshape(len(x), *model.grid, -1)
+
+
+def cells_of(
+    model: ImageModel, image_size: tuple[int, int] | None = None
+) -> dict[str, tuple[int, int]]:
+    """Returns the pixels per cell, down and across, of each layer's feature map.
+
+    Args:
+        model: any model.
+        image_size: (height, width) in pixels; None: the model's.
+
+    Raises:
+        ModelError: an image side that is not a multiple of every layer's stride. A circular shift
+            of such an image is not one of the map.
+    """
+    height, width = image_size or model.image_size
+    images = jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32)
+    cells = {}
+    for name, found in nnx.eval_shape(named_maps, model, images).items():
+        rows, columns = found.shape[1:3]
+        if height % rows or width % columns:
+            raise ModelError(
+                f"equivariance at {height}x{width} pixels, where {name} has {rows}x{columns} cells",
+                "image sides that are multiples of all strides of the model",
+                "set --image_size to a multiple of its last stride",
+            )
+        cells[name] = (height // rows, width // columns)
+    return cells
+
+
+def _convolutional_fields(model: ImageModel, image_size: tuple[int, int]) -> dict[str, Fields]:
+    """Returns the theoretical receptive fields of the maps that only convolutions compute."""
+    trunk = find_trunk(model)
+    if trunk is None:
+        return {}
+    down, across = (trunk_fields(trunk, side) for side in image_size)
+    fields = {name: (field, across[name][0]) for name, (field, _) in down.items()}
+    if "block_output" not in model.intermediates:  # A ResNet: the last map, normalised.
+        fields["encoded"] = list(fields.values())[-1]
+    return fields
+
+
+def shift_errors(
+    maps_fn: MapsFn,
+    model: nnx.Module,
+    images: Float[np.ndarray, "M H W 3"],
+    shifts: Sequence[int | np.integer],
+    *,
+    fields: Sequence[Fields | None] = (),
+    batch_size: int = 16,
+) -> tuple[Float[np.ndarray, "M L S"], Float[np.ndarray, "M L S"]]:
+    """Returns the errors over all cells and over interior cells, as `equivariance` defines them.
+
+    Args:
+        maps_fn: (model, images) -> L feature maps [B, h, w, C], whose h and w divide H and W.
+        model: first argument of `maps_fn`.
+        images: in [-1, 1].
+        shifts: in pixels, below H and W.
+        fields: theoretical receptive fields of each map; None: it has no interior cells. Empty: no
+            map has.
+        batch_size: number of images at a time.
+
+    Raises:
+        DataError: there are no images.
+    """
+    size = np.asarray(images.shape[1:3])
+    abstract = nnx.eval_shape(maps_fn, model, jnp.asarray(images[:1]))
+    grids = [np.asarray(m.shape[1:3]) for m in abstract]
+    fields = fields or [None] * len(grids)
+    # Down, then to the right, for each of the shifts.
+    moves = np.asarray([move for s in shifts for move in ((s, 0), (0, s))], np.int32)
+    masks = [
+        np.stack([_interior(pair, grid, size, move) for move in moves])
+        for pair, grid in zip(fields, grids, strict=True)
+    ]
+    whole = [moves // (size // grid).astype(np.int32) for grid in grids]
+
+    def of_batch(model: nnx.Module, images: Array, indices: Array) -> Array:
+        del indices
+        maps = maps_fn(model, images)
+
+        def of_move(inputs: tuple[Array, list[Array], list[Array]]) -> Array:
+            move, cells, masks = inputs
+            moved = maps_fn(model, _roll(images, move))
+            layers = zip(maps, moved, cells, masks, strict=True)
+            return jnp.stack([_errors(*layer) for layer in layers])
+
+        found = jax.lax.map(of_move, jax.tree.map(jnp.asarray, (moves, whole, masks)))
+        return jnp.moveaxis(found, -1, 0)  # B, moves, L, 2
+
+    found = map_batches(of_batch, model, images, batch_size)
+    for layer, mask in enumerate(masks):
+        found[:, ~mask.any((1, 2)), layer, 1] = np.nan
+    found = found.reshape(len(images), len(shifts), 2, len(grids), 2).mean(2)
+    return found[..., 0].swapaxes(1, 2), found[..., 1].swapaxes(1, 2)
+
+
+def _roll(x: Float[Array, "B h w C"], move: Int[Array, "2"]) -> Float[Array, "B h w C"]:
+    return jnp.roll(jnp.roll(x, move[0], 1), move[1], 2)
+
+
+def _errors(
+    before: Float[Array, "B h w C"],
+    after: Float[Array, "B h w C"],
+    cells: Int[Array, "2"],
+    interior: Bool[Array, "h w"],
+) -> Float[Array, "2 B"]:
+    """Returns the errors over all cells and over interior cells.
+
+    Args:
+        before: maps of the images.
+        after: maps of the shifted images.
+        cells: how many cells down and across `before` is moved.
+        interior: which cells of `after` are interior.
+    """
+    moved = _roll(before, cells).astype(jnp.float32)
+    squares = jnp.square(after.astype(jnp.float32) - moved).sum(-1)
+    norms = jnp.square(moved).sum(-1)
+
+    def ratio(kept: Array) -> Array:
+        difference, norm = ((x * kept[None]).sum((1, 2)) for x in (squares, norms))
+        return jnp.where(difference > 0, jnp.sqrt(difference / norm), 0)
+
+    kept = interior.astype(jnp.float32)
+    return jnp.stack([ratio(jnp.ones_like(kept)), ratio(kept)])
+
+
+def _interior(
+    fields: Fields | None,
+    grid: Int[np.ndarray, "2"],
+    size: Int[np.ndarray, "2"],
+    move: Int[np.ndarray, "2"],
+) -> Bool[np.ndarray, "h w"]:
+    """Returns which cells of the map of a shifted image are interior.
+
+    Only the axis of the shift counts: padding along the other axis is the same before and after it.
+    """
+    if fields is None:
+        return np.zeros(grid, bool)
+    axis = int(np.argmax(move))
+    line = interior_cells(fields[axis], int(grid[axis]), int(size[axis]), int(move[axis]))
+    return np.broadcast_to(line[:, None] if axis == 0 else line[None], grid)
+
+
+def interior_cells(field: Field, count: int, length: int, shift: int) -> Bool[np.ndarray, " h"]:
+    """Returns which cells see neither padding nor pixels that came from the other side.
+
+    Args:
+        field: theoretical receptive field of the cells along the axis of the shift.
+        count: number of cells.
+        length: length of the image in pixels.
+        shift: pixels by which the image was moved.
+
+    >>> interior_cells(Field().then(3, before=1), count=6, length=6, shift=2).tolist()
+    [False, False, False, True, True, False]
+    """
+    first = field.start + np.arange(count) * field.step
+    return (first >= shift) & (first + field.side <= length)
+
+
+def equivariance_output(found: Equivariance, model_name: str) -> Output:
+    """Returns the picture, table and summary of `equivariance`."""
+    return Output(
+        draw_equivariance(found, model_name),
+        arrays_of(found),
+        _rows(found),
+        f"relative error under circular shifts, {len(found.per_image)} images; shifts smaller than"
+        " a layer's cell are compared with the map that is not shifted",
+        _table(found),
+    )
+
+
+def _rows(found: Equivariance) -> list[Row]:
+    mean, error, interior = found.mean, found.standard_error, found.interior_mean
+    return [
+        {
+            "layer": found.layers[layer],
+            "cell_height_px": int(found.cell[layer, 0]),
+            "cell_width_px": int(found.cell[layer, 1]),
+            "shift_px": int(found.shifts[shift]),
+            "error": digits(mean[layer, shift]),
+            "standard_error": digits(error[layer, shift]),
+            "interior_error": _or_empty(interior[layer, shift]),
+        }
+        for layer, shift in np.ndindex(mean.shape)
+    ]
+
+
+def _or_empty(value: Any) -> str:
+    return "" if np.isnan(value) else digits(value)
+
+
+def _table(found: Equivariance) -> Table:
+    has_interior = ~np.isnan(found.interior_mean).all(0)
+    columns = ["cell, px", *(f"shift {s} px" for s in found.shifts)]
+    columns += [f"interior, {s} px" for s in found.shifts[has_interior]]
+    table = plain_table("layer", right=tuple(columns))
+    for layer, name in enumerate(found.layers):
+        down, across = found.cell[layer]
+        cells = [str(down) if down == across else f"{down} x {across}"]
+        cells += [
+            f"{mean:.3f} ± {error:.3f}"
+            for mean, error in zip(found.mean[layer], found.standard_error[layer], strict=True)
+        ]
+        interior = found.interior_mean[layer][has_interior]
+        cells += ["" if np.isnan(value) else f"{value:.3f}" for value in interior]
+        table.add_row(name, *cells)
+    return table
+
+
+def draw_equivariance(found: Equivariance, model_name: str) -> Figure:
+    """Draws the error against the layer, one line per shift.
+
+    Filled markers are shifts by whole cells, hollow ones are shifts that the map cannot express.
+    Dashed lines are errors over interior cells. The band is one standard error wide on each side.
+    """
+    layers = np.arange(len(found.layers))
+    figure = Figure(figsize=(max(5.2, min(0.45 * len(layers) + 3, 10)), 4), layout="constrained")
+    axes = figure.subplots()
+    colours = colormaps["viridis"](np.linspace(0, 0.85, len(found.shifts)))
+    for number, (shift, colour) in enumerate(zip(found.shifts, colours, strict=True)):
+        mean, error = found.mean[:, number], found.standard_error[:, number]
+        label = f"{shift} pixel{'s' * (shift > 1)}"
+        axes.plot(layers, mean, color=colour, linewidth=1.5, label=label)
+        axes.fill_between(layers, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+        is_whole = (shift % found.cell == 0).all(1)
+        for kept, face in ((is_whole, colour), (~is_whole, "w")):
+            style = {"color": colour, "markerfacecolor": face, "markersize": 5}
+            axes.plot(layers[kept], mean[kept], "o", **style)
+        interior = found.interior_mean[:, number]
+        axes.plot(layers, interior, "--", color=colour, linewidth=1)
+    if not (found.shifts[:, None, None] % found.cell[None] == 0).all():
+        style = {"color": GRAY, "markerfacecolor": "w", "markersize": 5}
+        axes.plot([], [], "o", label="not a whole number of cells", **style)
+    if not np.isnan(found.interior).all():
+        axes.plot([], [], "--", color=GRAY, linewidth=1, label="interior cells only")
+    axes.set_ylim(0, max(1.08 * float(found.mean.max()), 0.01))
+    axes.set_xlim(-0.4, len(layers) - 0.6)
+    shown = layers[:: math.ceil(len(layers) / _MAX_LABELS)]
+    names = [found.layers[i].replace("block_output", "block") for i in shown]
+    rotated = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(shown, names, **(rotated if len(shown) > 5 else {}))
+    axes.set(xlabel="layer", ylabel="relative error of equivariance")
+    style_axes(axes)
+    axes.legend(frameon=False, fontsize=8, title="circular shift", title_fontsize=8)
+    figure.suptitle(f"{model_name}, {len(found.per_image)} images", fontsize=10)
+    return figure
