@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vit_jax.config.fewshot import UNTRAINED
+
 # Between the values of joined columns.
 JOIN = " · "
 _TITLES = {
@@ -51,7 +53,7 @@ def known_family(text: str) -> str | None:
     """
     if text in FAMILIES:
         return text
-    text = text.removeprefix("untrained:").removeprefix("untrained ")
+    text = text.removeprefix(UNTRAINED).removeprefix("untrained ")
     if re.match(r"R\d*\+ViT", text):
         return "hybrid"
     first = re.split(r"[^A-Za-z]", text, maxsplit=1)[0]

@@ -71,7 +71,7 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
             where = f"{_plural(request.panel)} lack them"
             notes.append(f"Not in the mean, because some {where}: {first_few(lacking, 5)}.")
     points = summarize(pd.concat([means, observed]), _KEYS)
-    points = with_intervals(points, observed, sets, _KEYS)
+    points = with_intervals(points, observed, sets, _KEYS, is_fraction=is_fraction(request.y))
     if len(names) > _MAX_PANELS and len(means):
         points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
