@@ -38,7 +38,7 @@ def test_one_run_that_failed_hardly_changes_the_law():
 def test_the_gradient_is_that_of_finite_differences():
     data = _Data.of(SIZES, EXAMPLES, LAW.loss(SIZES, EXAMPLES))
     x = np.array([-0.3, 0.3, 0.2, 0.6, -0.5])
-    value, gradient = data.value(x)
+    _, gradient = data.value(x)
     for i in range(5):
         step = np.zeros(5)
         step[i] = 1e-6
