@@ -248,6 +248,8 @@ def _from_file(spec: str) -> dict[str, Any]:
 
 def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the datasets of --dataset or of the config, with the flags applied to each."""
+    from vit_jax.data.sources.rendered import is_rendered
+
     flags = {
         "train_split": args.train_split,
         "test_split": args.test_split,
@@ -262,7 +264,8 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
         path = user_path(text)
         kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
         own = path.stem if kind == "csv" else path.name if kind == "folder" else text
-        name = own.split(":")[0].replace("/", "_")
+        named = own if is_rendered(own) else own.split(":")[0]
+        name = named.replace("/", "_").replace(":", "_")
         if name in found:
             raise ConfigError(
                 f"two datasets are named {name!r}",
