@@ -9,8 +9,9 @@
 `info` and `check` take a TFDS name, rendered images (rendered:TASK), a folder of images, a CSV file
 of path,label, or with --source=huggingface a name or folder of the `datasets` package. `check`
 decodes every image (of rendered images, the first 10,000 of each split), lists unreadable ones, and
-verifies checksums if the dataset has them. It exits with code 2 if it finds a problem. It warns of splits with one class or one example, classes without training examples, images
-of one colour, and images that are in two splits.
+verifies checksums if the dataset has them. It exits with code 2 if it finds a problem. It warns of
+splits with one class or one example, classes without training examples, images of one colour, and
+images that are in two splits.
 
 `prepare` packs a folder of images, or one tar file per class, into TFDS-format ArrayRecord shards.
 Run the same command again to resume after an interruption. With --short_side=S it shrinks larger

@@ -91,7 +91,7 @@ class _Scenes(NamedTuple):
         return _Scenes(self.key, *(values[chosen] for values in self[1:]))
 
 
-# Draws the patterns of some images of a batch u8[B, 32, 32].
+# Draws the patterns of some images of a batch u8[B, 32, 32, 3].
 _Draw = Callable[[np.ndarray, _Scenes], None]
 
 
@@ -199,9 +199,9 @@ def render(
         labels=labels_of(task, places).astype(np.int64),
         textured=shows_texture(places, share),
     )
-    canvas = np.full((len(numbers), SIDE, SIDE), _BACKGROUND, np.uint8)
+    canvas = np.full((len(numbers), SIDE, SIDE, 3), _BACKGROUND, np.uint8)
     TASKS[task].draw(canvas, scenes)
-    return canvas[..., None] + _noise(scenes)
+    return canvas + _noise(scenes)
 
 
 def _noise(scenes: _Scenes) -> UInt8[np.ndarray, "n 32 32 3"]:
@@ -212,7 +212,7 @@ def _noise(scenes: _Scenes) -> UInt8[np.ndarray, "n 32 32 3"]:
 
 
 def _put(
-    canvas: UInt8[np.ndarray, "B 32 32"],
+    canvas: UInt8[np.ndarray, "B 32 32 3"],
     scenes: _Scenes,
     patterns: UInt8[np.ndarray, "n s s"],
     tops: Int[np.ndarray, " n"],
@@ -221,7 +221,8 @@ def _put(
     """Draws one pattern of zeros and ones into each image."""
     side = np.arange(patterns.shape[1])
     down, right = tops[:, None] + side, lefts[:, None] + side
-    canvas[scenes.rows[:, None, None], down[:, :, None], right[:, None, :]] = patterns * _ONE
+    inside = scenes.rows[:, None, None], down[:, :, None], right[:, None, :]
+    canvas[inside] = patterns[..., None] * _ONE
 
 
 @functools.cache
