@@ -7,9 +7,9 @@
 CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its moving average if
 it has one), hf:// or gs://. `untrained:MODEL` is a new model, to compare with;
 `untrained:BlockMeans-8` has as features the mean colours of 8 x 8 blocks of pixels. --dataset is a
-TFDS name, a folder of images or a CSV file, and may be repeated. All other settings are keys of the
-config's fewshot section: --config=FILE reads them from a recipe, --config.fewshot.KEY=VALUE sets
-one.
+TFDS name, rendered images (rendered:TASK), a folder of images or a CSV file, and may be repeated.
+All other settings are keys of the config's fewshot section: --config=FILE reads them from a recipe,
+--config.fewshot.KEY=VALUE sets one.
 
 Shots are drawn from the training split, once for each seed. The hyperparameters l2, k and C are
 chosen on held-out examples of the training split or on --held_out_split, never on the test split.

@@ -1,8 +1,9 @@
 """Images of four tasks on which a prior about images is right or wrong, made from a seed.
 
 An image has 32 x 32 pixels. Each of its 3 x 1024 values is 64 plus noise, which is uniform in 0 to
-127 and independent. In place of the 64, a pattern of zeros and ones adds 0 or 128. So the noise has
-the same distribution everywhere, and nothing is clipped. All patterns are half ones.
+127 and independent. Where there is a pattern, 0 or 128 takes the place of the 64. So the noise has
+the same distribution everywhere, and nothing is clipped. Half of a pattern is ones (24 of a glyph's
+49 pixels), so brightness says nothing about the class.
 
 - `texture`: one of 8 patterns of 4 x 4 pixels (stripes and checks), at a uniform place. The class
   is the pattern. A local, translation-invariant detector is enough: convolution's prior is right.
@@ -22,7 +23,8 @@ textures differ in exactly 8 of 16.
 Example i of a split with C classes has class i mod C, so any part of a split has balanced classes,
 to within one example. In `mixture` examples 2 j and 2 j + 1, one of each class, are of the same
 kind. They show a texture if floor((j + 1) p) > floor(j p), so any part of a split has the share p,
-to within one such pair. Another p changes only the kinds, not the noise.
+to within one such pair; a class-balanced subset has it approximately. An example that is of the
+same kind for two values of p is the same image.
 
 All that is random comes from a hash of (seed, task, number of the image, counter), and images of
 `test` are numbered after those of `train`. So an image can be made without any other, and no two
