@@ -1,7 +1,7 @@
 """A scaling law: loss = E + A / N**a + B / D**b, for N parameters and D examples seen.
 
-Source: arXiv:2203.15556, equation 2. The fit is that of its appendix D.2: the Huber loss of the
-residuals of the logarithm, minimised by L-BFGS from several starts.
+Source: arXiv:2203.15556, equation 2. As in its appendix D.2, the fit minimises the Huber loss of
+the logarithm's residuals, from several starts.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import minimize
+from scipy.optimize import least_squares
 
 from vit_jax.errors import ConfigError
 
@@ -89,7 +89,7 @@ def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> ScalingLaw:
 
 def bootstrap_laws(
     sizes: _Values, examples: _Values, losses: _Values, law: ScalingLaw, *, seed: int = 0
-) -> list[ScalingLaw]:
+) -> tuple[ScalingLaw, ...]:
     """Returns `DRAWS` laws, each fitted to the predictions of a law plus resampled residuals.
 
     Args:
@@ -108,7 +108,7 @@ def bootstrap_laws(
         drawn = predicted * np.exp(random.choice(residuals, len(residuals)))
         data = _Data.of(sizes, examples, drawn)
         laws.append(data.law(data.minimum(data.start(law))[0]))
-    return laws
+    return tuple(laws)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,33 +126,29 @@ class _Data:
         return cls(n - n.mean(), d - d.mean(), np.log(losses), (float(n.mean()), float(d.mean())))
 
     def minimum(self, start: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns the parameters of the nearest minimum, and its value."""
-        bounds = [(None, None), (0, _MOST_EXPONENT)] * 2 + [(None, None)]
-        found = minimize(self.value, start, jac=True, method="L-BFGS-B", bounds=bounds)
-        return found.x, float(found.fun)
-
-    def value(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the Huber loss in units of `_HUBER`, and its gradient."""
-        terms = np.stack(
-            [x[0] - x[1] * self.size, x[2] - x[3] * self.examples, x[4] + 0 * self.size]
+        """Returns the parameters of the nearest minimum of the Huber loss, and its value."""
+        low = [-np.inf, 0, -np.inf, 0, -np.inf]
+        high = [np.inf, _MOST_EXPONENT, np.inf, _MOST_EXPONENT, np.inf]
+        found = least_squares(
+            self.residuals, start, self.slopes, (low, high), loss="huber", f_scale=_HUBER
         )
-        largest = terms.max(axis=0)
-        shares = np.exp(terms - largest)
-        total = shares.sum(axis=0)
-        residual, shares = largest + np.log(total) - self.loss, shares / total
-        absolute = np.abs(residual)
-        near = absolute <= _HUBER
-        value = np.where(near, residual**2 / (2 * _HUBER), absolute - _HUBER / 2).sum()
-        slope = np.clip(residual / _HUBER, -1, 1)
-        weights = slope * shares
-        gradient = [
-            weights[0].sum(),
-            -(weights[0] * self.size).sum(),
-            weights[1].sum(),
-            -(weights[1] * self.examples).sum(),
-            weights[2].sum(),
-        ]
-        return float(value), np.array(gradient)
+        return found.x, float(found.cost)
+
+    def residuals(self, x: np.ndarray) -> Float[np.ndarray, " n"]:
+        """Returns the logarithms of predicted minus measured losses."""
+        return np.logaddexp.reduce(self._terms(x)) - self.loss
+
+    def slopes(self, x: np.ndarray) -> Float[np.ndarray, "n 5"]:
+        """Returns the derivatives of the residuals."""
+        terms = self._terms(x)
+        by_size, by_data, floor = np.exp(terms - np.logaddexp.reduce(terms))
+        columns = [by_size, -by_size * self.size, by_data, -by_data * self.examples, floor]
+        return np.stack(columns, axis=1)
+
+    def _terms(self, x: np.ndarray) -> Float[np.ndarray, "3 n"]:
+        """Returns the logarithms of the three terms of the law."""
+        by_size, by_data = x[0] - x[1] * self.size, x[2] - x[3] * self.examples
+        return np.stack([by_size, by_data, np.full_like(by_size, x[4])])
 
     def law(self, x: np.ndarray) -> ScalingLaw:
         factors = [math.exp(x[0] + x[1] * self.means[0]), math.exp(x[2] + x[3] * self.means[1])]

@@ -145,6 +145,16 @@ def format_metric(value: float, metric: str, like: float | None = None) -> str:
     return f"{value:.{decimals}f}"
 
 
+def flops_unit(largest: float) -> tuple[float, str]:
+    """Returns the factor from exaFLOPs to a unit in which a number is at least 1, and the unit.
+
+    >>> flops_unit(4e-6)
+    (1000000.0, 'teraFLOPs')
+    """
+    units = {1.0: "exaFLOPs", 1e3: "petaFLOPs", 1e6: "teraFLOPs", 1e9: "gigaFLOPs"}
+    return next((unit for unit in units.items() if unit[0] * largest >= 1), (1e9, units[1e9]))
+
+
 def short_number(value: Any, _: Any = None) -> str:
     """Returns a number as a tick label.
 
