@@ -187,7 +187,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     if args.run is not None:
         if args.fit is not None:
-            raise ConfigError("--fit with --run", "--fit with --config and --topology", "see --help")
+            raise ConfigError("--fit with --run", "--config and --topology", "see --help")
         return _plan_measured_run(args, overrides)
     missing = [f"--{name}" for name in ("config", "topology") if getattr(args, name) is None]
     if missing:

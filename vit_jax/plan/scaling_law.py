@@ -129,9 +129,8 @@ class _Data:
         """Returns the parameters of the nearest minimum of the Huber loss, and its value."""
         low = [-np.inf, 0, -np.inf, 0, -np.inf]
         high = [np.inf, _MOST_EXPONENT, np.inf, _MOST_EXPONENT, np.inf]
-        found = least_squares(
-            self.residuals, start, self.slopes, (low, high), loss="huber", f_scale=_HUBER
-        )
+        jac: Any = self.slopes  # The stubs know only the names of methods.
+        found = least_squares(self.residuals, start, jac, (low, high), loss="huber", f_scale=_HUBER)
         return found.x, float(found.cost)
 
     def residuals(self, x: np.ndarray) -> Float[np.ndarray, " n"]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -86,7 +86,8 @@ def fit_runs(request: FitRequest, frame: pd.DataFrame) -> list[FittedRuns]:
             f"did you mean {nearest(request.against, names)!r}?",
         )
     fitted = []
-    for (panel, series), runs in in_natural_order(observed, _KEYS).groupby(_KEYS, sort=False):
+    for at, runs in in_natural_order(observed, _KEYS).groupby(_KEYS, sort=False):
+        panel, series = map(str, cast(tuple[Any, Any], at))
         table = pd.DataFrame(
             {
                 "size": runs[_SIZE].astype(float),
@@ -95,7 +96,7 @@ def fit_runs(request: FitRequest, frame: pd.DataFrame) -> list[FittedRuns]:
             }
         )
         try:
-            fitted.append(_fit(str(panel), str(series), metric, table))
+            fitted.append(_fit(panel, series, metric, table))
         except ConfigError as error:
             got = f"--fit: {' '.join(filter(None, (panel, series)))} has {error.got}"
             raise ConfigError(got, error.expected, error.fix) from None
@@ -112,10 +113,11 @@ def _fit(panel: str, series: str, metric: str, runs: pd.DataFrame) -> FittedRuns
     flops = _flops_by_size(runs)
 
     def of(some: pd.DataFrame) -> ScalingFit:
-        values = [some[name].to_numpy() for name in ("size", "examples", "loss")]
-        law = fit_law(*values)
-        ends = ((float(v.min()), float(v.max())) for v in values[:2])
-        return ScalingFit(panel, series, metric, law, bootstrap_laws(*values, law), flops, *ends)
+        sizes, examples, losses = (some[name].to_numpy() for name in ("size", "examples", "loss"))
+        law = fit_law(sizes, examples, losses)
+        draws = bootstrap_laws(sizes, examples, losses, law)
+        size_range, example_range = ((float(v.min()), float(v.max())) for v in (sizes, examples))
+        return ScalingFit(panel, series, metric, law, draws, flops, size_range, example_range)
 
     shorter = runs[runs["examples"] < runs["examples"].max()]
     whole = of(runs)
