@@ -63,3 +63,13 @@ def test_golden_shuffle_seeds_fit_32_bits_and_lie_far_apart():
     assert all(0 <= s < 2**32 for s in seeds)
     # Grain adds the epoch: nearer seeds would share orders within a million epochs.
     assert min(abs(a - b) for a, b in itertools.combinations(seeds, 2)) > 1_000_000
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (3, 7), (2**32 - 1, 2**40)])
+def test_a_host_stream_is_philox_with_seed_name_and_step_as_key(seed, step):
+    ours = generator(seed, "augment", step)
+    key = np.array([seed << 32 | name_id("augment"), step], np.uint64)
+    theirs = np.random.Generator(np.random.Philox(key=key))
+    for draw in ("random", "standard_normal", "bytes"):
+        np.testing.assert_equal(getattr(ours, draw)(5), getattr(theirs, draw)(5))
+    assert ours.integers(10) == theirs.integers(10)

@@ -6,6 +6,9 @@ import jax
 import numpy as np
 from jaxtyping import UInt, UInt64
 
+# Of generators whose state is set afterwards.
+_REPLACED_SEED = np.random.SeedSequence(0)
+
 
 def name_id(name: str) -> int:
     """Returns a 32-bit hash of a stream's name, the same on every machine."""
@@ -25,7 +28,19 @@ def stream(seed: int, name: str, step: int | jax.Array = 0) -> jax.Array:
 
 def generator(seed: int, name: str, step: int) -> np.random.Generator:
     """Returns the NumPy generator of a stream at a step, for work on the host."""
-    return np.random.Generator(np.random.Philox(key=[seed << 32 | name_id(name), step]))
+    # As `Philox(key=...)`, which also asks the operating system for entropy that it does not use.
+    # That would take longer than all else here, and the loader makes a generator for every image.
+    bits = np.random.Philox(_REPLACED_SEED)
+    zeros, key = np.zeros(4, np.uint64), [seed << 32 | name_id(name), step]
+    bits.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": zeros, "key": np.array(key, np.uint64)},
+        "buffer": zeros,
+        "buffer_pos": len(zeros),  # Empty.
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(bits)
 
 
 def shuffle_seed(seed: int) -> int:

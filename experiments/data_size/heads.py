@@ -16,11 +16,12 @@ from typing import Any
 
 from vit_jax.sweep import Selection, folder_name, product, vary
 
-# Family -> (model, heads).
+# Family -> (model, heads). The mean colours of 8 x 8 blocks are a trivial baseline.
 FAMILIES = {
     "ViT": ("ViT-Micro/4", ("token", "gap", "flatten")),
     "hybrid": ("R+ViT-Micro/4", ("token", "flatten")),
     "ResNet": ("BiT-R-Micro", ("gap", "flatten")),
+    "block means": ("BlockMeans-8", ("linear",)),
 }
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 REGULARISATIONS = ({}, {"optimizer.weight_decay": 0.5}, {"loss.label_smoothing": 0.1})
@@ -45,7 +46,7 @@ def get_sweep(arg: str = "") -> Iterator[Selection]:
 def _selection(percent: int, family: str, model: str, head: str) -> Selection:
     seen, seen_finally, every, every_finally = BUDGETS[percent]
     settings: dict[str, Any] = {
-        "model.pooling": head,
+        **({"model.pooling": head} if head != "linear" else {}),
         "data.train_split": "train[:96%]",
         "data.subset.preset": f"{percent}_percent",
         "train_examples": seen,

@@ -28,7 +28,7 @@ def test_the_model_section_is_that_of_the_recipes_family(capsys):
     assert main(["config", "model", recipe]) == 0
     printed = capsys.readouterr().out
     assert "model.representation_size" in printed
-    assert "model.pooling" not in printed
+    assert "model.position_embedding" not in printed
 
 
 def test_an_unknown_key_names_the_nearest(capsys):

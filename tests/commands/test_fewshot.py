@@ -86,7 +86,7 @@ def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsy
             for size in ("classes", "feature_width")
         ),
     }
-    assert (first["knn/digits/classes"], first["knn/digits/feature_width"]) == (10, 16)
+    assert (first["knn/digits/classes"], first["knn/digits/feature_width"]) == (10, 24)
     # Of ten classes, with random weights.
     assert first["fewshot/digits/1_shot/accuracy_top1"] > 0.15
     assert (

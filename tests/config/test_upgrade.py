@@ -61,10 +61,11 @@ def test_the_old_key_of_profiled_steps_is_read(tmp_path, old, new):
 
 
 def test_removed_options_with_another_value_are_refused(tmp_path):
-    """Earlier versions refused these too: a ResNet has no pooling to choose."""
-    model = {**OLD_MODEL, "name": "BiT-R-Nano", "pooling": "gap"}
-    assert set(upgrade_model(model)) - set(model_options("BiT-R-Nano").to_mapping()) == {"pooling"}
-    with pytest.raises(ConfigError, match=r"key 'model\.pooling' for a ResNet"):
+    """Earlier versions refused these too: a ResNet has no layer normalisation to place."""
+    model = {**OLD_MODEL, "name": "BiT-R-Nano", "norm_placement": "post"}
+    own = model_options("BiT-R-Nano").to_mapping()
+    assert set(upgrade_model(model)) - set(own) == {"norm_placement"}
+    with pytest.raises(ConfigError, match=r"key 'model\.norm_placement' for a ResNet"):
         read(tmp_path, model)
     with pytest.raises(ConfigError, match=r"'mesh\.gradient_dtype' is 'float32'.*remove it"):
         read(tmp_path, {"name": "ViT-Nano/4"}, {**OLD_MESH, "gradient_dtype": "float32"})

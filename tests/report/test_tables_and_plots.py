@@ -1,3 +1,4 @@
+import json
 import statistics
 
 import pytest
@@ -7,6 +8,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import JOIN, format_metric
+from vit_jax.report.overview import models_table
 from vit_jax.report.plots import draw_plot, plot_points
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
@@ -110,6 +112,47 @@ def test_one_run_has_no_interval(tmp_path):
     assert cell(table, "A", "x").text == "50.00"
     assert table.notes[0] == "Percent. One run each, so no interval."
     assert not best(table)  # There is nothing to compare with.
+
+
+def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
+    for name, classes in (("x", ["a", "b", "c", "d"]), ("y", None)):
+        put(tmp_path, name, 0.5, labels={"model": "A", "dataset": name})
+        if classes:
+            (tmp_path / name / "classes.json").write_text(json.dumps({"names": classes}))
+    table = make_table(tmp_path)
+    assert [row[0].text for row in table.rows] == ["A", "chance"]
+    assert [cell(table, "chance", name).text for name in ("x", "y")] == ["25.00", "–"]
+    assert not {"chance"} & {row for row, _ in best(table)}
+    shots = {"fewshot/z/5_shot/accuracy_top1": 0.5, "fewshot/z/classes": 5}
+    put(tmp_path, "z", shots, labels={"model": "A"}, job={"command": "fewshot"})
+    pattern = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
+    table = make_table(tmp_path, pattern, columns="dataset")
+    assert cell(table, "chance", "z").text == "20.00"
+
+
+def test_an_interval_of_a_fraction_stays_within_0_and_1(tmp_path):
+    for seed, score in enumerate((0.9, 1.0)):
+        put(tmp_path, f"{seed}", score, labels={"model": "A", "dataset": "x"}, seed=seed)
+    assert cell(make_table(tmp_path), "A", "x").text.endswith(", 100.00]")
+
+
+def test_models_are_listed_with_their_sizes_and_speeds(tmp_path):
+    for name, rate in (("a", 100.0), ("b", 300.0)):
+        figures = {
+            SCORE: 0.5, "feature_width": 64, "train_exaflops": 64 * 400 * 3e6 / 1e18,
+            "train/images_per_second": rate,
+        }  # fmt: skip
+        put(tmp_path, name, figures, labels={"model": "ViT-Micro/4"})
+    table = models_table(read(tmp_path))
+    (row,) = [dict(zip(table.header, cells, strict=True)) for cells in table.rows]
+    assert {name: cell.text for name, cell in row.items()} == {
+        "model": "ViT-Micro/4",
+        "runs": "2",
+        "parameters": "5,300,000",
+        "feature width": "64",
+        "MFLOPs an image": "3",
+        "images/s": "100 to 300",
+    }
 
 
 def test_smaller_losses_are_better(tmp_path):

@@ -25,6 +25,11 @@ need no data.
     python -m vit_jax plan --run=RUN --preemptions=0.5 --spot_price=0.5 --on_demand_price=1.2
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --preemptions=TRACE.csv
 
+    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --fit=REPORT/scaling.json
+
+With --fit, predicts the loss of the run by the scaling law that `report --fit=scaling` fitted to
+smaller runs of its family.
+
 With --preemptions, simulates the run on machines that are preempted: how long it takes, what it
 costs, and how often it should save. --run takes the times of steps, saves and starts from a run
 folder instead of a plan.
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
 
     from vit_jax.plan.estimate import Plan
     from vit_jax.plan.preemption import RunCosts, Sessions
+    from vit_jax.plan.scaling_fit import ScalingFit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="save the compiled step to a folder or bucket; train --config.precompiled=FOLDER takes"
         " it",
+    )
+    parser.add_argument(
+        "--fit",
+        type=user_path,
+        metavar="FILE",
+        help="scaling.json of `report --fit=scaling`: also print the loss that it predicts",
     )
     parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
@@ -174,6 +186,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     if args.run is not None:
+        if args.fit is not None:
+            raise ConfigError("--fit with --run", "--config and --topology", "see --help")
         return _plan_measured_run(args, overrides)
     missing = [f"--{name}" for name in ("config", "topology") if getattr(args, name) is None]
     if missing:
@@ -185,6 +199,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.search and args.save:
         raise ConfigError("--save with --search", "a single plan", "save the step of the result")
     config = load_config(args.config, overrides, _auto_model)
+    fit = None if args.fit is None else _choose_fit(args.fit, config)
     from rich.console import Console
 
     from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare, with_nodes
@@ -192,7 +207,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     topology = parse_topology(args.topology)
     prepare(topology)
     from vit_jax.plan.estimate import find_sizes, make_plan
-    from vit_jax.plan.show import COLUMNS, row, show_plan
+    from vit_jax.plan.show import COLUMNS, row, show_plan, show_prediction
 
     console = Console(highlight=False)
     if console.width < COLUMNS:
@@ -220,6 +235,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 soft_wrap=True,
             )
         figures = row(plan, args.config, args.topology, args.mfu)
+        if fit is not None:
+            figures |= show_prediction(plan, fit, console)
         if args.preemptions is not None:
             from vit_jax.plan.run_costs import planned_costs
 
@@ -313,6 +330,31 @@ def _simulate(
         console = Console(highlight=False, width=COLUMNS)
     show_spot_plan(plan, source, text, console)
     return spot_row(plan)
+
+
+def _choose_fit(path: Path, config: Config) -> "ScalingFit":
+    """Returns the fit of a file for the family of a config's model, and for its dataset if any.
+
+    Raises:
+        FileError: the file holds no scaling laws.
+        ConfigError: none is of this family, or several are and none is of this dataset.
+    """
+    from vit_jax.plan.scaling_fit import read_fits
+    from vit_jax.report.labels import family
+
+    names, fits = {family(config.model.name), config.model.name}, read_fits(path)
+    of_family = [fit for fit in fits if fit.series in names]
+    of_data = [fit for fit in of_family if fit.panel == config.data.name]
+    found = of_data or of_family
+    if len(found) != 1:
+        known = ", ".join(" ".join(filter(None, (fit.panel, fit.series))) for fit in fits)
+        raise ConfigError(
+            f"--fit={path} has {len(found)} scaling laws for {config.model.name} on"
+            f" {config.data.name}: its laws are of {known}",
+            "one law for the family of the model",
+            "fit it: python -m vit_jax report RUNS --fit=scaling,where.dataset=NAME",
+        )
+    return found[0]
 
 
 def _auto_model(config: Config) -> dict[str, Any]:

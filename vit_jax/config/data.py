@@ -160,8 +160,9 @@ class DataConfig(Section):
     class), a CSV file of path,label, or the `datasets` package.
     """
     name: str = option()
-    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); Hugging
-    Face name, e.g. "uoft-cs/cifar10"; any name for folder, csv and mixture.
+    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", a bundled one ("digits"), or images that are
+    rendered from a seed ("rendered:TASK[:SEED]", see `data.renderer`); Hugging Face name, e.g.
+    "uoft-cs/cifar10"; any name for folder, csv and mixture.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
@@ -224,8 +225,10 @@ class DataConfig(Section):
                 "give the members a train_split such as train[:10%]",
                 key="subset",
             )
-        if self.label_rule is not None and (self.source != "tfds" or self.mixture):
-            kind = "a mixture" if self.mixture else f"source {self.source}"
+        is_rendered = self.source == "tfds" and self.name.startswith("rendered:")
+        if self.label_rule is not None and (self.source != "tfds" or self.mixture or is_rendered):
+            kind = "rendered images" if is_rendered else f"source {self.source}"
+            kind = "a mixture" if self.mixture else kind
             raise ConfigError(
                 f"is {self.label_rule!r} for {kind}",
                 "one TFDS dataset",

@@ -9,6 +9,9 @@ from vit_jax.config.split_overlap import overlap
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
 
+UNTRAINED = "untrained:"
+"""What a `checkpoint` begins with that is a new model: "untrained:ViT-B/16"."""
+
 Method = Literal["least_squares", "knn", "linear_probe"]
 
 
@@ -145,7 +148,7 @@ class FewshotRunConfig(Section):
 
     command: Literal["fewshot"] = option("fewshot")
     checkpoint: str = option()
-    """Any path that `load_pretrained` reads."""
+    """Any path that `load_pretrained` reads, or "untrained:NAME": a new model of that name."""
     load: dict[str, Any] = option({})
     """Arguments of `load_pretrained` that differ from their defaults."""
     fewshot: FewshotConfig = section(FewshotConfig)

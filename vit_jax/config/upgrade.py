@@ -54,6 +54,8 @@ def upgrade_model(mapping: Mapping[str, Any]) -> dict[str, Any]:
     own, vit = options_class(mapping).model_fields, ViTConfig.model_fields
 
     def is_dropped(key: str, value: Any) -> bool:
-        return key not in own and key in vit and value == vit[key].default
+        # A ResNet now has a pooling of its own, and a class token is still none of its values.
+        is_foreign = key not in own or (key == "pooling" and own[key].default != value == "token")
+        return is_foreign and key in vit and value == vit[key].default
 
     return {key: value for key, value in mapping.items() if not is_dropped(key, value)}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.decode import decode
+from vit_jax.data.decode import decode, encode_plain
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 
@@ -86,5 +86,4 @@ def _to_ppm(example: Example) -> Example:
         pixels = np.asarray(decode(example.image))
     except ValueError:
         return example
-    header = b"P6 %d %d 255\n" % (pixels.shape[1], pixels.shape[0])
-    return dataclasses.replace(example, image=header + pixels.tobytes())
+    return dataclasses.replace(example, image=encode_plain(pixels))

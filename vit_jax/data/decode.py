@@ -70,7 +70,7 @@ _UPRIGHT = {
     7: (True, True, True),
     8: (True, False, True),
 }
-# The exact header that `data.cache` writes.
+# The exact header that `encode_plain` writes.
 _PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
 
 
@@ -179,8 +179,13 @@ def decode(encoded: bytes) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image.part((0, 0, *image.size))))
 
 
+def encode_plain(pixels: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    """Returns RGB pixels as an uncompressed PPM, which is decoded without a copy."""
+    return b"P6 %d %d 255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+
+
 def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Returns the pixels of a PPM that `data.cache` wrote; None for any other file."""
+    """Returns the pixels of a PPM of `encode_plain`; None for any other file."""
     header = _PLAIN.match(encoded)
     if header is None:
         return None

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import ARGUMENT, WeightsError
 from vit_jax.interop.choose_model import (
     AbstractModel,
@@ -36,9 +37,6 @@ from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
-
-UNTRAINED = "untrained:"
-"""What an address begins with that stands for a new model: "untrained:ViT-B/16"."""
 
 M = TypeVar("M", bound=nnx.Module)
 _Shapes = Mapping[str, tuple[int, ...]]

@@ -38,7 +38,12 @@ _ROUNDING = 1e-6
 
 
 def with_intervals(
-    means: pd.DataFrame, observed: pd.DataFrame, sets: Mapping[str, Sequence[str]], keys: list[str]
+    means: pd.DataFrame,
+    observed: pd.DataFrame,
+    sets: Mapping[str, Sequence[str]],
+    keys: list[str],
+    *,
+    is_fraction: bool = False,
 ) -> pd.DataFrame:
     """Adds 95 % intervals to means.
 
@@ -47,6 +52,7 @@ def with_intervals(
         observed: the observations alone.
         sets: name of a mean over datasets -> the datasets.
         keys: columns of a cell; the first one holds the dataset.
+        is_fraction: whether the scores lie between 0 and 1.
 
     Returns:
         `means` with the columns of `draw_means`, and low and high (NaN if nothing is known about
@@ -58,6 +64,8 @@ def with_intervals(
         drawn = pd.concat([drawn, draw_means_over(sets, drawn, over)])
     ends = [interval(draws) if np.ptp(draws) else (np.nan, np.nan) for draws in drawn["draws"]]
     low, high = np.array(ends).reshape(-1, 2).T
+    if is_fraction:  # Student's t does not know this.
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     return means.join(drawn.assign(low=low, high=high))
 
 

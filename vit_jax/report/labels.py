@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vit_jax.config.fewshot import UNTRAINED
+
 # Between the values of joined columns.
 JOIN = " · "
 _TITLES = {
@@ -51,7 +53,7 @@ def known_family(text: str) -> str | None:
     """
     if text in FAMILIES:
         return text
-    text = text.removeprefix("untrained:").removeprefix("untrained ")
+    text = text.removeprefix(UNTRAINED).removeprefix("untrained ")
     if re.match(r"R\d*\+ViT", text):
         return "hybrid"
     first = re.split(r"[^A-Za-z]", text, maxsplit=1)[0]
@@ -141,6 +143,16 @@ def format_metric(value: float, metric: str, like: float | None = None) -> str:
         return f"{value:,.0f}"
     decimals = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1
     return f"{value:.{decimals}f}"
+
+
+def flops_unit(largest: float) -> tuple[float, str]:
+    """Returns the factor from exaFLOPs to a unit in which a number is at least 1, and the unit.
+
+    >>> flops_unit(4e-6)
+    (1000000.0, 'teraFLOPs')
+    """
+    units = {1.0: "exaFLOPs", 1e3: "petaFLOPs", 1e6: "teraFLOPs", 1e9: "gigaFLOPs"}
+    return next((unit for unit in units.items() if unit[0] * largest >= 1), (1e9, units[1e9]))
 
 
 def short_number(value: Any, _: Any = None) -> str:

@@ -11,6 +11,7 @@ from vit_jax.report import vtab
 from vit_jax.report.frame import column, in_natural_order
 from vit_jax.report.intervals import describe_means, with_intervals
 from vit_jax.report.labels import (
+    flops_unit,
     format_value,
     is_fraction,
     is_number,
@@ -71,7 +72,7 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
             where = f"{_plural(request.panel)} lack them"
             notes.append(f"Not in the mean, because some {where}: {first_few(lacking, 5)}.")
     points = summarize(pd.concat([means, observed]), _KEYS)
-    points = with_intervals(points, observed, sets, _KEYS)
+    points = with_intervals(points, observed, sets, _KEYS, is_fraction=is_fraction(request.y))
     if len(names) > _MAX_PANELS and len(means):
         points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
@@ -148,7 +149,7 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -
     palette.add(request.series, points["series"])
     x_title = title_of(request.x)
     if request.x.endswith("exaflops") and all(map(is_number, points["x"])):
-        factor, unit = _flops_unit(max(points["x"]))
+        factor, unit = flops_unit(max(points["x"]))
         points = points.assign(x=[x * factor for x in points["x"]])
         x_title = x_title.replace("exaFLOPs", unit)
     panels = [*points.groupby("panel", sort=False)]
@@ -217,16 +218,6 @@ def _draw_panel(
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.1)
     return handles
-
-
-def _flops_unit(largest: float) -> tuple[float, str]:
-    """Returns the factor from exaFLOPs to a unit in which a number is at least 1, and the unit.
-
-    >>> _flops_unit(4e-6)
-    (1000000.0, 'teraFLOPs')
-    """
-    units = {1.0: "exaFLOPs", 1e3: "petaFLOPs", 1e6: "teraFLOPs", 1e9: "gigaFLOPs"}
-    return next((unit for unit in units.items() if unit[0] * largest >= 1), (1e9, units[1e9]))
 
 
 def _set_ticks(panel: Any, xs: Sequence[float], *, log_x: bool) -> None:

@@ -1,7 +1,7 @@
 """Requests for tables, plots and learning curves, from the command line or a sweep file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vit_jax.errors import ConfigError
 from vit_jax.report.labels import lower_first, title_of
@@ -72,6 +72,25 @@ class CurvesRequest(_Request):
     """Column; each value gets a row of two panels."""
 
 
+class FitRequest(_Request):
+    """A scaling law for each series of runs, and how much compute series need for equal losses."""
+
+    scaling: Literal[True]
+    """The kind of fit."""
+    metric: str | None = option(None)
+    """Name of a loss. None: that of the main evaluation."""
+    size: str = option("parameters")
+    """Column with the size of a model."""
+    examples: str = option("examples_seen")
+    """Column with the number of examples."""
+    series: str = option("family")
+    """Column; each value gets a law."""
+    panel: str = option("dataset")
+    """Column; series are compared for each of its values."""
+    against: str | None = option(None)
+    """Value of `series` that others are compared with. None: ResNet, or else the first one."""
+
+
 class ReportRequest(Section):
     """A whole report. None: as the sweep file says, or else chosen to fit the runs."""
 
@@ -85,6 +104,8 @@ class ReportRequest(Section):
     """Plots of scores."""
     curves: tuple[CurvesRequest, ...] | None = option(None)
     """Learning curves."""
+    fits: tuple[FitRequest, ...] | None = option(None)
+    """Scaling laws."""
 
 
 # Field of a report -> what its items are.
@@ -92,6 +113,7 @@ _KINDS: dict[str, type[_Request]] = {
     "tables": TableRequest,
     "plots": PlotRequest,
     "curves": CurvesRequest,
+    "fits": FitRequest,
 }
 
 
@@ -100,7 +122,7 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
 
     Args:
         texts: comma-separated KEY=VALUE; a KEY alone is true. None: the option is not given.
-        kind: TableRequest, PlotRequest or CurvesRequest.
+        kind: class of the requests.
         option: the option, for error messages.
 
     Raises:

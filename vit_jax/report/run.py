@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import FileError, UserError
 from vit_jax.report.labels import family, is_number
 from vit_jax.report.run_files import (
@@ -122,7 +123,8 @@ class Run:
     def init_from(self) -> str | None:
         """The path or URL of the weights it started from; None for random weights."""
         paths = (self.config.get(key) for key in _INIT_KEYS)
-        return next((path for path in paths if isinstance(path, str) and path), None)
+        found = next((path for path in paths if isinstance(path, str) and path), None)
+        return None if found is None or found.startswith(UNTRAINED) else found
 
     @property
     def state(self) -> str:

@@ -113,7 +113,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     sets = vtab.group_tasks(columns)
     columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
     means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
-    means = with_intervals(means, observed, sets, _KEYS)
+    means = with_intervals(means, observed, sets, _KEYS, is_fraction=labels.is_fraction(metric))
     means["best"] = _are_best(means, smallest=labels.lower_is_better(metric))
     means["usual_n"] = means["n"] == means["n"].mode().max()
     scores = means.to_dict("index")

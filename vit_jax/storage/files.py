@@ -206,7 +206,8 @@ def read_json(
     except ValueError as problem:  # Neither UTF-8 nor JSON.
         raise error(f"{path} is damaged: {problem}", expected, fix) from None
     if not isinstance(content, kind):
-        raise error(f"{path} holds a {type(content).__name__}", expected, fix)
+        article = "an" if isinstance(content, int) else "a"
+        raise error(f"{path} holds {article} {type(content).__name__}", expected, fix)
     return content
 
 

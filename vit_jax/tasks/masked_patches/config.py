@@ -51,7 +51,7 @@ class MaskedPatchesConfig(Section):
 
 
 def _check(config: Any) -> None:
-    if not hasattr(config.model, "pooling"):
+    if not hasattr(config.model, "position_embedding"):
         raise ConfigError(
             f"is {config.model.name!r}, {config.model.kind}, with task masked_patches",
             "a ViT or hybrid, in which a learned embedding can replace a patch",

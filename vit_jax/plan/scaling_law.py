@@ -1,0 +1,170 @@
+"""A scaling law: loss = E + A / N**a + B / D**b, for N parameters and D examples seen.
+
+Source: arXiv:2203.15556, equation 2. As in its appendix D.2, the fit minimises the Huber loss of
+the logarithm's residuals, from several starts.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import least_squares
+
+from vit_jax.errors import ConfigError
+
+# Residuals of the logarithm beyond this count linearly.
+_HUBER = 1e-3
+_EXPONENTS, _FLOORS = (0.2, 0.5, 1.0), (0.3, 0.9)
+_MOST_EXPONENT = 3.0
+_LEAST_SIZES, _LEAST_BUDGETS, _LEAST_RUNS = 2, 3, 6
+DRAWS = 200
+"""Number of laws that `bootstrap_laws` fits."""
+
+_Values = Float[np.ndarray, " n"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingLaw:
+    """Loss as a function of model size and examples seen.
+
+    Attributes:
+        floor: E, the loss that no size and no number of examples goes below.
+        size_factor: A.
+        size_exponent: a.
+        data_factor: B.
+        data_exponent: b.
+    """
+
+    floor: float
+    size_factor: float
+    size_exponent: float
+    data_factor: float
+    data_exponent: float
+
+    def loss(self, sizes: Any, examples: Any) -> Any:
+        """Returns the loss of models with N parameters after D examples; arrays are broadcast."""
+        by_size = self.size_factor / np.power(sizes, self.size_exponent)
+        return self.floor + by_size + self.data_factor / np.power(examples, self.data_exponent)
+
+    def examples_for(self, loss: float, size: float) -> float:
+        """Returns how many examples a model of a size needs for a loss; infinity: it cannot."""
+        rest = loss - self.loss(size, math.inf)
+        if rest <= 0 or self.data_exponent <= 0:
+            return math.inf
+        with np.errstate(over="ignore"):
+            return float(np.power(self.data_factor / rest, 1 / self.data_exponent))
+
+
+def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> ScalingLaw:
+    """Fits the law to runs.
+
+    Args:
+        sizes: N of each run.
+        examples: D of each run.
+        losses: loss of each run.
+
+    Raises:
+        ConfigError: too few runs, sizes or numbers of examples for five unknowns.
+    """
+    counts = (len(losses), len({*sizes.tolist()}), len({*examples.tolist()}))
+    least = (_LEAST_RUNS, _LEAST_SIZES, _LEAST_BUDGETS)
+    if any(count < wanted for count, wanted in zip(counts, least, strict=True)):
+        raise ConfigError(
+            "a scaling law of {} runs, {} sizes and {} numbers of examples".format(*counts),
+            "at least {} runs, {} sizes and {} numbers of examples".format(*least),
+            "add runs, or choose others with where.COLUMN=VALUE",
+        )
+    data = _Data.of(sizes, examples, losses)
+    lowest = float(np.log(losses.min()))
+    spread = math.log(max(losses.max() - losses.min(), 1e-6))
+    starts = (
+        np.array([spread, a, spread, b, lowest + math.log(floor)])
+        for a, b, floor in itertools.product(_EXPONENTS, _EXPONENTS, _FLOORS)
+    )
+    return data.law(min((data.minimum(start) for start in starts), key=lambda found: found[1])[0])
+
+
+def bootstrap_laws(
+    sizes: _Values, examples: _Values, losses: _Values, law: ScalingLaw, *, seed: int = 0
+) -> tuple[ScalingLaw, ...]:
+    """Returns `DRAWS` laws, each fitted to the predictions of a law plus resampled residuals.
+
+    Args:
+        sizes: N of each run.
+        examples: D of each run.
+        losses: loss of each run.
+        law: the law of all runs.
+        seed: of the draws.
+    """
+    predicted = law.loss(sizes, examples)
+    residuals = np.log(losses / predicted)
+    # Five unknowns make the residuals of few runs too small.
+    residuals *= math.sqrt(len(losses) / max(1, len(losses) - 5))
+    random, laws = np.random.default_rng(seed), []
+    for _ in range(DRAWS):
+        drawn = predicted * np.exp(random.choice(residuals, len(residuals)))
+        data = _Data.of(sizes, examples, drawn)
+        laws.append(data.law(data.minimum(data.start(law))[0]))
+    return tuple(laws)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """Logarithms of the runs; sizes and examples are divided by their geometric means."""
+
+    size: np.ndarray
+    examples: np.ndarray
+    loss: np.ndarray
+    means: tuple[float, float]
+
+    @classmethod
+    def of(cls, sizes: np.ndarray, examples: np.ndarray, losses: np.ndarray) -> "_Data":
+        n, d = np.log(sizes.astype(float)), np.log(examples.astype(float))
+        return cls(n - n.mean(), d - d.mean(), np.log(losses), (float(n.mean()), float(d.mean())))
+
+    def minimum(self, start: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns the parameters of the nearest minimum of the Huber loss, and its value."""
+        low = [-np.inf, 0, -np.inf, 0, -np.inf]
+        high = [np.inf, _MOST_EXPONENT, np.inf, _MOST_EXPONENT, np.inf]
+        jac: Any = self.slopes  # The stubs know only the names of methods.
+        found = least_squares(self.residuals, start, jac, (low, high), loss="huber", f_scale=_HUBER)
+        return found.x, float(found.cost)
+
+    def residuals(self, x: np.ndarray) -> Float[np.ndarray, " n"]:
+        """Returns the logarithms of predicted minus measured losses."""
+        return np.logaddexp.reduce(self._terms(x)) - self.loss
+
+    def slopes(self, x: np.ndarray) -> Float[np.ndarray, "n 5"]:
+        """Returns the derivatives of the residuals."""
+        terms = self._terms(x)
+        by_size, by_data, floor = np.exp(terms - np.logaddexp.reduce(terms))
+        columns = [by_size, -by_size * self.size, by_data, -by_data * self.examples, floor]
+        return np.stack(columns, axis=1)
+
+    def _terms(self, x: np.ndarray) -> Float[np.ndarray, "3 n"]:
+        """Returns the logarithms of the three terms of the law."""
+        by_size, by_data = x[0] - x[1] * self.size, x[2] - x[3] * self.examples
+        return np.stack([by_size, by_data, np.full_like(by_size, x[4])])
+
+    def law(self, x: np.ndarray) -> ScalingLaw:
+        factors = [math.exp(x[0] + x[1] * self.means[0]), math.exp(x[2] + x[3] * self.means[1])]
+        return ScalingLaw(math.exp(x[4]), factors[0], float(x[1]), factors[1], float(x[3]))
+
+    def start(self, law: ScalingLaw) -> np.ndarray:
+        """Returns the parameters of a law."""
+
+        def log(value: float) -> float:
+            return math.log(max(value, 1e-300))
+
+        return np.array(
+            [
+                log(law.size_factor) - law.size_exponent * self.means[0],
+                law.size_exponent,
+                log(law.data_factor) - law.data_exponent * self.means[1],
+                law.data_exponent,
+                log(law.floor),
+            ]
+        )
