@@ -113,7 +113,7 @@ def test_a_vit_without_positions_is_equivariant_to_whole_patches(name, options):
     assert (found.mean[:, 0] > 0.1).all()  # Shifts within a patch change its features.
     learned = random_model(name, image_size=(8, 12), position_embedding="learned_1d", **options)
     found = equivariance(learned, pixels)
-    assert (found.mean > 0.1).all()
+    assert (found.mean > 0.05).all()
     assert np.isnan(found.interior).all()
 
 
@@ -129,7 +129,8 @@ def in_numpy(model, pixels, shift):
     """[M, L] by the definition, one layer and direction after the other."""
 
     def maps(x):
-        return {k: np.asarray(v, np.float64) for k, v in run(Wrapped(model), x).items()}
+        found = run(Wrapped(model), x)
+        return {name: np.asarray(found[name], np.float64) for name in cells_of(model)}
 
     before, total = maps(pixels), []
     for axis in (1, 2):

@@ -162,8 +162,16 @@ def cells_of(
     """
     height, width = image_size or model.image_size
     images = jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32)
+    names: list[str] = []
+
+    def maps(model: ImageModel, images: Array) -> list[Array]:
+        found = named_maps(model, images)
+        names.extend(found)  # JAX would sort the keys of a dict.
+        return [*found.values()]
+
     cells = {}
-    for name, found in nnx.eval_shape(named_maps, model, images).items():
+    shapes = nnx.eval_shape(maps, model, images)
+    for name, found in zip(names, shapes, strict=True):
         rows, columns = found.shape[1:3]
         if height % rows or width % columns:
             raise ModelError(
@@ -211,7 +219,8 @@ def shift_errors(
         DataError: there are no images.
     """
     size = np.asarray(images.shape[1:3])
-    abstract = nnx.eval_shape(maps_fn, model, jnp.asarray(images[:1]))
+    one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+    abstract = nnx.eval_shape(maps_fn, model, one)
     grids = [np.asarray(m.shape[1:3]) for m in abstract]
     fields = fields or [None] * len(grids)
     # Down, then to the right, for each of the shifts.
@@ -367,7 +376,7 @@ def draw_equivariance(found: Equivariance, model_name: str) -> Figure:
     colours = colormaps["viridis"](np.linspace(0, 0.85, len(found.shifts)))
     for number, (shift, colour) in enumerate(zip(found.shifts, colours, strict=True)):
         mean, error = found.mean[:, number], found.standard_error[:, number]
-        label = f"{shift} pixel{'s' * (shift > 1)}"
+        label = f"{shift} pixel{'s' * int(shift > 1)}"
         axes.plot(layers, mean, color=colour, linewidth=1.5, label=label)
         axes.fill_between(layers, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
         is_whole = (shift % found.cell == 0).all(1)

@@ -180,7 +180,7 @@ def patch_permutation(
     model: ImageModel,
     images: Float[np.ndarray, "M H W 3"],
     *,
-    labels: Int[np.ndarray, " M"] | None = None,
+    labels: Int[np.ndarray, " N"] | None = None,
     batch_size: int = 16,
     seed: int = 0,
 ) -> Permutation:
@@ -296,14 +296,13 @@ def _labels_of(found: Permutation, line_break: str) -> list[str]:
 def _table(found: Permutation) -> Table:
     shown = ("accuracy",) if found.accuracy is not None else ()
     shown = (*shown, "unchanged")
-    titles = {"accuracy": "accuracy", "unchanged": "same class"}
-    columns = [column for name in shown for column in (titles[name], "95 % interval")]
-    table = plain_table("images", right=tuple(columns))
+    titles = {"accuracy": "accuracy, %", "unchanged": "same class, %"}
+    table = plain_table("images", right=tuple(titles[name] for name in shown))
     for label, row in zip(_labels_of(found, " "), _rows(found), strict=True):
         cells = []
         for name in shown:
-            share, low, high = (float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-            cells += [f"{share:.1%}", f"{low:.1%} to {high:.1%}"]
+            share, low, high = (100 * float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
+            cells.append(f"{share:.1f} [{low:.1f}, {high:.1f}]")
         table.add_row(label, *cells)
     return table
 
