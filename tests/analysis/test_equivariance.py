@@ -206,7 +206,10 @@ class Wrapped(nnx.Module):
         pytest.param(
             "R+ViT-Nano/4",
             {"depth": 1},
-            ["root", "stage1", "stage2", "embedded", "block_output 1", "encoded", "pre_logits"],
+            [
+                *("root", "stage1", "stage2", "embedded", "block_output 1", "encoded"),
+                *("class token 1", "pre_logits"),
+            ],
             [1, 2, 4],
             marks=pytest.mark.slow,
         ),
