@@ -259,6 +259,7 @@ def write_gap(folder):
         ("ViT", "flatten", "own"): 0.50, ("ResNet", "gap", "shared"): 0.50,
         ("ResNet", "gap", "own"): 0.53, ("ResNet", "flatten", "own"): 0.52,
     }  # fmt: skip
+    models = {"ViT": "ViT-Micro/4", "ResNet": "BiT-R-Micro"}
     for (family, head, rate), score in scores.items():
         for size, more in ((480, 0.0), (4_800, 0.05 if family == "ViT" else 0.0)):
             for seed, shift in enumerate((-0.002, 0.0, 0.002)):
