@@ -267,9 +267,7 @@ def write_gap(folder):
                 labels = {"family": family, "head": head, "rate": rate, "dataset": "cifar10"}
                 write(
                     folder / f"{size}-{family}-{head}-{rate}-{seed}",
-                    config=config(
-                        "BiT-R-Micro" if family == "ResNet" else "ViT-Micro/4", seed=seed
-                    ),
+                    config=config(models[family], seed=seed),
                     result=result(score + more + shift, 100, examples=size),
                     job={
                         "stage": "final",
