@@ -14,6 +14,7 @@ from vit_jax.analysis.equivariance import (
     equivariance_output,
     interior_cells,
     named_maps,
+    shift_map,
 )
 from vit_jax.analysis.receptive_field import Field, trunk_fields
 from vit_jax.errors import DataError, ModelError
@@ -71,7 +72,10 @@ def test_zero_padding_is_an_error_of_the_border_and_not_of_interior_cells():
 
 
 def test_the_error_of_raw_pixels_by_hand():
-    """Cells of 2 pixels that hold the left one; a shift to the right by 1 takes the one before."""
+    """Cells of 2 pixels that hold the left one; a shift to the right by 1 takes the one before.
+
+    The map of the image, 1 and 2, is moved by half a cell: twice the mean, 1.5.
+    """
     line = np.asarray([1.0, 5, 2, 7], np.float32)
     images = np.zeros((1, 4, 4, 3), np.float32)
     images[0, :, :, 0] = line
@@ -81,10 +85,38 @@ def test_the_error_of_raw_pixels_by_hand():
             return [x[:, ::2, ::2]]
 
     found, interior = shift_errors(maps_of, Left(), images, (1, 2))
-    # Right by 1 pixel: 7 2 in place of 1 2 ... 7 and 5, compared with 1 and 2. Down: no change.
-    across = np.hypot(7 - 1, 5 - 2) / np.hypot(1, 2)
+    # Right by 1 pixel: the cells hold 7 and 5. Down: no change.
+    across = np.hypot(7 - 1.5, 5 - 1.5) / np.hypot(1, 2)
     np.testing.assert_allclose(found[0, 0], [across / 2, 0], rtol=1e-6)
     assert np.isnan(interior).all()
+
+
+def test_part_of_a_cell_is_an_average_of_both_whole_shifts():
+    x = jnp.asarray(random_images(2, (3, 4)))
+    found = shift_map(x, jnp.float32([0, 1.25]))
+    want = 0.75 * np.roll(x, 1, 2) + 0.25 * np.roll(x, 2, 2)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(shift_map(x, jnp.float32([2, 0])), np.roll(x, 2, 1))
+
+
+def test_a_map_that_is_linear_within_its_cells_follows_every_pixel():
+    """Means of triangles around the border are linear in the shift, except at corners."""
+    line = np.abs(np.arange(16) - 8).astype(np.float32)  # Corners at 0 and 8.
+    images = np.broadcast_to(line[None, None, :, None], (1, 16, 16, 3))
+
+    class Means(nnx.Module):
+        def maps(self, x):
+            return [x.reshape(1, 4, 4, 4, 4, 3).mean((2, 4))]
+
+    found, _ = shift_errors(maps_of, Means(), np.ascontiguousarray(images), (1, 4))
+    # Cell means are 6.5, 2.5, 1.5, 5.5. By 1 pixel: 7, 3.5, 1, 4.5; interpolated 6.25, 3.5, 1.75,
+    # 4.5. Down there is no change.
+    means = np.asarray([6.5, 2.5, 1.5, 5.5])
+    assert means.tolist() == line.reshape(4, 4).mean(1).tolist()
+    moved = np.roll(line, 1).reshape(4, 4).mean(1)
+    assert moved.tolist() == [7, 3.5, 1, 4.5]
+    error = np.hypot(7 - 6.25, 1 - 1.75) / np.linalg.norm(means)
+    np.testing.assert_allclose(found[0, 0], [error / 2, 0], rtol=1e-5)
 
 
 def test_interior_cells_see_no_padding_and_no_pixel_from_the_other_side():
@@ -96,24 +128,30 @@ def test_interior_cells_see_no_padding_and_no_pixel_from_the_other_side():
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "tokens"),
     [
-        ("ViT-Ti/4", {**TINY, "num_registers": 2}),
-        ("ViT-Ti/4", {**TINY, "pooling": "map", "norm_placement": "post"}),
+        ("ViT-Ti/4", {**TINY, "num_registers": 2}, ("class token 1", "class token 2")),
+        ("ViT-Ti/4", {**TINY, "pooling": "gap"}, ()),
+        ("ViT-Ti/4", {**TINY, "pooling": "map", "norm_placement": "post"}, ()),
     ],
 )
-def test_a_vit_without_positions_is_equivariant_to_whole_patches(name, options):
+def test_a_vit_without_positions_is_equivariant_to_whole_patches(name, options, tokens):
+    """Its class token and pooled features are invariant to them."""
     pixels = random_images(3, (8, 12))
     plain = random_model(name, image_size=(8, 12), position_embedding="none", **options)
     found = equivariance(plain, pixels, batch_size=2)
-    assert found.layers == ("embedded", "block_output 1", "block_output 2", "encoded")
+    maps = ("embedded", "block_output 1", "block_output 2", "encoded")
+    assert found.layers == (*maps, *tokens, "pre_logits")
     assert found.shifts.tolist() == [1, 4]
-    assert found.cell.tolist() == [[4, 4]] * 4
+    assert found.cell.tolist() == [[4, 4]] * 4 + [[8, 12]] * (len(tokens) + 1)
+    assert found.has_positions.tolist() == [True] * 4 + [False] * (len(tokens) + 1)
     np.testing.assert_allclose(found.mean[:, 1], 0, atol=1e-5)
-    assert (found.mean[:, 0] > 0.1).all()  # Shifts within a patch change its features.
+    assert (found.mean[:4, 0] > 0.1).all()  # Shifts within a patch change its features.
+    assert (found.mean[4:, 0] > 1e-3).all()
     learned = random_model(name, image_size=(8, 12), position_embedding="learned_1d", **options)
     found = equivariance(learned, pixels)
-    assert (found.mean > 0.05).all()
+    assert (found.mean[:4] > 0.05).all()
+    assert (found.mean > 1e-3).all()
     assert np.isnan(found.interior).all()
 
 
@@ -137,8 +175,9 @@ def in_numpy(model, pixels, shift):
         after = maps(np.roll(pixels, shift, axis))
         errors = []
         for name, f in before.items():
-            cell = pixels.shape[axis] // f.shape[axis]
-            difference = after[name] - np.roll(f, shift // cell, axis)
+            whole, part = divmod(shift / (pixels.shape[axis] // f.shape[axis]), 1)
+            low, high = (np.roll(f, int(whole) + more, axis) for more in (0, 1))
+            difference = after[name] - ((1 - part) * low + part * high)
             errors.append(
                 np.sqrt(np.square(difference).sum((1, 2, 3)) / np.square(f).sum((1, 2, 3)))
             )
@@ -157,19 +196,24 @@ class Wrapped(nnx.Module):
 @pytest.mark.parametrize(
     ("name", "options", "layers", "shifts"),
     [
-        ("BiT-R-Nano", {}, ["root", "stage1", "stage2", "stage3", "encoded"], [1, 2, 4]),
-        ("BlockMeans-4", {}, ["encoded"], [1, 4]),
+        (
+            "BiT-R-Nano",
+            {},
+            ["root", "stage1", "stage2", "stage3", "encoded", "pre_logits"],
+            [1, 2, 4],
+        ),
+        ("BlockMeans-4", {}, ["encoded", "pre_logits"], [1, 4]),
         pytest.param(
             "R+ViT-Nano/4",
             {"depth": 1},
-            ["root", "stage1", "stage2", "embedded", "block_output 1", "encoded"],
+            ["root", "stage1", "stage2", "embedded", "block_output 1", "encoded", "pre_logits"],
             [1, 2, 4],
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "Mixer-S/8",
             {"width": 8, "depth": 1, "token_mlp_dim": 4, "channel_mlp_dim": 4},
-            ["embedded", "block_output 1", "encoded"],
+            ["embedded", "block_output 1", "encoded", "pre_logits"],
             [1, 8],
             marks=pytest.mark.slow,
         ),
@@ -183,8 +227,11 @@ def test_the_errors_of_a_model_equal_the_definition(name, options, layers, shift
     for number, shift in enumerate(shifts):
         want = in_numpy(model, pixels, shift)
         np.testing.assert_allclose(found.per_image[:, :, number], want, rtol=1e-3, atol=1e-5)
-    want = found.per_image.std(0, ddof=1) / 3**0.5
-    np.testing.assert_allclose(found.standard_error, want, rtol=1e-5)
+    low, high = found.interval
+    assert (found.per_image.min(0) <= low + 1e-6).all()
+    assert (low <= found.mean + 1e-6).all()
+    assert (found.mean <= high + 1e-6).all()
+    assert (high <= found.per_image.max(0) + 1e-6).all()
 
 
 def test_a_resnet_is_equivariant_inside_to_multiples_of_its_stride(monkeypatch):
@@ -219,13 +266,16 @@ def test_the_output_has_a_row_for_each_layer_and_shift():
     model = random_model("BiT-R-Nano", image_size=16)
     found = equivariance(model, random_images(2, 16))
     output = equivariance_output(found, "BiT-R-Nano")
-    assert len(output.rows) == 5 * 3
+    assert len(output.rows) == 6 * 3
     row = output.rows[4]
     assert (row["layer"], row["cell_height_px"], row["shift_px"]) == ("stage1", 1, 2)
     assert float(row["error"]) == pytest.approx(found.mean[1, 1], rel=1e-5)
+    low, high = (end[1, 1] for end in found.interval)
+    assert float(row["error_low"]) == pytest.approx(low, rel=1e-5)
+    assert float(row["error_high"]) == pytest.approx(high, rel=1e-5)
     assert float(row["interior_error"]) == pytest.approx(found.interior_mean[1, 1], rel=1e-5)
     assert output.rows[-1]["interior_error"] == ""  # No cell of the last map is interior.
     lines = draw_equivariance(found, "BiT-R-Nano").axes[0].get_lines()
     labels = [line.get_label() for line in lines if not str(line.get_label()).startswith("_")]
     assert labels[:3] == ["1 pixel", "2 pixels", "4 pixels"]
-    np.testing.assert_allclose(lines[0].get_ydata(), found.mean[:, 0])
+    np.testing.assert_allclose(lines[0].get_ydata(), found.mean[:5, 0])

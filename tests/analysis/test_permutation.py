@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from random_models import random_images, random_model
 
-from vit_jax.analysis import patch_permutation, permute_patches, wilson_interval
+from vit_jax.analysis import patch_permutation, permute_patches
 from vit_jax.analysis.catalogue import ANALYSES, Request
 from vit_jax.analysis.images import Images
 from vit_jax.analysis.permutation import (
@@ -17,6 +17,7 @@ from vit_jax.analysis.permutation import (
     random_orders,
 )
 from vit_jax.errors import DataError, ModelError
+from vit_jax.evaluation.intervals import wilson_interval
 
 TINY = {"width": 16, "depth": 1, "mlp_dim": 16, "num_heads": 2}
 
@@ -60,13 +61,6 @@ def test_the_patches_are_tokens_or_an_eighth_of_the_side_and_twice_that(name, si
     assert permutation_grids(random_model(name, image_size=size, **options)) == grids
 
 
-def test_wilson_intervals():
-    low, high = wilson_interval(0.5, 100)
-    # (0.5 + z^2 / 200 -+ z sqrt(0.25 / 100 + z^2 / 40000)) / (1 + z^2 / 100), z = 1.959964
-    assert (low, high) == (pytest.approx(0.403832, abs=1e-6), pytest.approx(0.596168, abs=1e-6))
-    assert wilson_interval(0, 10) == (0, pytest.approx(0.277533, abs=1e-6))
-
-
 def test_a_vit_without_positions_predicts_the_same_for_permuted_tokens():
     options = {"num_classes": 50, "pooling": "gap", **TINY}
     model = random_model("ViT-Ti/4", position_embedding="none", **options)
@@ -78,6 +72,10 @@ def test_a_vit_without_positions_predicts_the_same_for_permuted_tokens():
     assert len(np.unique(found.predicted)) >= 5
     assert found.unchanged.tolist() == [1, 1]  # Larger patches consist of whole tokens.
     assert found.accuracy is None
+    assert found.change is None
+    labelled = patch_permutation(model, pixels, labels=found.predicted)
+    assert labelled.accuracy.tolist() == [1, 1, 1]
+    assert labelled.change.tolist() == [[0, 0]] * 3  # Mean and both ends of the interval.
     learned = random_model("ViT-Ti/4", **{**options, "pooling": "flatten"})
     assert (patch_permutation(learned, pixels).unchanged < 1).all()
 
@@ -117,6 +115,11 @@ def test_the_accuracy_of_a_classifier_of_one_corner():
     first, second, _ = output.rows
     assert (first["patches"], first["accuracy"], first["images"]) == ("", "1", 200)
     assert (second["patches"], second["patch_height_px"], second["chance"]) == (64, 2, "0.5")
+    # Half of the images, 100 of 200, become wrong. Pairs differ by -1 or 0 with deviation 1/2.
+    assert (first["change"], second["change"]) == ("0", "-0.5")
+    half = 1.96 * 0.5 / 200**0.5
+    assert float(second["change_low"]) == pytest.approx(-0.5 - half, abs=0.01)
+    assert float(second["change_high"]) == pytest.approx(-0.5 + half, abs=0.01)
     low, high = wilson_interval(0.5, 200)
     assert float(second["accuracy_low"]) == pytest.approx(low, rel=1e-5)
     assert float(second["accuracy_high"]) == pytest.approx(high, rel=1e-5)

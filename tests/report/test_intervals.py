@@ -7,6 +7,7 @@ from scipy import stats
 
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.intervals import interval
 from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
@@ -82,7 +83,7 @@ def test_predictions_for_equal_images_are_paired(tmp_path):
     means = means_of(tmp_path)
     assert means["A"]["low"] < means["B"]["mean"] < means["A"]["high"]
     difference = means["B"]["draws"] - means["A"]["draws"]
-    low, high = intervals.interval(difference)
+    low, high = interval(difference)
     half = 1.96 * (0.03 * 0.97 / IMAGES) ** 0.5
     assert (low, high) == (
         pytest.approx(0.03 - half, abs=0.004),

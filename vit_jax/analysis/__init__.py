@@ -12,12 +12,7 @@ from vit_jax.analysis.distance import (
 )
 from vit_jax.analysis.equivariance import Equivariance, equivariance, shift_errors
 from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, principal_components
-from vit_jax.analysis.permutation import (
-    Permutation,
-    patch_permutation,
-    permute_patches,
-    wilson_interval,
-)
+from vit_jax.analysis.permutation import Permutation, patch_permutation, permute_patches
 from vit_jax.analysis.position import PositionSimilarity, cosine_similarity, position_similarity
 from vit_jax.analysis.receptive_field import ReceptiveField, gradient_maps, receptive_field
 from vit_jax.analysis.rollout import Rollout, attention_rollout, rollout
@@ -45,5 +40,4 @@ __all__ = [
     "receptive_field",
     "rollout",
     "shift_errors",
-    "wilson_interval",
 ]

@@ -57,12 +57,6 @@ def map_batches(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def standard_error(per_image: Float[np.ndarray, "M *N"]) -> Float[np.ndarray, "*N"]:
-    """Returns the standard error of the mean over the first axis; 0 for one image."""
-    count = len(per_image)
-    return per_image.std(0, ddof=min(count - 1, 1)) / np.float32(np.sqrt(count))
-
-
 def check_attention(model: ImageModel, analysis: str) -> None:
     """Raises ModelError for a model without self-attention.
 

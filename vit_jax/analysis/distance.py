@@ -11,12 +11,7 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from vit_jax.analysis.batches import (
-    check_attention,
-    map_batches,
-    pixels_per_patch,
-    standard_error,
-)
+from vit_jax.analysis.batches import check_attention, map_batches, pixels_per_patch
 from vit_jax.analysis.output import (
     BLUE,
     GRAY,
@@ -56,7 +51,8 @@ class AttentionDistance:
     @property
     def standard_error(self) -> Float[np.ndarray, "L H"]:
         """Standard error of `mean` over the images, in pixels; 0 for one image."""
-        return standard_error(self.per_image)
+        count = len(self.per_image)
+        return self.per_image.std(0, ddof=min(count - 1, 1)) / np.float32(np.sqrt(count))
 
     @property
     def minus_uniform(self) -> Float[np.ndarray, "L H"]:

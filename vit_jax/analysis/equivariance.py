@@ -1,6 +1,7 @@
 """Translation equivariance of each layer: how closely its feature map follows a shifted image."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +12,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from vit_jax.analysis.batches import map_batches, standard_error
+from vit_jax.analysis.batches import map_batches
 from vit_jax.analysis.output import GRAY, Output, Row, arrays_of, digits, style_axes
 from vit_jax.analysis.receptive_field import Field, Fields, MapsFn, find_trunk, trunk_fields
 from vit_jax.errors import ModelError
+from vit_jax.evaluation.intervals import bootstrap_interval
 from vit_jax.models.family import ImageModel
 from vit_jax.tables import plain_table
 
@@ -31,11 +34,13 @@ class Equivariance:
     """Errors of translation equivariance of all layers.
 
     Attributes:
-        layers: names of the layers, first layer first.
-        cell: i32[L, 2], pixels per cell of each layer's feature map, down and across.
+        layers: names of the layers, first layer first; layers without positions in the image last.
+        cell: i32[L, 2], pixels per cell of each layer's feature map, down and across. A layer
+            without positions has one cell, the image.
         shifts: i32[S], shifts of the image in pixels.
         per_image: f32[M, L, S], relative error over all cells of the map, see `equivariance`.
         interior: f32[M, L, S], the same over interior cells; NaN if there are none.
+        image_size: (height, width) in pixels.
     """
 
     layers: tuple[str, ...]
@@ -43,16 +48,22 @@ class Equivariance:
     shifts: Int[np.ndarray, " S"]
     per_image: Float[np.ndarray, "M L S"]
     interior: Float[np.ndarray, "M L S"]
+    image_size: tuple[int, int]
+
+    @property
+    def has_positions(self) -> Bool[np.ndarray, " L"]:
+        """Whether each layer is a feature map, and not a vector for the whole image."""
+        return (self.cell < self.image_size).any(1)
 
     @property
     def mean(self) -> Float[np.ndarray, "L S"]:
         """Mean error over the images."""
         return self.per_image.mean(0)
 
-    @property
-    def standard_error(self) -> Float[np.ndarray, "L S"]:
-        """Standard error of `mean` over the images; 0 for one image."""
-        return standard_error(self.per_image)
+    @functools.cached_property
+    def interval(self) -> tuple[Float[np.ndarray, "L S"], Float[np.ndarray, "L S"]]:
+        """Lower and upper ends of the 95 % interval of `mean`, a bootstrap over the images."""
+        return bootstrap_interval(self.per_image)
 
     @property
     def interior_mean(self) -> Float[np.ndarray, "L S"]:
@@ -70,13 +81,15 @@ def equivariance(
         || f(T_s x) - T'_s f(x) || / || f(x) ||
 
     with the Euclidean norm over all cells and channels. T_s moves the image by s pixels. T'_s moves
-    the map by s divided by the layer's pixels per cell, rounded down to whole cells. The error is
-    0 for an exactly equivariant layer, and about sqrt(2) if the two maps have zero mean, equal
-    norms and nothing in common. It is the mean of a shift down and a shift to the right.
+    the map by s divided by the layer's pixels per cell. If that is not a whole number, such as 1/16
+    for 1 pixel and patches of 16 pixels, T'_s interpolates linearly between the two neighbouring
+    whole shifts of the map. The error is 0 for an exactly equivariant layer, and about sqrt(2) if
+    the two maps have zero mean, equal norms and nothing in common. It is the mean of a shift down
+    and a shift to the right.
 
-    A shift by less than a cell cannot be expressed on the map, so T'_s then is the identity. For
-    such shifts the error is one of invariance: how much the features change when the image moves
-    within the cell.
+    Class token and pooled features ("pre_logits") have no position, so for them T'_s is the
+    identity and the error is one of invariance. After `pooling=flatten` the pooled features are a
+    map written as a vector, and the error says how much the input of the head changes.
 
     The shifts are 1 pixel and the cell size of every layer, so they include the patch size of a ViT
     and every stride of a ResNet.
@@ -106,9 +119,10 @@ def equivariance(
     in each layer, by the cosine distance; arXiv:2011.14214 also uses circular shifts.
     """
     height, width = images.shape[1:3]
-    cells = cells_of(model, (height, width))
+    size = (height, width)
+    cells = cells_of(model, size)
     shifts = [s for s in sorted({1, *np.unique(list(cells.values()))}) if s < min(height, width)]
-    fields = _convolutional_fields(model, (height, width))
+    fields = _convolutional_fields(model, size)
     per_image, interior = shift_errors(
         lambda model, images: list(named_maps(model, images).values()),
         model,
@@ -123,21 +137,28 @@ def equivariance(
         np.asarray(shifts, np.int32),
         per_image,
         interior,
+        size,
     )
 
 
 def named_maps(model: ImageModel, images: Array) -> dict[str, Array]:
-    """Returns the feature maps [B, h, w, C] of a model by name, first layer first."""
+    """Returns the feature maps [B, h, w, C] of a model by name, first layer first.
+
+    The class token after each block and "pre_logits" come last, as maps of one cell.
+    """
     trunk = find_trunk(model)
     maps = {} if trunk is None else dict(trunk(images))
     wanted = tuple(name for name in _WITH_POSITIONS if name in model.intermediates)
-    _, found = model(images, return_intermediates=wanted)
+    _, found = model(images, return_intermediates=(*wanted, "pre_logits"))
     for name in wanted:
         if name == "block_output":
             maps |= {f"{name} {i}": _grid(model, x) for i, x in enumerate(found[name], 1)}
         else:
             maps[name] = _grid(model, found[name])
-    return maps
+    if getattr(model, "class_token", None) is not None:
+        tokens = {f"class token {i}": x[:, 0] for i, x in enumerate(found["block_output"], 1)}
+        maps |= {name: x[:, None, None] for name, x in tokens.items()}
+    return {**maps, "pre_logits": found["pre_logits"][:, None, None]}
 
 
 def _grid(model: ImageModel, x: Array) -> Array:
@@ -150,7 +171,7 @@ def _grid(model: ImageModel, x: Array) -> Array:
 def cells_of(
     model: ImageModel, image_size: tuple[int, int] | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Returns the pixels per cell, down and across, of each layer's feature map.
+    """Returns the pixels per cell, down and across, of each map of `named_maps`.
 
     Args:
         model: any model.
@@ -229,19 +250,19 @@ def shift_errors(
         np.stack([_interior(pair, grid, size, move) for move in moves])
         for pair, grid in zip(fields, grids, strict=True)
     ]
-    whole = [moves // (size // grid).astype(np.int32) for grid in grids]
+    cells = [(moves / (size // grid)).astype(np.float32) for grid in grids]
 
     def of_batch(model: nnx.Module, images: Array, indices: Array) -> Array:
         del indices
-        maps = maps_fn(model, images)
+        before = maps_fn(model, images)
 
         def of_move(inputs: tuple[Array, list[Array], list[Array]]) -> Array:
             move, cells, masks = inputs
-            moved = maps_fn(model, _roll(images, move))
-            layers = zip(maps, moved, cells, masks, strict=True)
+            after = maps_fn(model, _roll(images, move))
+            layers = zip(before, after, cells, masks, strict=True)
             return jnp.stack([_errors(*layer) for layer in layers])
 
-        found = jax.lax.map(of_move, jax.tree.map(jnp.asarray, (moves, whole, masks)))
+        found = jax.lax.map(of_move, jax.tree.map(jnp.asarray, (moves, cells, masks)))
         return jnp.moveaxis(found, -1, 0)  # B, moves, L, 2
 
     found = map_batches(of_batch, model, images, batch_size)
@@ -255,10 +276,28 @@ def _roll(x: Float[Array, "B h w C"], move: Int[Array, "2"]) -> Float[Array, "B 
     return jnp.roll(jnp.roll(x, move[0], 1), move[1], 2)
 
 
+def shift_map(x: Float[Array, "B h w C"], cells: Float[Array, "2"]) -> Float[Array, "B h w C"]:
+    """Returns maps that are moved around their border, linearly interpolated between cells.
+
+    Args:
+        x: feature maps.
+        cells: how many cells down and across.
+
+    >>> shift_map(jnp.float32([8, 0, 4]).reshape(1, 1, 3, 1), jnp.float32([0, 1.25])).ravel()
+    Array([3., 7., 2.], dtype=float32)
+    """
+    whole = jnp.floor(cells)
+    fraction = cells - whole
+    x = _roll(x, whole.astype(jnp.int32))
+    for axis in (1, 2):
+        x = x + fraction[axis - 1] * (jnp.roll(x, 1, axis) - x)
+    return x
+
+
 def _errors(
     before: Float[Array, "B h w C"],
     after: Float[Array, "B h w C"],
-    cells: Int[Array, "2"],
+    cells: Float[Array, "2"],
     interior: Bool[Array, "h w"],
 ) -> Float[Array, "2 B"]:
     """Returns the errors over all cells and over interior cells.
@@ -269,13 +308,15 @@ def _errors(
         cells: how many cells down and across `before` is moved.
         interior: which cells of `after` are interior.
     """
-    moved = _roll(before, cells).astype(jnp.float32)
-    squares = jnp.square(after.astype(jnp.float32) - moved).sum(-1)
-    norms = jnp.square(moved).sum(-1)
+    before = before.astype(jnp.float32)
+    difference = after.astype(jnp.float32) - shift_map(before, cells)
+    squares = jnp.square(difference).sum(-1)
+    # Norms are those of f(x), at the cells that `interior` keeps.
+    norms = _roll(jnp.square(before), jnp.floor(cells).astype(jnp.int32)).sum(-1)
 
     def ratio(kept: Array) -> Array:
-        difference, norm = ((x * kept[None]).sum((1, 2)) for x in (squares, norms))
-        return jnp.where(difference > 0, jnp.sqrt(difference / norm), 0)
+        total, norm = ((x * kept[None]).sum((1, 2)) for x in (squares, norms))
+        return jnp.where(total > 0, jnp.sqrt(total / norm), 0)
 
     kept = interior.astype(jnp.float32)
     return jnp.stack([ratio(jnp.ones_like(kept)), ratio(kept)])
@@ -294,7 +335,10 @@ def _interior(
     if fields is None:
         return np.zeros(grid, bool)
     axis = int(np.argmax(move))
-    line = interior_cells(fields[axis], int(grid[axis]), int(size[axis]), int(move[axis]))
+    count, length, shift = (int(x[axis]) for x in (grid, size, move))
+    # A map that is moved by part of a cell also contains the next cell.
+    whole = -(-shift // (length // count)) * (length // count)
+    line = interior_cells(fields[axis], count, length, whole)
     return np.broadcast_to(line[:, None] if axis == 0 else line[None], grid)
 
 
@@ -320,14 +364,14 @@ def equivariance_output(found: Equivariance, model_name: str) -> Output:
         draw_equivariance(found, model_name),
         arrays_of(found),
         _rows(found),
-        f"relative error under circular shifts, {len(found.per_image)} images; shifts smaller than"
-        " a layer's cell are compared with the map that is not shifted",
+        f"relative error under circular shifts, mean of {len(found.per_image)} images with 95 %"
+        " intervals; 0 if the layer follows the shift exactly",
         _table(found),
     )
 
 
 def _rows(found: Equivariance) -> list[Row]:
-    mean, error, interior = found.mean, found.standard_error, found.interior_mean
+    mean, (low, high), interior = found.mean, found.interval, found.interior_mean
     return [
         {
             "layer": found.layers[layer],
@@ -335,7 +379,8 @@ def _rows(found: Equivariance) -> list[Row]:
             "cell_width_px": int(found.cell[layer, 1]),
             "shift_px": int(found.shifts[shift]),
             "error": digits(mean[layer, shift]),
-            "standard_error": digits(error[layer, shift]),
+            "error_low": digits(low[layer, shift]),
+            "error_high": digits(high[layer, shift]),
             "interior_error": _or_empty(interior[layer, shift]),
         }
         for layer, shift in np.ndindex(mean.shape)
@@ -353,51 +398,73 @@ def _table(found: Equivariance) -> Table:
     table = plain_table("layer", right=tuple(columns))
     for layer, name in enumerate(found.layers):
         down, across = found.cell[layer]
-        cells = [str(down) if down == across else f"{down} x {across}"]
-        cells += [
-            f"{mean:.3f} ± {error:.3f}"
-            for mean, error in zip(found.mean[layer], found.standard_error[layer], strict=True)
+        cell = str(down) if down == across else f"{down} x {across}"
+        ends = (found.mean[layer], *(end[layer] for end in found.interval))
+        shown = [
+            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in zip(*ends, strict=True)
         ]
         interior = found.interior_mean[layer][has_interior]
-        cells += ["" if np.isnan(value) else f"{value:.3f}" for value in interior]
-        table.add_row(name, *cells)
+        shown += ["" if np.isnan(value) else f"{value:.3f}" for value in interior]
+        table.add_row(name, cell if found.has_positions[layer] else "image", *shown)
     return table
 
 
 def draw_equivariance(found: Equivariance, model_name: str) -> Figure:
-    """Draws the error against the layer, one line per shift.
+    """Draws the error against the layer, one line per shift; layers without positions on the right.
 
-    Filled markers are shifts by whole cells, hollow ones are shifts that the map cannot express.
-    Dashed lines are errors over interior cells. The band is one standard error wide on each side.
+    Filled markers are shifts by whole cells, hollow ones are interpolated between cells. Dashed
+    lines are errors over interior cells. Bands are 95 % intervals.
     """
-    layers = np.arange(len(found.layers))
-    figure = Figure(figsize=(max(5.2, min(0.45 * len(layers) + 3, 10)), 4), layout="constrained")
-    axes = figure.subplots()
+    kinds = [np.flatnonzero(found.has_positions), np.flatnonzero(~found.has_positions)]
+    widths = [max(4.0, min(0.45 * len(kinds[0]) + 2, 9)), max(1.6, min(0.3 * len(kinds[1]), 5))]
+    figure = Figure(figsize=(sum(widths) + 1, 4), layout="constrained")
+    maps, vectors = figure.subplots(1, 2, sharey=True, width_ratios=widths)
     colours = colormaps["viridis"](np.linspace(0, 0.85, len(found.shifts)))
-    for number, (shift, colour) in enumerate(zip(found.shifts, colours, strict=True)):
-        mean, error = found.mean[:, number], found.standard_error[:, number]
-        label = f"{shift} pixel{'s' * int(shift > 1)}"
-        axes.plot(layers, mean, color=colour, linewidth=1.5, label=label)
-        axes.fill_between(layers, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
-        is_whole = (shift % found.cell == 0).all(1)
-        for kept, face in ((is_whole, colour), (~is_whole, "w")):
-            style = {"color": colour, "markerfacecolor": face, "markersize": 5}
-            axes.plot(layers[kept], mean[kept], "o", **style)
-        interior = found.interior_mean[:, number]
-        axes.plot(layers, interior, "--", color=colour, linewidth=1)
-    if not (found.shifts[:, None, None] % found.cell[None] == 0).all():
+    for number, colour in enumerate(colours):
+        for axes, layers in zip((maps, vectors), kinds, strict=True):
+            _draw_shift(axes, found, layers, number, colour)
+    cells = found.cell[kinds[0]]
+    if not (found.shifts[:, None, None] % cells[None] == 0).all():
         style = {"color": GRAY, "markerfacecolor": "w", "markersize": 5}
-        axes.plot([], [], "o", label="not a whole number of cells", **style)
+        maps.plot([], [], "o", label="not a whole number of cells", **style)
     if not np.isnan(found.interior).all():
-        axes.plot([], [], "--", color=GRAY, linewidth=1, label="interior cells only")
-    axes.set_ylim(0, max(1.08 * float(found.mean.max()), 0.01))
-    axes.set_xlim(-0.4, len(layers) - 0.6)
-    shown = layers[:: math.ceil(len(layers) / _MAX_LABELS)]
-    names = [found.layers[i].replace("block_output", "block") for i in shown]
-    rotated = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(shown, names, **(rotated if len(shown) > 5 else {}))
-    axes.set(xlabel="layer", ylabel="relative error of equivariance")
-    style_axes(axes)
-    axes.legend(frameon=False, fontsize=8, title="circular shift", title_fontsize=8)
-    figure.suptitle(f"{model_name}, {len(found.per_image)} images", fontsize=10)
+        maps.plot([], [], "--", color=GRAY, linewidth=1, label="interior cells only")
+    maps.set_ylim(0, max(1.08 * float(found.interval[1].max()), 0.01))
+    maps.set_ylabel("relative error of equivariance")
+    for axes, layers, title in zip(
+        (maps, vectors), kinds, ("feature maps", "no position: invariance"), strict=True
+    ):
+        _label_layers(axes, [found.layers[i] for i in layers])
+        axes.set_title(title, fontsize=9)
+        style_axes(axes)
+    maps.legend(frameon=False, fontsize=8, title="circular shift", title_fontsize=8)
+    figure.suptitle(
+        f"{model_name}, {len(found.per_image)} images, 95 % intervals over images", fontsize=10
+    )
     return figure
+
+
+def _draw_shift(
+    axes: Axes, found: Equivariance, layers: Int[np.ndarray, " l"], shift: int, colour: Any
+) -> None:
+    """Draws the errors of some layers for one of the shifts."""
+    places, pixels = np.arange(len(layers)), found.shifts[shift]
+    mean, low, high, interior = (
+        x[layers, shift] for x in (found.mean, *found.interval, found.interior_mean)
+    )
+    label = f"{pixels} pixel{'s' * int(pixels > 1)}"
+    axes.plot(places, mean, color=colour, linewidth=1.5, label=label)
+    axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
+    is_whole = (pixels % found.cell[layers] == 0).all(1) | ~found.has_positions[layers]
+    for kept, face in ((is_whole, colour), (~is_whole, "w")):
+        style = {"color": colour, "markerfacecolor": face, "markersize": 5}
+        axes.plot(places[kept], mean[kept], "o", **style)
+    axes.plot(places, interior, "--", color=colour, linewidth=1)
+
+
+def _label_layers(axes: Axes, names: Sequence[str]) -> None:
+    """Labels the layers on the horizontal axis."""
+    shown = range(0, len(names), math.ceil(len(names) / _MAX_LABELS))
+    labels = [names[i].replace("block_output", "block") for i in shown]
+    axes.set_xticks(list(shown), labels, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_xlim(-0.4, len(names) - 0.6)

@@ -14,6 +14,7 @@ from rich.table import Table
 from vit_jax.analysis.batches import map_batches
 from vit_jax.analysis.output import BLUE, GRAY, Output, Row, digits, style_axes
 from vit_jax.errors import DataError, ModelError
+from vit_jax.evaluation.intervals import bootstrap_interval, wilson_interval
 from vit_jax.models.family import ImageModel
 from vit_jax.rng import stream
 from vit_jax.tables import plain_table
@@ -58,28 +59,22 @@ class Permutation:
         return (np.vstack([self.predicted, self.permuted]) == self.labels).mean(1)
 
     @property
+    def change(self) -> Float[np.ndarray, "3 G"] | None:
+        """Accuracy of each grid minus that of the images as they are, and its 95 % interval.
+
+        Rows are the mean, the lower and the upper end. The interval is paired: it resamples images,
+        each with its two predictions. None: no labels.
+        """
+        if self.labels is None:
+            return None
+        right = (np.vstack([self.predicted, self.permuted]) == self.labels).astype(np.float32)
+        differences = (right[1:] - right[0]).T
+        return np.stack([differences.mean(0), *bootstrap_interval(differences)])
+
+    @property
     def unchanged(self) -> Float[np.ndarray, " G"]:
         """Fraction of the images whose predicted class is the same with permuted patches."""
         return (self.permuted == self.predicted).mean(1)
-
-
-def wilson_interval(share: float, total: int) -> tuple[float, float]:
-    """Returns the 95 % Wilson score interval of a share.
-
-    Args:
-        share: observed share in [0, 1], a multiple of 1 / total.
-        total: number of observations.
-
-    Source: Wilson, 1927, doi:10.1080/01621459.1927.10502953.
-
-    >>> low, high = wilson_interval(0.8, 10)
-    >>> f"{low:.4f} {high:.4f}"
-    '0.4902 0.9433'
-    """
-    from scipy import stats
-
-    found = stats.binomtest(round(share * total), total).proportion_ci(0.95, method="wilson")
-    return float(found.low), float(found.high)
 
 
 def permute_patches(
@@ -248,15 +243,20 @@ def permutation_output(found: Permutation, pixels: UInt8[np.ndarray, "M H W 3"])
     else:
         arrays["labels"] = found.labels
         summary = f"top-1 accuracy of {count} images, chance {1 / found.num_classes:.1%}"
-    summary += "; patches in a random order in each image; 95 % Wilson intervals"
+    summary += "; patches in a random order in each image; 95 % intervals"
     return Output(draw_permutation(found, pixels), arrays, rows, summary, _table(found))
 
 
 def _rows(found: Permutation) -> list[Row]:
-    """Returns a row for the images as they are, and one for each grid."""
+    """Returns a row for the images as they are, and one for each grid.
+
+    Shares have Wilson intervals, differences of two accuracies paired ones.
+    """
     count = len(found.predicted)
     views = [("", "", ""), *((*size, math.prod(grid)) for size, grid in _views(found))]
     unchanged = [1.0, *found.unchanged]
+    change = found.change
+    changes = [(0.0, 0.0, 0.0), *(() if change is None else change.T)]
     rows = []
     for number, (height, width, patches) in enumerate(views):
         row: Row = {
@@ -268,6 +268,8 @@ def _rows(found: Permutation) -> list[Row]:
         if found.accuracy is not None:
             row |= _with_interval("accuracy", found.accuracy[number], count)
             row["chance"] = digits(1 / found.num_classes)
+            mean, low, high = changes[number]
+            row |= {"change": digits(mean), "change_low": digits(low), "change_high": digits(high)}
         rows.append(row | _with_interval("unchanged", unchanged[number], count))
     return rows
 
@@ -294,15 +296,18 @@ def _labels_of(found: Permutation, line_break: str) -> list[str]:
 
 
 def _table(found: Permutation) -> Table:
-    shown = ("accuracy",) if found.accuracy is not None else ()
+    shown = ("accuracy", "change") if found.accuracy is not None else ()
     shown = (*shown, "unchanged")
-    titles = {"accuracy": "accuracy, %", "unchanged": "same class, %"}
+    titles = {"accuracy": "accuracy, %", "change": "change", "unchanged": "same class, %"}
     table = plain_table("images", right=tuple(titles[name] for name in shown))
     for label, row in zip(_labels_of(found, " "), _rows(found), strict=True):
         cells = []
         for name in shown:
             share, low, high = (100 * float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-            cells.append(f"{share:.1f} [{low:.1f}, {high:.1f}]")
+            sign = "+" if name == "change" else ""
+            is_reference = name == "change" and not row["patches"]
+            cell = f"{share:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+            cells.append("" if is_reference else cell)
         table.add_row(label, *cells)
     return table
 

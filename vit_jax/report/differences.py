@@ -3,7 +3,8 @@
 import numpy as np
 
 from vit_jax.errors import ConfigError, first_few, nearest
-from vit_jax.report.intervals import interval, is_equal_within, is_told_apart
+from vit_jax.evaluation.intervals import interval
+from vit_jax.report.intervals import is_equal_within, is_told_apart
 from vit_jax.report.labels import format_metric, is_fraction, lower_is_better
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.tables import Cell, Table

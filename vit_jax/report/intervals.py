@@ -24,6 +24,7 @@ import pandas as pd
 
 from vit_jax.errors import FileError
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
+from vit_jax.evaluation.intervals import DRAWS, interval, resample_means
 from vit_jax.report.labels import is_fraction
 from vit_jax.report.run import Run
 from vit_jax.report.scores import METRIC, VALUE
@@ -31,8 +32,6 @@ from vit_jax.rng import generator
 
 log = logging.getLogger(__name__)
 
-DRAWS = 4000
-"""Number of draws."""
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
 _ROUNDING = 1e-6
 
@@ -120,16 +119,6 @@ def draw_means_over(
     return pd.DataFrame(rows, index=index, columns=drawn.columns)
 
 
-def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Returns the ends of the interval that holds the middle part of the draws.
-
-    >>> interval(np.arange(5.0), 0.5)
-    (0.75, 3.25)
-    """
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="hazen")
-    return float(low), float(high)
-
-
 def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether the 95 % interval of the difference of two means leaves out zero."""
     low, high = interval(first - second)
@@ -188,7 +177,7 @@ def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
     if len(kept) == len(found) and len(test_sets) == 1:
         counted, test_set = kept[0].counted, kept[0].test_set
         right = np.mean([one.correct[counted] for one in kept], axis=0)
-        return _resample(right, test_set) - right.mean(), len(right), test_set
+        return resample_means(right, test_set) - right.mean(), len(right), test_set
     examples = {_number_of_images(*pair) for pair in zip(cell.index, metrics, strict=True)}
     images = examples.pop() if len(examples) == 1 else 0
     if not images:
@@ -204,12 +193,6 @@ def _draw_t(freedom: int, name: str) -> np.ndarray:
 
     quantiles = stats.t.ppf((np.arange(DRAWS) + 0.5) / DRAWS, freedom)
     return generator(0, name, 0).permutation(quantiles)
-
-
-def _resample(right: np.ndarray, test_set: str) -> np.ndarray:
-    """Returns the means of draws with replacement; runs of the same test set share the draws."""
-    rng, size = generator(0, f"images: {test_set}", 0), len(right)
-    return np.array([right[rng.integers(size, size=size)].mean() for _ in range(DRAWS)])
 
 
 def _correctness(run: Run, metric: str, value: float) -> Correctness | None:

@@ -1,0 +1,38 @@
+"""Intervals by hand, and of a normal distribution."""
+
+import numpy as np
+import pytest
+
+from vit_jax.evaluation.intervals import (
+    DRAWS,
+    bootstrap_interval,
+    resample_means,
+    wilson_interval,
+)
+
+
+def test_wilson_intervals():
+    low, high = wilson_interval(0.5, 100)
+    # (0.5 + z^2 / 200 -+ z sqrt(0.25 / 100 + z^2 / 40000)) / (1 + z^2 / 100), z = 1.959964
+    assert (low, high) == (pytest.approx(0.403832, abs=1e-6), pytest.approx(0.596168, abs=1e-6))
+    assert wilson_interval(0, 10) == (0, pytest.approx(0.277533, abs=1e-6))
+
+
+def test_equal_images_are_drawn_together():
+    values = np.random.default_rng(0).standard_normal((50, 2, 3))
+    values[:, 1] = 5 - values[:, 0]
+    means = resample_means(values, "x")
+    assert means.shape == (DRAWS, 2, 3)
+    np.testing.assert_allclose(means[:, 0] + means[:, 1], 5)
+    np.testing.assert_array_equal(resample_means(values[:, 0], "x"), means[:, 0])
+    assert not np.array_equal(resample_means(values, "y"), means)
+
+
+def test_a_bootstrap_interval_is_that_of_the_mean():
+    values = np.random.default_rng(0).normal(2, 1, (400, 2))
+    low, high = bootstrap_interval(values)
+    half = 1.96 * values.std(0) / 20
+    np.testing.assert_allclose(low, values.mean(0) - half, atol=0.01)
+    np.testing.assert_allclose(high, values.mean(0) + half, atol=0.01)
+    low, high = bootstrap_interval(np.ones((1, 2)))
+    assert low.tolist() == high.tolist() == [1, 1]
