@@ -58,6 +58,10 @@ def block(x, p, placement="pre", epsilon=1e-6):
     if placement == "pre":
         x = x + attention(norm(x, "attention_norm"), p["attention"], relative)
         return x + mlp(norm(x, "mlp_norm"), p["mlp"])
+    if placement == "res_post":
+        branch = attention(x, p["attention"], relative)
+        x = x + layer_norm(branch, p["attention_norm"], epsilon)
+        return x + layer_norm(mlp(x, p["mlp"]), p["mlp_norm"], epsilon)
     x = norm(x + attention(x, p["attention"], relative), "attention_norm")
     return norm(x + mlp(x, p["mlp"]), "mlp_norm")
 
@@ -113,7 +117,7 @@ def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-
         if "position_embedding" in own:
             x = x + positions(own["position_embedding"], before, rows * columns)
         x = block(x, own, placement, epsilon)
-    if placement == "pre":
+    if placement != "post":
         x = layer_norm(x, p["norm"], epsilon)
     patches = x[before:]
     if pooling == "map":

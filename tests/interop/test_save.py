@@ -128,6 +128,10 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
         ("timm", "ViT-Ti/8", {"position_embedding": "rope_2d"}, "position_embedding = 'rope_2d'"),
         ("timm", "ViT-Ti/8", {"qk_norm": True}, "which has no name in that format"),
         ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
+        ("vision_transformer", "ViT-Ti/8", {"norm_placement": "post"}, "norm_placement = 'post'"),
+        ("vision_transformer", "ViT-Ti/8", {"norm_placement": "res_post"}, "placement = 'res_post'"),
+        ("transformers", "ViT-Ti/8", {"norm_placement": "res_post"}, "placement = 'res_post'"),
+        ("timm", "ViT-Ti/8", {"norm_placement": "res_post"}, "norm_placement = 'res_post'"),
     ],
 )  # fmt: skip
 def test_a_model_that_a_format_cannot_hold_is_refused_and_nothing_is_written(

@@ -35,7 +35,7 @@ class BlockSpec:
     mlp: Literal["gelu", "swiglu"]
     mlp_hidden: int
     gelu_approximate: bool
-    norm_placement: Literal["pre", "post"]
+    norm_placement: Literal["pre", "post", "res_post"]
     norm_epsilon: float
     layer_scale: float | None
     relative: bool
@@ -49,11 +49,13 @@ class BlockSpec:
 class EncoderBlock(nnx.Module):
     """Self-attention and MLP, each with LayerNorm, a residual and optionally a layer scale.
 
-    pre:  x = x + f(norm(x));  post: x = norm(x + f(x)).
-    If the block has its own position table, it is added to the input.
+    pre: x = x + f(norm(x));  post: x = norm(x + f(x));  res_post: x = x + norm(f(x)).
+    A layer scale multiplies the branch last, just before it is added. If the block has its own
+    position table, it is added to the input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
-    D.4 (a position table in every layer).
+    arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
+    layer).
     """
 
     def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
@@ -107,7 +109,7 @@ class EncoderBlock(nnx.Module):
             capture: names from BLOCK_INTERMEDIATES.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
-        pre = self.norm_placement == "pre"
+        pre, post = (self.norm_placement == placement for placement in ("pre", "post"))
         if self.position_embedding is not None:
             x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
@@ -118,20 +120,22 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = keep(
-            x
-            + residual_branch(
-                constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
-            )
-        )
-        x = x if pre else self.attention_norm(x)
+        branch = self._branch(attended, self.attention_norm)
+        x = keep(x + residual_branch(branch, self.attention_scale, keys[1], drop_rate))
+        x = self.attention_norm(x) if post else x
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = x + residual_branch(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
-        x = x if pre else self.mlp_norm(x)
+        branch = self._branch(processed, self.mlp_norm)
+        x = x + residual_branch(branch, self.mlp_scale, keys[3], drop_rate)
+        x = self.mlp_norm(x) if post else x
 
         found |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
         return x, {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
+
+    def _branch(self, output: Float[Array, "B N D"], norm: LayerNorm) -> Float[Array, "B N D"]:
+        """Returns the output of attention or MLP, with its norm if the placement is "res_post"."""
+        output = constrain(output, "batch")
+        return norm(keep(output)) if self.norm_placement == "res_post" else output
 
 
 def _add_position(

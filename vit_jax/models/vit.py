@@ -126,7 +126,7 @@ class ViT(ImageModel):
             rngs=rngs,
         )
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
-        self.norm = make_norm() if options.norm_placement == "pre" else None
+        self.norm = None if options.norm_placement == "post" else make_norm()
         self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
             width * (patches if options.pooling == "flatten" else 1),

@@ -40,7 +40,10 @@ class ViTConfig(ModelConfig):
     """Where the position table is added: after the patch embedding; to the input of every block,
     each with its own table; or the same table to the input of every block (D.4).
     """
-    norm_placement: Literal["pre", "post"] = option("pre")
+    norm_placement: Literal["pre", "post", "res_post"] = option("pre")
+    """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
+    branch's output, before it is added (arXiv:2111.09883, section 3.2).
+    """
     norm_epsilon: float = option(1e-6, above=0)
     num_registers: int = option(0, at_least=0)
     """Extra learned tokens (arXiv:2309.16588). As in DINOv2, they get no position embedding: added
