@@ -129,7 +129,7 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
         ("timm", "ViT-Ti/8", {"qk_norm": True}, "which has no name in that format"),
         ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
         ("vision_transformer", "ViT-Ti/8", {"norm_placement": "post"}, "norm_placement = 'post'"),
-        ("vision_transformer", "ViT-Ti/8", {"norm_placement": "res_post"}, "placement = 'res_post'"),
+        ("vision_transformer", "ViT-Ti/8", {"norm_placement": "res_post"}, "= 'res_post'"),
         ("transformers", "ViT-Ti/8", {"norm_placement": "res_post"}, "placement = 'res_post'"),
         ("timm", "ViT-Ti/8", {"norm_placement": "res_post"}, "norm_placement = 'res_post'"),
     ],
