@@ -30,7 +30,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task.
 
     Raises:
-        ModelError: a distillation token for a model without tokens.
+        ModelError: a distillation token for a model without tokens, or with axial attention.
         WeightsError: a teacher that cannot be read, or with another number of classes.
     """
     section: DistillationConfig = config.distillation
@@ -40,6 +40,10 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         if not hasattr(options, "num_registers"):
             raise ModelError(
                 f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
+            )
+        if options.attention == "axial":
+            raise ModelError(
+                "'distillation.token' with attention axial", "attention global", "leave it out"
             )
         options = options.replace(**token_options(options.to_mapping()))
 
