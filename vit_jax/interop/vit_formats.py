@@ -106,11 +106,12 @@ def checked_options(
     for name, values in {**_REPRESENTABLE, **allowed}.items():
         value = getattr(options, name)
         if value not in values:
+            fix = "use --format=orbax, which holds every model"
+            if name != "attention":  # With another value, the weights would not fit.
+                changed = f"--model.{name}={values[0]}"
+                fix += f", or convert with {changed}, which changes the model's output"
             raise WeightsError(
-                f"model.{name} = {value!r} in format {format}",
-                " or ".join(map(repr, values)),
-                f"use --format=orbax, which holds every model, or convert with"
-                f" --model.{name}={values[0]}, which changes the model's output",
+                f"model.{name} = {value!r} in format {format}", " or ".join(map(repr, values)), fix
             )
     shape = model_shape(options)
     assert isinstance(shape, ViTShape)
