@@ -58,8 +58,20 @@ def block(x, p, placement="pre", epsilon=1e-6):
     if placement == "pre":
         x = x + attention(norm(x, "attention_norm"), p["attention"], relative)
         return x + mlp(norm(x, "mlp_norm"), p["mlp"])
+    if placement == "res_post":
+        branch = attention(x, p["attention"], relative)
+        x = x + layer_norm(branch, p["attention_norm"], epsilon)
+        return x + layer_norm(mlp(x, p["mlp"]), p["mlp_norm"], epsilon)
     x = norm(x + attention(x, p["attention"], relative), "attention_norm")
     return norm(x + mlp(x, p["mlp"]), "mlp_norm")
+
+
+def axial(x, p, rows, columns, placement="pre", epsilon=1e-6):
+    """A block over each row, then one over each column."""
+    grid = x.reshape(rows, columns, -1)
+    grid = np.stack([block(row, p["row"], placement, epsilon) for row in grid])
+    lines = [block(grid[:, j], p["column"], placement, epsilon) for j in range(columns)]
+    return np.stack(lines, 1).reshape(x.shape)
 
 
 def map_head(tokens, p, epsilon=1e-6):
@@ -87,7 +99,7 @@ def positions(p, before, patches):
 
 
 def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-6):
-    """Logits [C] of an image, or of a feature map.
+    """Logits [C] of an image, or of a feature map. Attention is axial if blocks have a row part.
 
     Positions: none, 1-D or 2-D tables after the embedding, in each block, or `shared` by all, or
     relative ones. `placement` is that of the norms.
@@ -107,13 +119,17 @@ def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-
         table = positions(p["position_embedding"], before, rows * columns)
     x = x if shared else x + table
     blocks = p["encoder"]["blocks"]
-    for layer in range(blocks["mlp_norm"]["scale"].shape[0]):
+    for layer in range(len(blocks.get("row", blocks)["mlp_norm"]["scale"])):
         own = slice_layer(blocks, layer)
         x = x + table if shared else x
-        if "position_embedding" in own:
-            x = x + positions(own["position_embedding"], before, rows * columns)
-        x = block(x, own, placement, epsilon)
-    if placement == "pre":
+        first = own.get("row", own)
+        if "position_embedding" in first:
+            x = x + positions(first["position_embedding"], before, rows * columns)
+        if "row" in own:
+            x = axial(x, own, rows, columns, placement, epsilon)
+        else:
+            x = block(x, own, placement, epsilon)
+    if placement != "post":
         x = layer_norm(x, p["norm"], epsilon)
     patches = x[before:]
     if pooling == "map":

@@ -83,10 +83,11 @@ def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsy
         *(
             f"{kind}/digits/{size}"
             for kind in ("fewshot", "knn", "linear_probe")
-            for size in ("classes", "feature_width")
+            for size in ("classes", "feature_width", "examples")
         ),
     }
-    assert (first["knn/digits/classes"], first["knn/digits/feature_width"]) == (10, 24)
+    about = [first[f"knn/digits/{size}"] for size in ("classes", "feature_width", "examples")]
+    assert about == [10, 24, 360]
     # Of ten classes, with random weights.
     assert first["fewshot/digits/1_shot/accuracy_top1"] > 0.15
     assert (

@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def plan_of():
-    """Returns a function (experiment, argument) -> plan; its folder is /sweep."""
+    """Returns a function (experiment, argument, file) -> plan; its folder is /sweep."""
 
     @functools.cache
-    def make(experiment, arg):
+    def make(experiment, arg="", file="sweep.py"):
         before = Path.cwd()
         os.chdir(ROOT)  # Jobs name their configs relative to the repository.
         try:
-            return Plan(read_sweep(f"experiments/{experiment}/sweep.py:{arg}"), Path("/sweep"))
+            return Plan(read_sweep(f"experiments/{experiment}/{file}:{arg}"), Path("/sweep"))
         finally:
             os.chdir(before)
 

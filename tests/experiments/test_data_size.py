@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 from runpy import run_path
 
+import numpy as np
 import pytest
 from report.fake_runs import config, result, write
 
@@ -215,3 +216,93 @@ def test_a_folder_without_such_runs_is_a_one_line_error(tmp_path, capsys):
         crossing["main"]([str(tmp_path / "nothing")])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: no folder ")
+
+
+@pytest.fixture(scope="module")
+def gap():
+    return run_path(str(ROOT / "experiments" / "data_size" / "gap.py"))
+
+
+def test_study_1_tunes_each_head_and_repeats_the_usual_ones_at_one_rate(plan_of):
+    jobs = plan_of("data_size", file="heads.py").jobs
+    counts = {}
+    for name, job in jobs.items():
+        key = (job.job.stage, job.job.labels["rate"], name.split("/")[1])
+        counts[key] = counts.get(key, 0) + 1
+    # Eight heads of four families; five rates, at the smallest size three regularisations of each.
+    assert counts == {
+        ("search", "own", "1_percent"): 8 * 15,
+        **{("search", "own", f"{p}_percent"): 8 * 5 for p in (10, 100)},
+        **{("final", "own", f"{p}_percent"): 8 * 3 for p in (1, 10, 100)},
+        **{("final", "shared", f"{p}_percent"): 2 * 3 for p in (1, 10, 100)},
+    }
+    for job in jobs.values():  # Chosen and stopped by held-out images, scored on test images.
+        assert job.config.evaluation.splits == {"dev": "train[96%:]"}
+        is_final = job.job.stage == "final"
+        assert job.config.evaluation.final_splits == ({"test": "test"} if is_final else {})
+
+
+def test_a_crossing_is_ahead_at_all_sizes_or_at_none(gap):
+    half, more, less = (np.array([x, x]) for x in (0.5, 0.6, 0.4))
+    crossing = gap["crossing"]
+    assert crossing({1: more, 9: more}, {1: half, 9: half}).tolist() == [0, 0]
+    assert crossing({1: less, 9: less}, {1: half, 9: half}).tolist() == [np.inf] * 2
+    assert crossing({1: more, 9: less}, {1: half, 9: half}).tolist() == [np.inf] * 2
+    at = crossing({1: less, 9: more}, {1: half, 9: half})
+    assert at == pytest.approx([3, 3])  # Half of the way from 1 to 9, in logarithms.
+
+
+def write_gap(folder):
+    """Writes runs in which rate, head and family each cost the ViT a known number of points."""
+    scores = {
+        ("ViT", "token", "shared"): 0.40, ("ViT", "token", "own"): 0.46,
+        ("ViT", "flatten", "own"): 0.50, ("ResNet", "gap", "shared"): 0.50,
+        ("ResNet", "gap", "own"): 0.53, ("ResNet", "flatten", "own"): 0.52,
+    }  # fmt: skip
+    models = {"ViT": "ViT-Micro/4", "ResNet": "BiT-R-Micro"}
+    for (family, head, rate), score in scores.items():
+        for size, more in ((480, 0.0), (4_800, 0.05 if family == "ViT" else 0.0)):
+            for seed, shift in enumerate((-0.002, 0.0, 0.002)):
+                selection = {"score": score + more, "metric": "eval/dev/accuracy_top1"}
+                labels = {"family": family, "head": head, "rate": rate, "dataset": "cifar10"}
+                write(
+                    folder / f"{size}-{family}-{head}-{rate}-{seed}",
+                    config=config(models[family], seed=seed),
+                    result=result(score + more + shift, 100, examples=size),
+                    job={
+                        "stage": "final",
+                        "labels": labels,
+                        "command": "train",
+                        "selection": selection if rate == "own" else None,
+                    },
+                )
+    return folder
+
+
+def test_the_gap_is_divided_into_rate_head_and_family(gap, tmp_path):
+    cells, settings = gap["read_draws"](write_gap(tmp_path))
+    heads = gap["best_heads"](settings)
+    assert heads == {
+        (size, family): head
+        for size in (480, 4_800)
+        for family, head in (("ViT", "flatten"), ("ResNet", "gap"))
+    }
+    rows = [line.split(" | ") for line in gap["gap_table"](cells, heads).splitlines()[2:]]
+    assert [row[0] for row in rows] == ["| 480", "| 4,800"]
+    # 50 - 40 points; own rates leave 53 - 46; the flattened head leaves 53 - 50.
+    assert [float(cell.split()[0]) for cell in rows[0][2:]] == [10.0, 3.0, 4.0, 3.0]
+    for cell in rows[0][2:]:
+        value, low, high = (float(x.strip("[],|")) for x in cell.split()[:3])
+        assert low < value < high
+    lines = gap["crossing_table"](cells, settings, heads).splitlines()
+    (vit,) = [line for line in lines if line.startswith("| ViT")]
+    # From 3 points behind to 2 ahead: after 3 / 5 of the way.
+    assert "| 1.91k images [" in vit  # 480 * 10**0.6
+
+
+def test_gap_without_such_runs_is_a_one_line_error(gap, tmp_path, capsys):
+    write(tmp_path / "run", config=config(), result=result(0.5, 100))
+    with pytest.raises(SystemExit) as ended:
+        gap["main"]([str(tmp_path)])
+    assert ended.value.code == 2
+    assert "expected the --workdir of the sweep data_size/heads.py" in capsys.readouterr().err

@@ -1,9 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from random_models import run
 
+from vit_jax.models.blocks import BlockSpec, EncoderBlock
 from vit_jax.models.mlp import SwiGlu, swiglu_hidden
 from vit_jax.models.registry import build_model, model_options
 
@@ -45,3 +47,44 @@ def test_swiglu_has_about_as_many_parameters_as_the_plain_mlp():
     for mlp_dim in (768, 1536, 3072, 4096):
         assert swiglu_hidden(mlp_dim) % 8 == 0
         assert 0 <= 3 * swiglu_hidden(mlp_dim) - 2 * mlp_dim < 24
+
+
+@pytest.mark.parametrize(
+    ("placement", "layer_scale", "want"),
+    [
+        ("pre", None, [3 + 2, 1 - 2]),  # x + 2 norm(x)
+        ("post", None, [1, -1]),  # norm(x + 2 x) = norm([9, 3])
+        ("res_post", None, [3 + 1, 1 - 1]),  # x + norm(2 x)
+        ("pre", 0.5, [3 + 1, 1 - 1]),
+        ("post", 0.5, [1, -1]),
+        ("res_post", 0.5, [3 + 0.5, 1 - 0.5]),  # The scale comes after the norm.
+    ],
+)
+def test_norm_placements_by_hand(placement, layer_scale, want):
+    """One token [3, 1], whose norm is [1, -1]; attention doubles its input, the MLP returns 0."""
+    spec = BlockSpec(
+        width=2,
+        num_heads=1,
+        tokens=1,
+        position_table=None,
+        mlp="gelu",
+        mlp_hidden=1,
+        gelu_approximate=True,
+        norm_placement=placement,
+        norm_epsilon=1e-12,
+        layer_scale=layer_scale,
+        relative=False,
+        qk_norm=False,
+        qkv_bias=False,
+        dropout=0.0,
+        attention_implementation="einsum",
+        dtype=jnp.float32,
+    )
+    block = EncoderBlock(spec, rngs=nnx.Rngs(0))
+    identity = jnp.eye(2)
+    block.attention.qkv.kernel[...] = jnp.stack([identity] * 3, 1)[:, :, None]
+    block.attention.out.kernel[...] = 2 * identity[None]
+    block.mlp.contract.kernel[...] = jnp.zeros((1, 2))
+    block.mlp.contract.bias[...] = jnp.zeros(2)
+    found, _ = run(block, jnp.array([[[3.0, 1.0]]]))
+    np.testing.assert_allclose(found[0, 0], want, rtol=1e-5, atol=1e-5)

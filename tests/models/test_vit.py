@@ -48,6 +48,7 @@ def check_against_formula(options, **formula):
     [
         ("learned_1d", "token", "pre"),
         ("learned_1d", "gap", "post"),
+        ("learned_1d", "gap", "res_post"),
         ("relative", "map", "pre"),
         ("relative", "flatten", "post"),
         *(
@@ -64,6 +65,7 @@ def check_against_formula(options, **formula):
                 ("relative", "gap", "pre"),
                 ("relative", "gap", "post"),
                 ("relative", "map", "post"),
+                ("relative", "token", "res_post"),
                 ("relative", "flatten", "pre"),
             )
         ),
@@ -215,6 +217,7 @@ EVERYTHING = {
         EVERYTHING,
         {"position_embedding": "relative", "norm_placement": "post", "pooling": "flatten"},
         {"position_placement": "every_layer", "position_embedding": "learned_2d"},
+        {"norm_placement": "res_post", "layer_scale": 0.1},
         *(
             pytest.param(options, marks=pytest.mark.slow)
             for options in (

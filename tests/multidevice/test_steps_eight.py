@@ -1,7 +1,8 @@
 """Five steps on eight devices, on every kind of mesh, against the same steps on one.
 
 Run as a program, this file trains one model on all meshes and prints what its tests look at. With
-"pallas" it trains the ViT with this kernel on two meshes, which takes as long.
+"pallas" it trains the ViT with this kernel on two meshes, which takes as long; with "axial" the ViT
+with axial attention on all meshes.
 """
 
 import collections
@@ -24,9 +25,11 @@ MESHES = {
 }
 STEPS, SIDE = 5, 8
 PALLAS = {"attention_implementation": "pallas"}
+AXIAL = {"attention": "axial", "pooling": "gap", "depth": 2}
 VIT = "ViT-Mini/4"
 FAMILIES = [
     VIT,
+    pytest.param("axial", marks=pytest.mark.slow),
     pytest.param("R+ViT-Mini/4", marks=pytest.mark.slow),
     pytest.param("BiT-R-Mini", marks=pytest.mark.slow),
 ]
@@ -173,7 +176,8 @@ def main() -> None:
     from vit_jax.parallel.mesh import make_mesh
 
     kernel = sys.argv[1] == "pallas"
-    name = VIT if kernel else sys.argv[1]
+    usual = AXIAL if sys.argv[1] == "axial" else {}
+    name = VIT if kernel or usual else sys.argv[1]
     rng = np.random.default_rng(0)
     batches = [
         {
@@ -188,7 +192,7 @@ def main() -> None:
     meshes |= {key: make_mesh(MeshConfig(**MESHES[key])) for key in chosen}
     runs = {
         key: train_on(
-            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else {}
+            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else usual
         )
         for key, mesh in meshes.items()
     }
@@ -206,7 +210,7 @@ def train_on(
     mesh_section: dict[str, Any],
     mesh: Any,
     batches: list[Any],
-    options: dict[str, str],
+    options: dict[str, Any],
 ) -> tuple[dict[str, Any], Any, Any]:
     """Returns figures of a run, its first and its last parameters."""
     import jax

@@ -66,6 +66,16 @@ def test_without_predictions_the_draws_are_binomial(tmp_path):
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * (0.25 / 500) ** 0.5, rel=0.1)
 
 
+def test_scores_of_frozen_features_have_the_interval_of_their_test_images(tmp_path):
+    figures = {"step": 0, "fewshot/pets/5_shot/accuracy_top1": 0.5, "fewshot/pets/examples": 500}
+    write(tmp_path / "run", config=config("A"), result=figures)
+    request = TableRequest(metric="fewshot/{dataset}/{shots}_shot/accuracy_top1")
+    table = score_table(request, run_frame(read_runs([tmp_path]).runs))
+    (one,) = table.means.to_dict("records")
+    assert one["images"] == 500
+    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * (0.25 / 500) ** 0.5, rel=0.1)
+
+
 def test_predictions_for_equal_images_are_paired(tmp_path):
     """Both models fail for the same images but for three in a hundred."""
     put(tmp_path, "A", right(0.50))

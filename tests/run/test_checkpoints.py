@@ -9,6 +9,7 @@ import pytest
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, NonFiniteError
 from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.verify import verify_checkpoint
 from vit_jax.train.state import TrainState
 
 METRIC = "eval/test/accuracy_top1"
@@ -55,3 +56,14 @@ def test_a_damaged_file_of_orbax_is_one_error(state, damaged, tmp_path):
     path.unlink()
     with CheckpointFolder(tmp_path, CheckpointConfig(), read_only=True) as checkpoints:
         assert checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"arrays": 3, "environment": {}}', "[]"])
+def test_a_description_without_its_arrays_is_damage_that_verify_finds(state, content, tmp_path):
+    with CheckpointFolder(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, state, data={"step": 1}, config=CONFIG)
+    at = tmp_path / "1"
+    assert verify_checkpoint(at, print) == []
+    (at / "about" / "metadata").write_text(content)
+    (damage,) = verify_checkpoint(at, print)
+    assert "about/metadata" in damage

@@ -58,17 +58,24 @@ def map_batches(
 
 
 def check_attention(model: ImageModel, analysis: str) -> None:
-    """Raises ModelError for a model without self-attention.
+    """Raises ModelError unless every block of a model has attention weights between all tokens.
 
     Args:
         model: any model.
         analysis: name of the analysis, for the message.
     """
-    if "attention_weights" not in model.intermediates:
+    if model.num_heads is None:
         raise ModelError(
             f"{analysis} of a {type(model).__name__}, which has no attention",
             "a ViT or a hybrid",
             "choose filters or receptive_field",
+        )
+    if "attention_weights" not in model.intermediates:
+        raise ModelError(
+            f"{analysis} of a {type(model).__name__} with axial attention, whose tokens do not"
+            " attend to all others",
+            "a model with attention=global",
+            "choose filters, positions or receptive_field",
         )
 
 

@@ -53,7 +53,7 @@ class Equivariance:
     @property
     def has_positions(self) -> Bool[np.ndarray, " L"]:
         """Whether each layer is a feature map, and not a vector for the whole image."""
-        return (self.cell < self.image_size).any(1)
+        return np.any(self.cell < self.image_size, axis=1)
 
     @property
     def mean(self) -> Float[np.ndarray, "L S"]:

@@ -75,8 +75,12 @@ def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
         found, details[method] = run[method](splits, config, name)
         metrics |= found
         at = f"{_PREFIXES[method]}/{name}"
-        width = splits.train.values.shape[1]
-        metrics |= {f"{at}/classes": splits.num_classes, f"{at}/feature_width": width}
+        about = {
+            "classes": splits.num_classes,
+            "feature_width": splits.train.values.shape[1],
+            "examples": len(splits.test.labels),
+        }
+        metrics |= {f"{at}/{key}": value for key, value in about.items()}
     return metrics, details
 
 

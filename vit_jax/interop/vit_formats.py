@@ -23,6 +23,7 @@ _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 1
 # Option values that every format can represent. With other values the same weights would compute
 # another function. Options that add parameters are not listed: writing the name table detects them.
 _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
+    "attention": ("global",),
     "norm_placement": ("pre",),
     "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
     "position_placement": ("stem",),
@@ -105,11 +106,12 @@ def checked_options(
     for name, values in {**_REPRESENTABLE, **allowed}.items():
         value = getattr(options, name)
         if value not in values:
+            fix = "use --format=orbax, which holds every model"
+            if name != "attention":  # With another value, the weights would not fit.
+                changed = f"--model.{name}={values[0]}"
+                fix += f", or convert with {changed}, which changes the model's output"
             raise WeightsError(
-                f"model.{name} = {value!r} in format {format}",
-                " or ".join(map(repr, values)),
-                f"use --format=orbax, which holds every model, or convert with"
-                f" --model.{name}={values[0]}, which changes the model's output",
+                f"model.{name} = {value!r} in format {format}", " or ".join(map(repr, values)), fix
             )
     shape = model_shape(options)
     assert isinstance(shape, ViTShape)

@@ -23,6 +23,9 @@ BLOCK_INTERMEDIATES = (
     "attention_weights", "max_attention_logit", "attention_output", "mlp_output", "block_output",
 )  # fmt: skip
 
+# Function of a block's captured intermediates by name.
+Reduce = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockSpec:
@@ -35,7 +38,7 @@ class BlockSpec:
     mlp: Literal["gelu", "swiglu"]
     mlp_hidden: int
     gelu_approximate: bool
-    norm_placement: Literal["pre", "post"]
+    norm_placement: Literal["pre", "post", "res_post"]
     norm_epsilon: float
     layer_scale: float | None
     relative: bool
@@ -49,19 +52,32 @@ class BlockSpec:
 class EncoderBlock(nnx.Module):
     """Self-attention and MLP, each with LayerNorm, a residual and optionally a layer scale.
 
-    pre:  x = x + f(norm(x));  post: x = norm(x + f(x)).
-    If the block has its own position table, it is added to the input.
+    pre: x = x + f(norm(x));  post: x = norm(x + f(x));  res_post: x = x + norm(f(x)).
+    A layer scale multiplies the branch last, just before it is added. If the block has its own
+    position table, it is added to the input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
-    D.4 (a position table in every layer).
+    arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
+    layer).
+
+    Args:
+        spec: its sizes and options.
+        attention: makes the attention layer.
+        rngs: source of the initial values.
     """
 
-    def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        spec: BlockSpec,
+        *,
+        attention: Callable[..., SelfAttention] = SelfAttention,
+        rngs: nnx.Rngs,
+    ):
         make_norm = partial(LayerNorm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype)
         table = spec.position_table
         self.position_embedding = None if table is None else build_table(table, rngs=rngs)
         self.attention_norm = make_norm()
-        self.attention = SelfAttention(
+        self.attention = attention(
             spec.width,
             spec.num_heads,
             tokens=spec.tokens,
@@ -95,6 +111,7 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None = None,
         drop_rate: Float[Array, ""] | None = None,
         capture: tuple[str, ...] = (),
+        reduce: Reduce | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens and the intermediates named in `capture`.
 
@@ -105,9 +122,10 @@ class EncoderBlock(nnx.Module):
             key: turns dropout and stochastic depth on.
             drop_rate: probability that an example skips a residual branch of this block.
             capture: names from BLOCK_INTERMEDIATES.
+            reduce: applied to the captured intermediates; None: unchanged.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
-        pre = self.norm_placement == "pre"
+        pre, post = (self.norm_placement == placement for placement in ("pre", "post"))
         if self.position_embedding is not None:
             x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
@@ -118,20 +136,23 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = keep(
-            x
-            + residual_branch(
-                constrain(attended, "batch"), self.attention_scale, keys[1], drop_rate
-            )
-        )
-        x = x if pre else self.attention_norm(x)
+        branch = self._branch(attended, self.attention_norm)
+        x = keep(x + residual_branch(branch, self.attention_scale, keys[1], drop_rate))
+        x = self.attention_norm(x) if post else x
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = x + residual_branch(constrain(processed, "batch"), self.mlp_scale, keys[3], drop_rate)
-        x = x if pre else self.mlp_norm(x)
+        branch = self._branch(processed, self.mlp_norm)
+        x = x + residual_branch(branch, self.mlp_scale, keys[3], drop_rate)
+        x = self.mlp_norm(x) if post else x
 
         found |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
-        return x, {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
+        captured = {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
+        return x, captured if reduce is None else reduce(captured)
+
+    def _branch(self, output: Float[Array, "B N D"], norm: LayerNorm) -> Float[Array, "B N D"]:
+        """Returns the output of attention or MLP, with its norm if the placement is "res_post"."""
+        output = constrain(output, "batch")
+        return norm(keep(output)) if self.norm_placement == "res_post" else output
 
 
 def _add_position(
@@ -178,6 +199,7 @@ class Encoder(nnx.Module):
         scan: False unrolls the loop over the blocks; "auto": see there.
         token_rows: store each token's features as one row. XLA's GPU compiler may else choose a
             layout that is converted at every matmul, a tenth of a step's traffic.
+        block: (spec, rngs=...) -> block.
         rngs: source of the initial values.
     """
 
@@ -190,10 +212,11 @@ class Encoder(nnx.Module):
         remat: Remat | Literal["auto"] = "auto",
         scan: bool | Literal["auto"] = "auto",
         token_rows: bool = False,
+        block: Callable[..., nnx.Module] = EncoderBlock,
         rngs: nnx.Rngs,
     ):
         self.token_rows = token_rows
-        self.blocks = build_stack(lambda rngs: EncoderBlock(spec, rngs=rngs), depth, rngs)
+        self.blocks = build_stack(lambda rngs: block(spec, rngs=rngs), depth, rngs)
         self.depth = depth
         self.stochastic_depth = stochastic_depth
         self.remat: Remat | Literal["auto"] = remat
@@ -208,7 +231,7 @@ class Encoder(nnx.Module):
         valid_tokens: int | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
-        reduce: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] | None = None,
+        reduce: Reduce | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
@@ -222,19 +245,19 @@ class Encoder(nnx.Module):
             reduce: applied to the captured intermediates of each block; None: unchanged.
         """
 
-        def body(block: EncoderBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+        def body(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
             if self.token_rows:
                 x = _store_rows(x)
-            x, found = block(
+            return block(
                 _add_position(constrain(x, "batch"), position),
                 rope=rope,
                 valid_tokens=valid_tokens,
                 key=key,
                 drop_rate=drop_rate,
                 capture=capture,
+                reduce=reduce,
             )
-            return x, found if reduce is None else reduce(found)
 
         return scan_stack(
             self.blocks,

@@ -46,6 +46,11 @@ class ImageModel(nnx.Module):
     parts: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def attention_lengths(self) -> tuple[int, ...]:
+        """Numbers of tokens that attend to each other; empty: a model without self-attention."""
+        return ()
+
+    @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
         raise NotImplementedError

@@ -24,7 +24,8 @@ class Activations:
 
     Attributes:
         total_bytes: everything that grows with the batch, except the images.
-        attention_bytes: the attention weights among them, heads x tokens x tokens per block.
+        attention_bytes: the attention weights among them, heads x tokens x tokens per block; with
+            axial attention, heads x rows x columns^2 and heads x columns x rows^2 per pair.
     """
 
     total_bytes: int
@@ -141,8 +142,9 @@ def measure_activations(model: ImageModel, image_size: int) -> Activations:
     given = {id(v) for v in jaxpr.invars}
     kept = {id(v): v.aval for v in jaxpr.outvars if id(v) not in given}
     grown = [a for a in kept.values() if a.size and a.size % _PRIME_BATCH == 0]
-    tokens = None if model.num_heads is None else model.tokens
-    weights = [a for a in grown if a.shape[-2:] == (tokens, tokens) and a.shape[-3] != _PRIME_BATCH]
+    # A square of tokens x features follows the batch, attention weights follow the heads.
+    squares = [(length, length) for length in model.attention_lengths]
+    weights = [a for a in grown if a.shape[-2:] in squares and a.shape[-3] % _PRIME_BATCH]
     return Activations(_bytes_per_image(grown), _bytes_per_image(weights))
 
 

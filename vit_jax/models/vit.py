@@ -11,7 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
-from vit_jax.models.attention import Implementation, Rope, choose_attention, log_choice
+from vit_jax.models.attention import (
+    AttentionChoice,
+    Implementation,
+    Rope,
+    choose_attention,
+    log_choice,
+)
+from vit_jax.models.axial import AxialEncoder, choose_axial_attention
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduce_intermediates
 from vit_jax.models.family import (
     Family,
@@ -107,16 +114,10 @@ class ViT(ImageModel):
         has_rope = options.position_embedding == "rope_2d"
         self.rope_head_dim = width // shape.num_heads if has_rope else None
         self.dropout = nnx.Dropout(options.dropout)
-        self.attention = choose_attention(
-            options.attention_implementation,
-            tokens=self.tokens,
-            head_dim=width // shape.num_heads,
-            num_heads=shape.num_heads,
-            dtype=dtype,
-            has_bias=options.position_embedding == "relative",
-            platform=platform,
-        )
-        self.encoder = Encoder(
+        self.axial = options.attention == "axial"
+        self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
+        make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
+        self.encoder = make_encoder(
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
@@ -126,7 +127,7 @@ class ViT(ImageModel):
             rngs=rngs,
         )
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
-        self.norm = make_norm() if options.norm_placement == "pre" else None
+        self.norm = None if options.norm_placement == "post" else make_norm()
         self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
             width * (patches if options.pooling == "flatten" else 1),
@@ -142,9 +143,15 @@ class ViT(ImageModel):
         self.register_head = make_head() if has_register_head else None
 
     @property
+    def attention_lengths(self) -> tuple[int, ...]:
+        return self.grid if self.axial else (self.tokens,)
+
+    @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
-        return INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
+        names = INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
+        # Rows and columns have weights of different shapes.
+        return tuple(n for n in names if n != "attention_weights") if self.axial else names
 
     def __call__(
         self,
@@ -170,7 +177,8 @@ class ViT(ImageModel):
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
                 "block_output" [L, B, N, D]. A model with a register head also has "head_logits"
-                [2, B, C]: those of the head, then those of the register head.
+                [2, B, C]: those of the head, then those of the register head. With axial attention
+                L counts row and column blocks, and there are no "attention_weights".
             reduce: name of a block's intermediate -> function of its value without the axis L. It
                 is applied inside the loop over the blocks, so that the attention weights of all
                 blocks, for example, are never in memory at once.
@@ -280,6 +288,25 @@ def _build_attention_pooling(
     )
 
 
+def _choose_attention(
+    shape: ViTShape,
+    options: ViTConfig,
+    grid: tuple[int, int],
+    tokens: int,
+    platform: str | None,
+) -> AttentionChoice:
+    case = {
+        "head_dim": shape.width // shape.num_heads,
+        "num_heads": shape.num_heads,
+        "dtype": jnp.dtype(options.dtype),
+        "has_bias": options.position_embedding == "relative",
+        "platform": platform,
+    }
+    if options.attention == "axial":
+        return choose_axial_attention(options.attention_implementation, grid=grid, **case)
+    return choose_attention(options.attention_implementation, tokens=tokens, **case)
+
+
 def _block_spec(
     shape: ViTShape,
     options: ViTConfig,
@@ -342,7 +369,7 @@ def _describe(options: ViTConfig, model: ViT) -> list[tuple[str, str, str]]:
     tokens.append(f"{model.grid[0] * model.grid[1]:,} patches")
     rows = [
         ("width", f"{shape.width:,}", ""),
-        ("depth", f"{shape.depth}", "blocks"),
+        ("depth", f"{shape.depth}", "pairs of row and column blocks" if model.axial else "blocks"),
         ("heads", f"{shape.num_heads}", f"of {shape.width // shape.num_heads} features"),
         ("MLP dim", f"{mlp_hidden(shape, options):,}", ""),
         ("patch size", f"{shape.patch_size}", "px" if stem is None else "on the stem's map"),
@@ -359,10 +386,15 @@ def _stack(options: ViTConfig, image_size: tuple[int, int]) -> Stack:
     shape = vit_shape(options)
     patches = math.prod(image_size) // shape.stride**2
     tokens = patches + has_class_token(options) + options.num_registers
+    depth, attended = shape.depth, tokens
+    if options.attention == "axial":
+        # Two blocks for one. A token attends to a row or to a column: their mean, rounded up.
+        depth, attended = 2 * depth, math.ceil(sum(image_size) / shape.stride / 2)
     # Both norms and residuals, q, k, v, the output of each branch; the hidden features before and
     # after GELU; the attention weights.
-    values = tokens * (9 * shape.width + 2 * mlp_hidden(shape, options) + shape.num_heads * tokens)
-    return Stack(shape.depth, shape.width, tokens, values)
+    features = 9 * shape.width + 2 * mlp_hidden(shape, options)
+    values = tokens * (features + shape.num_heads * attended)
+    return Stack(depth, shape.width, tokens, values)
 
 
 VIT = Family(
@@ -397,7 +429,7 @@ VIT = Family(
         # Convolutions are split by output channel, because their kernels are standardised over the
         # other dimensions; position tables inside blocks by feature.
         (r"(patch_embedding|stem/.*)/kernel", (None, None, None, "fsdp")),
-        (r"encoder/blocks/position_embedding/.*", ("fsdp",)),
+        (r"encoder/blocks/(row/)?position_embedding/.*", ("fsdp",)),
     ),
     layer_order=(
         r"(stem|(patch|position)_embedding)/.*|(class|mask)_token|registers",

@@ -40,7 +40,10 @@ class ViTConfig(ModelConfig):
     """Where the position table is added: after the patch embedding; to the input of every block,
     each with its own table; or the same table to the input of every block (D.4).
     """
-    norm_placement: Literal["pre", "post"] = option("pre")
+    norm_placement: Literal["pre", "post", "res_post"] = option("pre")
+    """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
+    branch's output, before it is added (arXiv:2111.09883, section 3.2).
+    """
     norm_epsilon: float = option(1e-6, above=0)
     num_registers: int = option(0, at_least=0)
     """Extra learned tokens (arXiv:2309.16588). As in DINOv2, they get no position embedding: added
@@ -52,6 +55,11 @@ class ViTConfig(ModelConfig):
     """
     layer_scale: float | None = option(None, above=0)
     """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale."""
+    attention: Literal["global", "axial"] = option("global")
+    """global: each token attends to all. axial: each block is replaced by two, in which a token
+    attends to its row, then to its column (D.6); `depth` counts these pairs. There is no class
+    token and no register, because they are in no row.
+    """
     qk_norm: bool = option(False)
     """LayerNorm on queries and keys (arXiv:2302.05442)."""
     qkv_bias: bool = option(True)
@@ -207,6 +215,12 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
     if options.register_head and not options.num_registers:
         raise ModelError(
             "register_head with num_registers 0", "at least one register", "use num_registers 1"
+        )
+    if options.attention == "axial" and (has_class_token(options) or options.num_registers):
+        raise ModelError(
+            f"attention axial with {'a class token' if has_class_token(options) else 'registers'}",
+            "only tokens that have a row and a column",
+            "use pooling gap, map or flatten, without class_token and num_registers",
         )
     if options.position_placement != "stem" and position_table(options, (1, 1), 1) is None:
         raise ModelError(

@@ -219,5 +219,7 @@ def _read(path: Path) -> Correctness | None:
 
 def _number_of_images(run: Run, metric: str) -> int:
     """Returns the number of test images of an accuracy; 0 if it is not known."""
-    examples = run.figures.get(f"{metric.rpartition('/')[0]}/examples", 0)
-    return int(examples) if is_fraction(metric) and "/accuracy_class/" not in metric else 0
+    if not is_fraction(metric) or "/accuracy_class/" in metric:
+        return 0
+    # Of an evaluated split "eval/SPLIT", or of frozen features "fewshot/DATASET".
+    return int(run.figures.get(f"{'/'.join(metric.split('/')[:2])}/examples", 0))

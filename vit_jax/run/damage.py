@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from vit_jax.errors import CheckpointError, DamagedError, first_few
 from vit_jax.run.digest import combined_digest, json_digest
 from vit_jax.run.result import RESULT, read_result
@@ -18,6 +20,13 @@ JSON_FILE = "metadata"
 """Name of the file in which Orbax stores a JSON item."""
 
 _Digests = Mapping[str, Mapping[str, str]]
+
+
+class _Description(pydantic.BaseModel):
+    """What every description has, also those of earlier versions without digests."""
+
+    arrays: dict[str, dict[str, dict[str, Any]]]
+    environment: dict[str, Any]
 
 
 def with_digests(
@@ -60,6 +69,10 @@ def read_about(at: Path) -> dict[str, Any]:
         DamagedError: the description is damaged, or is not that of the run's result.
     """
     about = _read(at, "about")
+    try:
+        _Description.model_validate(about)
+    except pydantic.ValidationError:
+        raise damaged_error(at, f"about/{JSON_FILE} does not describe its arrays") from None
     content = {key: value for key, value in about.items() if key != "digest"}
     if ("digest" in about or "digests" in about) and about.get("digest") != json_digest(content):
         raise damaged_error(at, f"about/{JSON_FILE} differs from its digest")

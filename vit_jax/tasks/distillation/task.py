@@ -16,6 +16,7 @@ from vit_jax.evaluation.loop import EvalStep
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
+from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
@@ -30,16 +31,20 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task.
 
     Raises:
-        ModelError: a distillation token for a model without tokens.
+        ModelError: a distillation token for a model without tokens, or with axial attention.
         WeightsError: a teacher that cannot be read, or with another number of classes.
     """
     section: DistillationConfig = config.distillation
     side, num_classes = config.data.image_size, data.num_classes
     options = config.model
     if section.token:
-        if not hasattr(options, "num_registers"):
+        if not isinstance(options, ViTConfig):
             raise ModelError(
                 f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
+            )
+        if options.attention == "axial":
+            raise ModelError(
+                "'distillation.token' with attention axial", "attention global", "leave it out"
             )
         options = options.replace(**token_options(options.to_mapping()))
 
