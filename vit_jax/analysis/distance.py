@@ -176,8 +176,8 @@ def _rows(found: AttentionDistance) -> list[Row]:
 
 def _table(found: AttentionDistance) -> Table:
     has_prefix = bool(found.prefix_share.any())
-    columns = ("nearest head", "mean", "farthest head", "mean minus uniform")
-    columns += ("on class token, registers",) if has_prefix else ()
+    columns = ("nearest head", "mean", "farthest head", "minus uniform")
+    columns += ("not on patches",) if has_prefix else ()
     table = plain_table("layer", right=columns)
     for layer, (heads, shares) in enumerate(zip(found.mean, found.prefix_share, strict=True)):
         cells = [f"{value:.1f}" for value in (heads.min(), heads.mean(), heads.max())]

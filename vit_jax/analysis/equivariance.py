@@ -392,21 +392,33 @@ def _or_empty(value: Any) -> str:
 
 
 def _table(found: Equivariance) -> Table:
-    has_interior = ~np.isnan(found.interior_mean).all(0)
-    columns = ["cell, px", *(f"shift {s} px" for s in found.shifts)]
-    columns += [f"interior, {s} px" for s in found.shifts[has_interior]]
-    table = plain_table("layer", right=tuple(columns))
-    for layer, name in enumerate(found.layers):
-        down, across = found.cell[layer]
-        cell = str(down) if down == across else f"{down} x {across}"
-        ends = (found.mean[layer], *(end[layer] for end in found.interval))
-        shown = [
-            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in zip(*ends, strict=True)
-        ]
-        interior = found.interior_mean[layer][has_interior]
-        shown += ["" if np.isnan(value) else f"{value:.3f}" for value in interior]
-        table.add_row(name, cell if found.has_positions[layer] else "image", *shown)
+    """Returns a table of shifts by one pixel and by one cell; the CSV file has all shifts.
+
+    Layers without positions have the shift by the largest cell of the maps.
+    """
+    has_interior = not np.isnan(found.interior).all()
+    columns = ("cell, px", "1 pixel", "1 cell", *["1 cell, interior"] * has_interior)
+    table = plain_table("layer", right=columns)
+    for layer, (name, (down, across)) in enumerate(zip(found.layers, found.cell, strict=True)):
+        has_positions = found.has_positions[layer]
+        cell = down if has_positions else found.cell[found.has_positions].max(initial=1)
+        sides = str(down) if down == across else f"{down} x {across}"
+        shown = [sides if has_positions else "image"]
+        shown += [_cell_of_table(found, layer, shift) for shift in (1, cell)]
+        if has_interior:
+            interior = found.interior_mean[layer, found.shifts == down]
+            shown += [f"{x:.3f}" for x in interior if not np.isnan(x)] or [""]
+        table.add_row(name, *shown)
     return table
+
+
+def _cell_of_table(found: Equivariance, layer: int, shift: int) -> str:
+    """Returns a mean with its interval; "" if there is no such shift."""
+    low, high = found.interval
+    return "".join(
+        f"{found.mean[layer, i]:.3f} [{low[layer, i]:.3f}, {high[layer, i]:.3f}]"
+        for i in np.flatnonzero(found.shifts == shift)
+    )
 
 
 def draw_equivariance(found: Equivariance, model_name: str) -> Figure:

@@ -285,11 +285,16 @@ def _with_interval(name: str, share: float, count: int) -> Row:
 
 
 def _labels_of(found: Permutation, line_break: str) -> list[str]:
-    """Returns a description of each view of the images."""
+    """Returns a description of each view of the images.
+
+    Args:
+        found: the predictions.
+        line_break: between the number of patches and their size.
+    """
     return [
         "as they are",
         *(
-            f"{math.prod(grid)} patches{line_break}of {height} x {width} px"
+            f"{math.prod(grid)}{line_break}of {height} x {width} px"
             for (height, width), grid in _views(found)
         ),
     ]
@@ -299,15 +304,16 @@ def _table(found: Permutation) -> Table:
     shown = ("accuracy", "change") if found.accuracy is not None else ()
     shown = (*shown, "unchanged")
     titles = {"accuracy": "accuracy, %", "change": "change", "unchanged": "same class, %"}
-    table = plain_table("images", right=tuple(titles[name] for name in shown))
+    table = plain_table("patches", right=tuple(titles[name] for name in shown))
     for label, row in zip(_labels_of(found, " "), _rows(found), strict=True):
         cells = []
         for name in shown:
             share, low, high = (100 * float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
             sign = "+" if name == "change" else ""
-            is_reference = name == "change" and not row["patches"]
+            # The images as they are do not differ from themselves.
+            is_known = name != "accuracy" and not row["patches"]
             cell = f"{share:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
-            cells.append("" if is_reference else cell)
+            cells.append("" if is_known else cell)
         table.add_row(label, *cells)
     return table
 
@@ -321,7 +327,7 @@ def draw_permutation(found: Permutation, pixels: UInt8[np.ndarray, "M H W 3"]) -
     """
     is_labelled = found.accuracy is not None
     name = "accuracy" if is_labelled else "unchanged"
-    rows, labels = _rows(found), _labels_of(found, "\n")
+    rows, labels = _rows(found), _labels_of(found, " patches\n")
     if not is_labelled:  # The images as they are have the same class by definition.
         rows, labels = rows[1:], labels[1:]
     share, low, high = (
@@ -351,7 +357,7 @@ def draw_permutation(found: Permutation, pixels: UInt8[np.ndarray, "M H W 3"]) -
     axes.set_ylim(0, 105)
     axes.set_ylabel("top-1 accuracy (%)" if is_labelled else "images with the same class (%)")
     style_axes(axes)
-    for panel, view, label in zip(panels, views, _labels_of(found, "\n"), strict=True):
+    for panel, view, label in zip(panels, views, _labels_of(found, " patches\n"), strict=True):
         panel.imshow(view[0], interpolation="nearest")
         panel.set(xticks=[], yticks=[])
         panel.set_title(label, fontsize=8)

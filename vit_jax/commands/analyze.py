@@ -17,7 +17,8 @@
 
 Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
 and --dataset, a run folder is analysed with the images that it was evaluated on. --untrained
-analyses the same architecture with initial values drawn from --seed, for comparison.
+analyses the same architecture with initial values drawn from --seed, for comparison;
+`untrained:MODEL` in place of a checkpoint does so for any model by its name.
 """
 
 import argparse
@@ -48,7 +49,9 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("model", metavar="CHECKPOINT", help="file, run folder; hf://, gs://, s3://")
+    parser.add_argument(
+        "model", metavar="CHECKPOINT", help="file, run folder; hf://, gs://, s3://; untrained:MODEL"
+    )
     parser.add_argument(
         "--what", help="comma-separated analyses; default: all that apply to the model"
     )
@@ -87,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         default=0,
-        help="for receptive_field's signs, permutation and --untrained (0)",
+        help="for receptive_field's signs, permutation and untrained models (0)",
     )
     add_load_arguments(parser)
 
@@ -129,7 +132,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     run_folder = _run_folder(args.model)
     output = _output_folder(args, run_folder)
     check_output_folder(output)
-    loaded = load(args.model, **load_arguments(args, overrides))
+    loaded = load(args.model, seed=args.seed, **load_arguments(args, overrides))
     if args.untrained:
         loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
     else:
