@@ -98,8 +98,8 @@ class Layer(ABC):
         """Makes the module."""
 
     @abstractmethod
-    def apply(self, module: Any, tokens: Float[Array, "1 N D"]) -> Float[Array, "1 N D"]:
-        """Maps a sequence."""
+    def apply(self, module: Any, tokens: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+        """Maps a batch of sequences."""
 
     @abstractmethod
     def path(self) -> int:
@@ -124,7 +124,7 @@ class Attention(Layer):
             self.width, self.num_heads, tokens=self.tokens, implementation="einsum", rngs=rngs
         )
 
-    def apply(self, module: Any, tokens: Float[Array, "1 N D"]) -> Float[Array, "1 N D"]:
+    def apply(self, module: Any, tokens: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
         return module(tokens)[0]
 
     def path(self) -> int:
@@ -149,8 +149,8 @@ class GridConvolution(Layer):
     def build(self, rngs: nnx.Rngs) -> nnx.Conv:
         return nnx.Conv(self.width, self.width, (KERNEL, KERNEL), padding="SAME", rngs=rngs)
 
-    def apply(self, module: Any, tokens: Float[Array, "1 N D"]) -> Float[Array, "1 N D"]:
-        return module(tokens.reshape(1, *self.grid, self.width)).reshape(tokens.shape)
+    def apply(self, module: Any, tokens: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+        return module(tokens.reshape(-1, *self.grid, self.width)).reshape(tokens.shape)
 
     def path(self) -> int:
         return max(1, max(self.grid) - 1)
@@ -165,7 +165,7 @@ class SequenceConvolution(Layer):
     def build(self, rngs: nnx.Rngs) -> nnx.Conv:
         return nnx.Conv(self.width, self.width, (KERNEL,), padding="SAME", rngs=rngs)
 
-    def apply(self, module: Any, tokens: Float[Array, "1 N D"]) -> Float[Array, "1 N D"]:
+    def apply(self, module: Any, tokens: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
         return module(tokens)
 
     def path(self) -> int:
@@ -185,8 +185,8 @@ class Recurrence(Layer):
     def build(self, rngs: nnx.Rngs) -> nnx.RNN:
         return nnx.RNN(nnx.SimpleCell(self.width, self.width, rngs=rngs), rngs=False)
 
-    def apply(self, module: Any, tokens: Float[Array, "1 N D"]) -> Float[Array, "1 N D"]:
-        return module(tokens, initial_carry=jnp.zeros((1, self.width)))
+    def apply(self, module: Any, tokens: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+        return module(tokens, initial_carry=jnp.zeros((len(tokens), self.width)))
 
     def path(self) -> int:
         return self.tokens
