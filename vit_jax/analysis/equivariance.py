@@ -404,7 +404,7 @@ def _table(found: Equivariance) -> Table:
         cell = down if has_positions else found.cell[found.has_positions].max(initial=1)
         sides = str(down) if down == across else f"{down} x {across}"
         shown = [sides if has_positions else "image"]
-        shown += [_cell_of_table(found, layer, shift) for shift in (1, cell)]
+        shown += [_cell_of_table(found, layer, int(shift)) for shift in (1, cell)]
         if has_interior:
             interior = found.interior_mean[layer, found.shifts == down]
             shown += [f"{x:.3f}" for x in interior if not np.isnan(x)] or [""]
