@@ -1,0 +1,193 @@
+"""Is the inductive bias learned? Equivariance, permuted patches, attention distance by data size.
+
+    python -m experiments.learned_bias.measure runs/data_size --data_dir=DATA
+        [--output=experiments/learned_bias/results] [--into=experiments/learned_bias/README.md]
+
+Analyses the final runs of data_size/heads.py with `analyze`, and each of their models at its
+initial values, on the same test images. Then prints each measure by family, head and number of
+training images, and its slope against the logarithm of that number. Runs that are analysed are not
+analysed again.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from vit_jax.__main__ import main as vit_jax
+from vit_jax.commands.report import check_markers, replace_between_markers
+from vit_jax.errors import ConfigError, UserError
+from vit_jax.report.frame import run_frame
+from vit_jax.report.labels import markdown_table
+from vit_jax.report.run import Run
+from vit_jax.report.runs import read_runs
+
+_IMAGES = 256
+_MARKERS = ("<!-- bias -->", "<!-- end of bias -->")
+MEASURES = {
+    "patch shift": "error of equivariance to a shift by one patch, mean over the maps",
+    "pixel shift": "error of equivariance to a shift by one pixel, mean over the maps",
+    "invariance": "change of the pooled features by a shift of one pixel",
+    "permutation": "accuracy with permuted patches minus accuracy, points",
+    "distance": "mean attention distance minus that of uniform attention, pixels",
+}
+_PATCH_PX = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Analyses the runs and prints the tables."""
+    parser = argparse.ArgumentParser(description="Is the inductive bias learned?")
+    parser.add_argument("folder", type=Path, help="folder of the sweep data_size/heads.py")
+    parser.add_argument("--data_dir", type=Path, required=True, help="folder of cifar10")
+    parser.add_argument("--output", type=Path, help="folder for measures.csv")
+    parser.add_argument("--into", type=Path, help="page with the two markers for the tables")
+    args = parser.parse_args(arguments)
+    try:
+        if args.into is not None:
+            check_markers(args.into, *_MARKERS)
+        rows = measure_all(args.folder, args.data_dir)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+    text = f"{means_table(rows)}\n\n{slopes_table(rows)}"
+    print(text)
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        rows.to_csv(args.output / "measures.csv", index=False)
+    if args.into is not None:
+        replace_between_markers(args.into, text + "\n", *_MARKERS)
+
+
+def measure_all(folder: Path, data_dir: Path) -> pd.DataFrame:
+    """Analyses the finished final runs with own rates, and their models before training.
+
+    Returns:
+        One row for each run and measure: family, head, seed, images (0: not trained), measure,
+        value.
+
+    Raises:
+        ConfigError: there are no such runs, or one cannot be analysed.
+    """
+    frame = run_frame(read_runs([folder]).runs)
+    frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
+    runs = [run for run in frame.index if run.labels.get("rate") == "own"]
+    if not runs:
+        raise ConfigError(
+            f"{folder} has no finished final runs with rates of their own",
+            "the --workdir of the sweep data_size/heads.py",
+            "check the path, or let more jobs finish",
+        )
+    rows, untrained = [], set()
+    for run in runs:
+        if run.family == "block means":
+            continue  # It has one layer, which is linear.
+        rows += _measure(run, data_dir)
+        if (run.model, run.labels["head"], run.seed) not in untrained:
+            untrained.add((run.model, run.labels["head"], run.seed))
+            rows += _measure(run, data_dir, untrained=True)
+    return pd.DataFrame(rows)
+
+
+def _measure(run: Run, data_dir: Path, *, untrained: bool = False) -> list[dict[str, object]]:
+    """Returns the measures of a run, or of its model before training."""
+    output = run.path / "report" / ("bias-untrained" if untrained else "bias")
+    parts = ["equivariance"] if untrained else ["equivariance", "permutation"]
+    parts += ["distance"] if run.family != "ResNet" else []
+    if not (output / f"{parts[-1]}.csv").is_file():
+        asked = [
+            "analyze", str(run.path), f"--what={','.join(parts)}", f"--output={output}",
+            "--dataset=cifar10", "--split=test", f"--data_dir={data_dir}",
+            f"--num_images={_IMAGES}", f"--seed={run.seed}",
+        ]  # fmt: skip
+        if vit_jax(asked + ["--untrained"] * untrained):
+            raise ConfigError(
+                f"{run.path} cannot be analysed", "a run with a checkpoint", "see the line above"
+            )
+    found = {part: pd.read_csv(output / f"{part}.csv") for part in parts}
+    about = {
+        "family": run.family,
+        "head": run.labels["head"],
+        "seed": run.seed,
+        "images": 0 if untrained else run.train_examples,
+    }
+    return [about | {"measure": k, "value": v} for k, v in summarise(found).items()]
+
+
+def summarise(found: dict[str, pd.DataFrame]) -> dict[str, float]:
+    """Returns one number for each measure of MEASURES that an analysis has.
+
+    Args:
+        found: analysis -> the table that it wrote.
+    """
+    errors = found["equivariance"]
+    is_map = ~errors["layer"].str.startswith(("class token", "pre_logits"))
+    values = {}
+    for name, shift in (("patch shift", _PATCH_PX), ("pixel shift", 1)):
+        chosen = errors[is_map & (errors["shift_px"] == shift)]
+        values[name] = float(chosen["error"].mean())
+    pooled = errors[(errors["layer"] == "pre_logits") & (errors["shift_px"] == 1)]
+    values["invariance"] = float(pooled["error"].mean())
+    if "permutation" in found:  # The first row has the images as they are.
+        accuracy = found["permutation"]["accuracy"]
+        values["permutation"] = 100 * float(accuracy[1] - accuracy[0])
+    if "distance" in found:
+        values["distance"] = float(found["distance"]["minus_uniform_px"].mean())
+    return values
+
+
+def slope(images: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the change of a measure for ten times as many images, and its 95 % interval.
+
+    Args:
+        images: number of training images of each run.
+        values: the measure of each run.
+
+    >>> slope([10, 100, 1000], [1.0, 2.0, 3.0])
+    (1.0, 1.0, 1.0)
+    """
+    found = stats.linregress(np.log10(images), values)
+    half = float(stats.t.ppf(0.975, len(values) - 2)) * found.stderr
+    return tuple(round(float(x), 12) for x in (found.slope, found.slope - half, found.slope + half))
+
+
+def means_table(rows: pd.DataFrame) -> str:
+    """Returns the mean over seeds of each measure by number of images, as Markdown."""
+    sizes = sorted({*rows["images"]})
+    lines = []
+    for (measure, family, head), group in _groups(rows):
+        means = group.groupby("images")["value"].agg(["mean", "min", "max"])
+        texts = {
+            size: f"{row['mean']:.3g} ({row['min']:.3g} to {row['max']:.3g})"
+            for size, row in means.iterrows()
+        }
+        cells = [texts.get(size, "–") for size in sizes]
+        lines.append([measure, f"{family} {head}", *cells])
+    header = ["measure", "model", *("untrained" if not size else f"{size:,}" for size in sizes)]
+    return markdown_table(header, lines)
+
+
+def slopes_table(rows: pd.DataFrame) -> str:
+    """Returns the slope of each measure against the logarithm of the images, as Markdown."""
+    lines = []
+    trained = rows[rows["images"] > 0]
+    for (measure, family, head), group in _groups(trained):
+        if group["images"].nunique() < 2 or len(group) < 4:
+            continue
+        value, low, high = slope(list(group["images"]), list(group["value"]))
+        verdict = "rises" if low > 0 else "falls" if high < 0 else "not told apart from level"
+        cells = [f"{value:+.3g} [{low:+.3g}, {high:+.3g}]", verdict, str(len(group))]
+        lines.append([measure, f"{family} {head}", *cells])
+    header = ["measure", "model", "change for ten times the images [95 %]", "", "runs"]
+    return markdown_table(header, lines)
+
+
+def _groups(rows: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+    order = {name: i for i, name in enumerate(MEASURES)}
+    groups = rows.groupby(["measure", "family", "head"])
+    return sorted(groups, key=lambda item: (order[item[0][0]], item[0][1:]))
+
+
+if __name__ == "__main__":
+    main()
