@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import made_up_runs
+import numpy as np
+import pandas as pd
 import pytest
+from flax import nnx
 
+from experiments.position_embeddings import elsewhere
 from vit_jax.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +47,9 @@ def test_at_full_scale_the_sweep_is_table_8(plan):
         assert (imagenet.name, imagenet.test_split) == ("imagenet2012", "validation")
 
 
-def test_the_small_sweep_has_the_same_cells_with_two_seeds(plan):
+def test_the_small_sweep_has_the_same_cells_with_seven_seeds(plan):
     jobs = plan("small")
-    assert len(jobs) == 2 * len(TABLE_8)
+    assert len(jobs) == 7 * len(TABLE_8)
     assert {cell(job) for job in jobs.values()} == set(TABLE_8)
     kinds = {
         (c.model.position_embedding, c.model.position_placement)
@@ -76,3 +80,42 @@ def test_the_report_is_laid_out_as_table_8(tmp_path, monkeypatch, scale, tables)
     rows = [line for line in page.splitlines() if line.startswith(("| none", "| relative"))]
     assert len(rows) == 2 * tables
     assert all("| – | – |" in row for row in rows)
+
+
+def test_views_move_and_pad_images():
+    pixels = np.arange(2 * 32 * 32 * 3, dtype=np.uint8).reshape(2, 32, 32, 3)
+    shifted = elsewhere.moved(pixels)
+    np.testing.assert_array_equal(shifted[:, 8:, 8:], pixels[:, :24, :24])
+    assert (shifted[:, :8] == 127).all()
+    canvas = elsewhere.on_canvas(pixels)
+    assert canvas.shape == (2, 48, 48, 3)
+    for image, inside in zip(pixels, canvas, strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(inside, image.shape)
+        assert (windows == image).all((-3, -2, -1)).sum() == 1
+    assert elsewhere.VIEWS["64 px"](pixels).shape == (2, 64, 64, 3)
+
+
+def test_differences_are_paired_by_seed():
+    rows = pd.DataFrame(
+        [
+            {"position": kind, "placement": "stem", "seed": seed, "view": view, "accuracy": value}
+            for view in elsewhere.VIEWS
+            for kind, values in {"1-D": (0.5, 0.6), "none": (0.4, 0.5)}.items()
+            for seed, value in enumerate(values)
+        ]
+    )
+    reference, none = elsewhere.accuracy_table(rows).splitlines()[2:]
+    assert reference.startswith("| 1-D | stem | 55.0 |")
+    assert none.startswith("| none | stem | 45.0 (-10.0 [-10.0, -10.0]) |")
+
+
+def test_accuracy_counts_every_image_once():
+    class Brightest(nnx.Module):
+        def __call__(self, images):
+            return images.mean((1, 2))
+
+    labels = np.arange(250) % 3
+    pixels = np.zeros((250, 4, 4, 3), np.uint8)
+    pixels[np.arange(250), :, :, labels] = 255
+    labels[:25] = (labels[:25] + 1) % 3
+    assert elsewhere.accuracy(Brightest(), pixels, labels) == pytest.approx(0.9)

@@ -1,0 +1,177 @@
+"""Accuracy of position embeddings on images of other sizes and at other places.
+
+    python -m experiments.position_embeddings.elsewhere runs/positions --data_dir=DATA
+        [--output=experiments/position_embeddings/results]
+        [--into=experiments/position_embeddings/README.md]
+
+Reads the finished runs of sweep.py:small and evaluates each on the same test images, without
+training: resized to 48 and 64 pixels, moved by 8 pixels within the image, and at a random place
+of a grey canvas of 48 pixels. Position embeddings are resized as for fine-tuning. Differences are
+those from 1-D embeddings at the stem, paired by seed. --output keeps the accuracies, which can be
+given in place of the folder.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from flax import nnx
+from PIL import Image
+from scipy import stats
+
+from vit_jax.analysis.images import Images, make_view, read_source
+from vit_jax.commands.report import check_markers, replace_between_markers
+from vit_jax.config.data import DataConfig
+from vit_jax.data.sources.open import open_source
+from vit_jax.errors import ConfigError, UserError
+from vit_jax.interop.formats import EvalView
+from vit_jax.interop.load import load_pretrained
+from vit_jax.report.labels import markdown_table
+from vit_jax.report.runs import read_runs
+
+_IMAGES, _SIDE, _MOVED, _BATCH = 2_000, 32, 8, 100
+_GREY = 127
+_REFERENCE = ("1-D", "stem")
+_MARKERS = ("<!-- elsewhere -->", "<!-- end of elsewhere -->")
+
+# u8[M, 32, 32, 3] -> u8[M, S, S, 3].
+View = Callable[[np.ndarray], np.ndarray]
+
+
+def resized(side: int) -> View:
+    """Returns a view: images resized to `side` pixels with a bilinear filter."""
+
+    def view(pixels: np.ndarray) -> np.ndarray:
+        size, bilinear = (side, side), Image.Resampling.BILINEAR
+        return np.stack([np.asarray(Image.fromarray(x).resize(size, bilinear)) for x in pixels])
+
+    return view
+
+
+def moved(pixels: np.ndarray) -> np.ndarray:
+    """Returns images moved down and to the right by 8 pixels; what was not seen is grey."""
+    out = np.full_like(pixels, _GREY)
+    out[:, _MOVED:, _MOVED:] = pixels[:, :-_MOVED, :-_MOVED]
+    return out
+
+
+def on_canvas(pixels: np.ndarray, side: int = 48) -> np.ndarray:
+    """Returns each image at a random place of a grey canvas; the same places in each call."""
+    random = np.random.default_rng(0)
+    out = np.full((len(pixels), side, side, 3), _GREY, np.uint8)
+    places = random.integers(0, side - pixels.shape[1] + 1, (len(pixels), 2))
+    for canvas, image, (top, left) in zip(out, pixels, places, strict=True):
+        canvas[top : top + len(image), left : left + len(image)] = image
+    return out
+
+
+VIEWS: dict[str, View] = {
+    "32 px": lambda pixels: pixels,
+    "48 px": resized(48),
+    "64 px": resized(64),
+    "moved 8 px": moved,
+    "canvas 48 px": on_canvas,
+}
+
+
+def accuracy(model: nnx.Module, pixels: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the top-1 accuracy of a model on u8 images of its size."""
+    apply = nnx.jit(lambda model, images: jnp.argmax(model(images), axis=-1))
+    right = 0
+    for start in range(0, len(pixels), _BATCH):
+        images = pixels[start : start + _BATCH].astype(np.float32) / np.float32(127.5) - 1
+        right += int((np.asarray(apply(model, images)) == labels[start : start + _BATCH]).sum())
+    return right / len(pixels)
+
+
+def read_test_images(data_dir: Path) -> Images:
+    """Returns the test images of CIFAR-10 that all runs are evaluated on."""
+    data = DataConfig(name="cifar10", data_dir=str(data_dir))
+    source = open_source(data, "test")
+    return read_source(source, "test", _IMAGES, make_view((_SIDE, _SIDE), EvalView("resize")))
+
+
+def evaluate_runs(folder: Path, images: Images) -> pd.DataFrame:
+    """Evaluates all finished runs of the sweep in each view.
+
+    Returns:
+        Columns position, placement, seed, view, accuracy.
+
+    Raises:
+        ConfigError: there are no such runs.
+    """
+    runs = [run for run in read_runs([folder]).runs if run.state == "finished"]
+    runs = [run for run in runs if "position" in run.labels]
+    if not runs:
+        raise ConfigError(
+            f"{folder} has no finished runs with a position embedding",
+            "the --workdir of the sweep position_embeddings/sweep.py",
+            "check the path, or let more jobs finish",
+        )
+    rows = []
+    for run in runs:
+        for name, view in VIEWS.items():
+            pixels = view(images.pixels)
+            model = load_pretrained(run.path, image_size=pixels.shape[1])
+            found = accuracy(model, pixels, images.labels)
+            labels = {key: run.labels[key] for key in ("position", "placement")}
+            rows.append({**labels, "seed": run.seed, "view": name, "accuracy": found})
+    return pd.DataFrame(rows)
+
+
+def accuracy_table(rows: pd.DataFrame) -> str:
+    """Returns mean accuracies, and differences from the reference with 95 %, as Markdown."""
+    kinds = rows.groupby(["position", "placement"], sort=False)
+    reference = dict(iter(kinds))[_REFERENCE].set_index(["view", "seed"])["accuracy"]
+    lines = []
+    for (position, placement), group in kinds:
+        cells = []
+        for view in VIEWS:
+            of_view = group[group["view"] == view].set_index(["view", "seed"])["accuracy"]
+            mean = f"{100 * of_view.mean():.1f}"
+            is_reference = (position, placement) == _REFERENCE
+            cells.append(mean if is_reference else f"{mean} ({_shown(of_view - reference)})")
+        lines.append([str(position), str(placement), *cells])
+    return markdown_table(["position", "placement", *VIEWS], lines)
+
+
+def _shown(differences: pd.Series) -> str:
+    """Returns the mean difference in points and its t interval over seeds."""
+    points = 100 * differences.dropna().to_numpy()
+    if len(points) < 2:
+        return "one seed"
+    half = stats.t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / np.sqrt(len(points))
+    return f"{points.mean():+.1f} [{points.mean() - half:+.1f}, {points.mean() + half:+.1f}]"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table and, with --into, writes it into a page."""
+    parser = argparse.ArgumentParser(description="Position embeddings on other images")
+    parser.add_argument("folder", type=Path, help="folder of the sweep, or elsewhere.csv")
+    parser.add_argument("--data_dir", type=Path, help="folder of cifar10")
+    parser.add_argument("--output", type=Path, help="folder for elsewhere.csv")
+    parser.add_argument("--into", type=Path, help="page with the two markers for the table")
+    args = parser.parse_args(arguments)
+    try:
+        if args.into is not None:
+            check_markers(args.into, *_MARKERS)
+        if args.folder.suffix == ".csv":
+            rows = pd.read_csv(args.folder)
+        else:
+            rows = evaluate_runs(args.folder, read_test_images(args.data_dir))
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+    text = accuracy_table(rows)
+    print(text)
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        rows.to_csv(args.output / "elsewhere.csv", index=False)
+    if args.into is not None:
+        replace_between_markers(args.into, text + "\n", *_MARKERS)
+
+
+if __name__ == "__main__":
+    main()
