@@ -2,13 +2,14 @@
 
 Command:   python -m vit_jax train --config=experiments/masked_patches/finetune.py:cifar10
            --workdir=runs/finetune --config.init_from=RUN --config.data.data_dir=DATA
-           (ARG: cifar10, trained on a tenth of it, or clothing_small). From scratch:
+           (ARG: cifar10, trained on a tenth of it, clothing_small or
+           sign_language_digits). From scratch:
            --config.model.name=ViT-Micro/4 without init_from
 Follows:   no paper. AdamW at one learning rate for all runs: SGD at the paper's fine-tuning rates
            does not suit training from scratch.
 Expected:  see experiments/masked_patches/README.md.
 Hardware:  a CPU core, one or two minutes.
-Data:      TFDS `cifar10` or `clothing_small`.
+Data:      TFDS `cifar10`, `clothing_small` or `sign_language_digits`.
 """
 
 import ml_collections
@@ -19,6 +20,7 @@ from vit_jax.config.file import parse_arg
 _DATASETS = {
     "cifar10": ("train[:10%]", {"crop": "pad", "pad_pixels": 4}),
     "clothing_small": ("train", {"crop": "inception", "min_area": 0.3}),
+    "sign_language_digits": ("train", {"crop": "inception", "min_area": 0.3}),
 }
 
 

@@ -60,6 +60,9 @@ REPORT = {
 SEEDS = (0, 1, 2)
 MODEL = "ViT-Micro/4"
 MASKED, SUPERVISED, SCRATCH = "masked patches", "supervised", "none (from scratch)"
+# From scratch on as many images as pretraining and fine-tuning see together: four epochs of 50,000
+# images and 300 steps of 64.
+SCRATCH_LONG, LONG_STEPS = "none (equal images)", 3_424
 
 
 def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
@@ -89,13 +92,19 @@ def _small() -> Iterator[Job]:
         MASKED: {"init_from": "job:pretrain/masked"},
         SUPERVISED: {"init_from": "job:pretrain/supervised"},
         SCRATCH: {"model.name": MODEL},
+        SCRATCH_LONG: {
+            "model.name": MODEL,
+            "train_steps": LONG_STEPS,
+            "optimizer.schedule.warmup_steps": LONG_STEPS // 10,
+            "checkpoint.interval_steps": LONG_STEPS,
+        },
     }
     for dataset in ("cifar10", "clothing_small"):
         for pretraining, start in starts.items():
             if pretraining == SUPERVISED and dataset == "cifar10":
                 continue  # Pretraining has seen the labels that fine-tuning leaves out.
             for seed in SEEDS:
-                short = pretraining.split()[0]
+                short = "equal-images" if start.get("train_steps") else pretraining.split()[0]
                 yield Job(
                     f"{_FOLDER}/finetune.py:{dataset}",
                     {**start, "seed": seed},

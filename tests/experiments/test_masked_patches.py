@@ -44,7 +44,7 @@ def test_small_runs_differ_only_in_their_initial_weights(plan):
     small = plan("small").jobs
     tuned = [job for job in small.values() if job.job.stage == "final"]
     assert len(small) - len(tuned) == 2
-    assert len(tuned) == (2 + 3) * 3
+    assert len(tuned) == (3 + 4) * 3
     masked, labels = (small[f"pretrain/{name}"].config for name in ("masked", "supervised"))
     assert (masked.task, labels.task) == ("masked_patches", "classification")
     assert (masked.train_epochs, masked.optimizer) == (labels.train_epochs, labels.optimizer)
@@ -57,3 +57,13 @@ def test_small_runs_differ_only_in_their_initial_weights(plan):
         assert getattr(start.config, part) == getattr(none.config, part)
     assert none.config.data.train_split == "train[:10%]"
     assert none.config.evaluation.splits == {"test": "test"}
+
+
+def test_the_control_of_equal_images_sees_as_many_as_pretraining_and_fine_tuning(plan):
+    small = plan("small").jobs
+    pretrained = small["pretrain/masked"].config
+    control = small["finetune/cifar10/equal-images/seed0"].config
+    tuned = small["finetune/cifar10/masked/seed0"].config
+    seen = pretrained.train_epochs * 50_000 + tuned.train_steps * tuned.data.global_batch_size
+    assert control.train_steps * control.data.global_batch_size == pytest.approx(seen, rel=1e-3)
+    assert control.init_from is None

@@ -11,6 +11,7 @@ import pytest
 
 SNAPSHOT = Path(__file__).with_name("jobs.txt")
 SWEEPS = {
+    "adam_or_sgd": ("small", "paper"),
     "compute": ("small", "paper"),
     "data_size": (
         "small", "small,tuned", "imagenet", "imagenet,tuned", "paper", "paper,tuned",
@@ -18,6 +19,7 @@ SWEEPS = {
     "head_norm_shape": ("small", "paper"),
     "masked_patches": ("small", "paper"),
     "position_embeddings": ("small", "paper"),
+    "pretrained_or_scratch": ("small", "paper"),
     "transfer": ("small", "paper"),
 }  # fmt: skip
 EVERY = [(experiment, arg) for experiment, args in SWEEPS.items() for arg in args]
