@@ -1,0 +1,153 @@
+"""Builds what the documentation takes from the rest of the repository. MkDocs calls it as a hook.
+
+- Pages of `experiments/`, CONTRIBUTING.md and CHANGELOG.md become pages of the site, with their
+  pictures, and links to other files of the repository lead to a copy of the file. So links between
+  pages work on the site as they do in the repository.
+- `reference/config.md` and `reference/commands.md` are made from the config sections and from the
+  commands' own help.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from vit_jax.__main__ import COMMANDS
+from vit_jax.config.run import Config
+from vit_jax.models.registry import FAMILIES
+from vit_jax.schema import Section, describe_field
+
+ROOT = Path(__file__).resolve().parents[1]
+_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md")
+_FILES = ("experiments/**/*", "configs/*.py", "vit_jax/**/*.py", "tests/**/*.py", "tests/**/*.md")
+_SUFFIXES = {".png", ".svg", ".csv", ".md", ".py", ".sh", ".yaml", ".txt"}
+_LINK = re.compile(r"(\]\(|src=\")([^)#\"\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages and the files of the repository."""
+    pages = {
+        "reference/config.md": config_page(),
+        "reference/commands.md": commands_page(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    linked = {path for path in _linked_files() if path not in pages}
+    for path in sorted(linked):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Points links that leave `docs/` to the copies of the files."""
+    del config, files
+    here = page.file.src_uri
+    folder = posixpath.dirname(here)
+    if page.file.generated_by is not None:  # A page of the repository, or made above.
+        return _LINK.sub(lambda match: match[1] + match[2].replace("../docs/", ""), markdown)
+
+    def replace(match: re.Match[str]) -> str:
+        target = match[2]
+        if "://" in target:
+            return match[0]
+        in_repository = posixpath.normpath(posixpath.join("docs", folder, target))
+        if in_repository.startswith("docs/"):
+            return match[0]
+        return match[1] + posixpath.relpath(in_repository, folder or ".")
+
+    return _LINK.sub(replace, markdown)
+
+
+def _linked_files() -> set[str]:
+    """Returns the pages of the repository, and the files that pages link to."""
+    pages = {path for pattern in _PAGES for path in ROOT.glob(pattern)}
+    every = pages | set((ROOT / "docs").rglob("*.md"))
+    linked = set(pages)
+    allowed = {path for pattern in _FILES for path in ROOT.glob(pattern)}
+    for page in every:
+        for _, target in _LINK.findall(page.read_text()):
+            path = (page.parent / target).resolve()
+            if path in allowed and path.suffix in _SUFFIXES:
+                linked.add(path)
+    return {path.relative_to(ROOT).as_posix() for path in linked}
+
+
+def config_page() -> str:
+    """Returns a page with every config key: type, default, meaning."""
+    sections: dict[str, list[str]] = {}
+    for key, section, text in _keys(Config):
+        sections.setdefault(section, []).append(f"| `{key}` | {text}")
+    for family in FAMILIES:
+        if family.options.kind.startswith(("a block", "block")):
+            continue
+        title = f"model ({family.options.kind.removeprefix('a ')})"
+        for key, _, text in _keys(family.options, "model."):
+            sections.setdefault(title, []).append(f"| `{key}` | {text}")
+    lines = [
+        "# Config keys",
+        "",
+        "Every key of a run. Set it with `--config.KEY=VALUE`, or in a recipe.",
+        "`python -m vit_jax config` prints the same, and `config --config=FILE` the values of a",
+        "recipe. The keys of `model` depend on the model's family.",
+        "",
+    ]
+    for title, rows in sections.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| key | type | default | meaning |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [*rows, ""]
+    return "\n".join(lines)
+
+
+def _keys(cls: type[Section], path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields (dotted key, title of its section, rest of its row) for every key."""
+    for name, field in cls.model_fields.items():
+        key, inner = f"{path}{name}", field.annotation
+        if key == "model":
+            continue
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _keys(inner, f"{key}.")
+            continue
+        default: Any = field.get_default(call_default_factory=True)
+        shown = "required" if field.is_required() else f"`{json.dumps(default, default=str)}`"
+        meaning = " ".join((field.description or "").split())
+        cells = [describe_field(field), shown.replace("null", "none"), meaning]
+        row = " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield key, path.rstrip(".") or "run", row
+
+
+def commands_page() -> str:
+    """Returns a page with the help of every command."""
+    lines = ["# Commands", "", "`python -m vit_jax COMMAND --help` prints the same.", ""]
+    lines += ["| command | what it does |", "| --- | --- |"]
+    lines += [f"| [`{name}`](#{name}) | {text} |" for name, text in COMMANDS.items()]
+    for name in COMMANDS:
+        lines += ["", f"## {name}", "", "```text", _help(name), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _help(name: str) -> str:
+    module = importlib.import_module(f"vit_jax.commands.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m vit_jax {name}",
+        description=module.__doc__,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
+    )
+    module.add_arguments(parser)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        parser.print_help()
+    return text.getvalue().rstrip()

@@ -1,0 +1,78 @@
+"""The documentation builds, and every link in it leads somewhere."""
+
+import functools
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class _Links(HTMLParser):
+    """Collects the targets of links and pictures, and the anchors of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.targets, self.anchors = set(), set()
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.targets |= {found[key] for key in ("href", "src") if found.get(key)}
+        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
+
+
+@functools.cache
+def links(page):
+    parser = _Links()
+    parser.feed(page.read_text())
+    return parser
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"],
+        cwd=ROOT, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_link_leads_to_a_page_and_an_anchor(site):
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    assert len(pages) > 50
+    broken = []
+    for page in pages:
+        for target in links(page).targets:
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            path, anchor = urldefrag(unquote(target))
+            there = (page.parent / path).resolve() if path else page
+            there = there / "index.html" if there.is_dir() else there
+            if not there.is_file() or (
+                anchor and there.suffix == ".html" and anchor not in links(there).anchors
+            ):
+                broken.append((page.relative_to(site).as_posix(), target))
+    assert not broken
+
+
+def test_the_site_needs_no_network(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text()
+        )
+        assert not [url for url in loaded if "canonical" not in url], page
+
+
+def test_the_reference_lists_every_key_and_command(site):
+    config = (site / "reference/config/index.html").read_text()
+    for key in ("optimizer.schedule.warmup_steps", "data.subset.fraction", "model.num_registers"):
+        assert f"<code>{key}</code>" in config
+    commands = (site / "reference/commands/index.html").read_text()
+    assert "--at_once" in commands
