@@ -1,6 +1,6 @@
 """The command line: `python -m vit_jax COMMAND`. COMMANDS lists the commands.
 
-Exit codes; the README has a table of them:
+Exit codes; docs/how-to/train.md has a table of them:
     0: success.
     1: some jobs of a sweep failed.
     2: an error that the user can fix. One line on stderr describes it.

@@ -1,11 +1,11 @@
-"""The commands of the README's section on buckets run against a server of GCS's protocol."""
+"""The commands of the page on buckets run against a server of GCS's protocol."""
 
 import re
 import shlex
 
 import numpy as np
 import pytest
-from docs.test_readme import README
+from docs.test_pages import PAGES
 from PIL import Image
 from processes import run_command
 
@@ -20,9 +20,9 @@ SHORT = [
 
 
 def commands():
-    section = README.split("## Data and runs in a bucket\n")[1].split("\n## ")[0]
+    section = PAGES["docs/how-to/buckets.md"].split("\n## ")[0]
     lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1].splitlines()
-    return [line.removeprefix(".venv/bin/python ") for line in lines]
+    return [line.removeprefix("python ") for line in lines]
 
 
 @pytest.mark.slow
