@@ -2,9 +2,11 @@
 # A TPU pod slice on Google Cloud: asks for it (queued, spot or not), sets up every worker, trains.
 #   bash experiments/launch/tpu_pod.sh create   asks for the slice and waits for it
 #   bash experiments/launch/tpu_pod.sh setup    puts the code and its packages on every worker
-#   bash experiments/launch/tpu_pod.sh train    runs the command on all workers at once
-#   bash experiments/launch/tpu_pod.sh keep     all three, again and again while a spot slice is
-#                                               taken away, until the run is finished
+#   bash experiments/launch/tpu_pod.sh train    starts the run on all workers and returns
+#   bash experiments/launch/tpu_pod.sh watch    follows the log of worker 0
+#   bash experiments/launch/tpu_pod.sh keep     create, setup and train, again and again while a
+#                                               spot slice is taken away, until the run has ended;
+#                                               exits with the run's code
 #   bash experiments/launch/tpu_pod.sh delete   gives it back
 # With --dry_run after it, each prints what it would do.
 set -euo pipefail
@@ -22,7 +24,17 @@ CONFIG=${CONFIG:-configs/pretrain.py:imagenet2012,B/16}
 WORKDIR=${WORKDIR:-$BUCKET/runs/b16}
 ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET/data}
 
+PAUSE_S=${PAUSE_S:-60} # between looks at the slice and at the run
+
 where=("--project=$PROJECT" "--zone=$ZONE")
+check_settings() {
+  local setting
+  for setting in PROJECT REPOSITORY BUCKET; do
+    [[ ${!setting} == *MY_* ]] || continue
+    echo "$setting is ${!setting}: set it in the environment, or edit tpu_pod.sh" >&2
+    [[ $dry_run ]] || exit 2
+  done
+}
 do_() { # the command, or what it would be
   if [[ $dry_run ]]; then
     printf '%q ' "$@"
@@ -31,53 +43,71 @@ do_() { # the command, or what it would be
     "$@"
   fi
 }
-on_all() {
-  do_ gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" --worker=all --command="$1"
+on_worker() { # WORKER COMMAND
+  do_ gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" "--worker=$1" --command="$2"
 }
 state() {
-  gcloud compute tpus queued-resources describe "$NAME" "${where[@]}" --format='value(state.state)'
+  gcloud compute tpus queued-resources describe "$NAME" "${where[@]}" --format='value(state.state)' ||
+    true
 }
 create() {
   do_ gcloud compute tpus queued-resources create "$NAME" "${where[@]}" "--node-id=$NAME" \
     "--accelerator-type=$TYPE" "--runtime-version=$RUNTIME" ${SPOT:+"$SPOT"}
   [[ $dry_run ]] && return
-  until [[ $(state) == ACTIVE ]]; do sleep 60; done
+  until [[ $(state) == ACTIVE ]]; do sleep "$PAUSE_S"; done
 }
-setup() {
-  on_all "set -e
+setup() { # The images of TPU VMs have Python 3.10; uv brings a newer one.
+  on_worker all "set -e
 [ -d vit_jax ] || git clone $REPOSITORY vit_jax
-cd vit_jax && git pull --ff-only && python3 -m venv .venv
-.venv/bin/pip install -q -r requirements.txt gcsfs -U 'jax[tpu]'"
+cd vit_jax && git pull --ff-only
+python3 -m pip install -q --user uv
+~/.local/bin/uv venv -q --allow-existing --python 3.12 .venv
+~/.local/bin/uv pip install -q --python .venv/bin/python -r requirements.txt gcsfs 'jax[tpu]'"
 }
-train() { # JAX finds the other workers by the pod's own metadata.
-  on_all "cd vit_jax && .venv/bin/python -m vit_jax train --config=$CONFIG --workdir=$WORKDIR $ARGUMENTS"
+train() { # JAX finds the other workers by the pod's own metadata. A run that goes on is left alone.
+  on_worker all "cd vit_jax && nohup setsid flock -n train.lock bash -c \
+'rm -f exit_code
+.venv/bin/python -m vit_jax train --config=$CONFIG --workdir=$WORKDIR $ARGUMENTS
+echo \$? > exit_code' >> train.log 2>&1 < /dev/null &"
+}
+watch() {
+  on_worker 0 'tail -n 20 -F vit_jax/train.log'
 }
 delete() {
   do_ gcloud compute tpus queued-resources delete "$NAME" "${where[@]}" --force --quiet
 }
+wait_for_end() { # Prints the exit code of the run; nothing if the slice is gone.
+  local code
+  while [[ $(state) == ACTIVE ]]; do
+    code=$(on_worker 0 'cat vit_jax/exit_code 2>/dev/null || true' || true)
+    [[ $code ]] && echo "$code" && return
+    sleep "$PAUSE_S"
+  done
+}
 keep() {
   if [[ $dry_run ]]; then
-    echo "until the run is finished:"
+    echo "until the run has ended:"
     create && setup && train
     return
   fi
+  local code
   while true; do
-    [[ $(state 2>/dev/null || true) == ACTIVE ]] || {
+    [[ $(state 2>/dev/null) == ACTIVE ]] || {
       delete 2>/dev/null || true
       create
       setup
     }
-    code=0
-    train || code=$?
-    [[ $code == 0 || $code == 2 ]] && exit "$code" # finished, or something to mend
-    sleep 60
+    train
+    code=$(wait_for_end)
+    [[ $code == 0 || $code == 2 ]] && exit "$code" # finished, or an error to fix
+    sleep "$PAUSE_S"
   done
 }
 
 dry_run=''
 [[ ${2:-} == --dry_run || ${1:-} == --dry_run ]] && dry_run=1
 case ${1:-} in
-  create | setup | train | keep | delete) "$1" ;;
-  --dry_run) keep ;;
-  *) sed -n '2,9s/^# \?//p' "${BASH_SOURCE[0]}" && exit 2 ;;
+  create | setup | train | watch | keep | delete) check_settings && "$1" ;;
+  --dry_run) check_settings && keep ;;
+  *) sed -n '2,12s/^# \?//p' "${BASH_SOURCE[0]}" && exit 2 ;;
 esac

@@ -74,6 +74,62 @@ def test_processes_on_a_gpu_server_get_equal_shares_of_its_gpus(tmp_path):
     assert [line.split()[-1] for line in lines] == ["--process_id=0", "--process_id=1"]
 
 
+# A stand-in for gcloud: one worker, whose commands run here. The slice is there from the start.
+GCLOUD = """#!/bin/bash
+set -- "${@/#--command=/}"
+case "$*" in
+  *describe*) echo ACTIVE ;;
+  *ssh*) cd && exec bash -c "${@: -1:1}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_pod_run_goes_on_without_the_connection_and_keep_waits_for_its_end(tmp_path, code):
+    home = tmp_path / "home"
+    python = home / "vit_jax/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    # The run is lost once, as with exit code 76, before it ends.
+    python.write_text(
+        "#!/bin/sh\nsleep 0.3; echo $* >> ~/ran\n"
+        f"[ $(wc -l < ~/ran) = 2 ] && exit {code}; exit 76\n"
+    )
+    (tmp_path / "gcloud").write_text(GCLOUD)
+    for program in (python, tmp_path / "gcloud"):
+        program.chmod(0o755)
+    settings = {
+        "HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}", "PAUSE_S": "0.1",
+        "PROJECT": "p", "REPOSITORY": "r", "BUCKET": "gs://b", "CONFIG": "c.py",
+    }  # fmt: skip
+
+    def call(action):
+        return subprocess.run(
+            ["bash", str(LAUNCH / "tpu_pod.sh"), action], text=True, capture_output=True,
+            timeout=TIMEOUT_S, env={**os.environ, **settings},
+        )  # fmt: skip
+
+    assert call("train").returncode == 0
+    done = call("keep")
+    assert done.returncode == code, done.stderr
+    runs = (home / "ran").read_text().splitlines()
+    assert len(runs) == 2  # `keep` did not start a second one beside that of `train`.
+    assert runs[0].startswith("-m vit_jax train --config=c.py --workdir=gs://b/runs/b16")
+    assert (home / "vit_jax/exit_code").read_text().strip() == str(code)
+
+
+def test_settings_that_nobody_has_edited_are_told():
+    done = subprocess.run(
+        ["bash", str(LAUNCH / "tpu_pod.sh"), "train"], text=True, capture_output=True
+    )
+    assert done.returncode == 2
+    assert "PROJECT is MY_PROJECT: set it in the environment, or edit tpu_pod.sh" in done.stderr
+    printed = subprocess.run(
+        ["bash", str(LAUNCH / "tpu_pod.sh"), "train", "--dry_run"], text=True, capture_output=True
+    )
+    assert printed.returncode == 0
+    assert "BUCKET is gs://MY_BUCKET" in printed.stderr
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_accepts_the_scripts():
     done = subprocess.run(["shellcheck", *map(str, SCRIPTS)], capture_output=True, text=True)
