@@ -207,7 +207,8 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
     return code
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Runs the command of this process and exits with its code; the console command `vit-jax`."""
     from vit_jax.run.time_account import process_start_s
 
     if "--debug" not in sys.argv:
@@ -217,3 +218,7 @@ if __name__ == "__main__":
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     watch_pipes(sys.argv[1] if len(sys.argv) > 1 else "")
     sys.exit(main(began_s=process_start_s()))
+
+
+if __name__ == "__main__":
+    run()

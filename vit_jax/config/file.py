@@ -6,6 +6,7 @@ A config file is a Python file with `get_config()` or `get_config(arg)`. The fun
 The config.json of a run may come from other people, so nothing that it names is executed.
 """
 
+import difflib
 import inspect
 import json
 import logging
@@ -15,6 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
+from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import ConfigError, UserError
@@ -37,8 +39,8 @@ def load_config(
     """Reads a config file and applies command-line overrides.
 
     Args:
-        spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), or the "config.json" of a
-            run folder.
+        spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), the name of a recipe in
+            place of its file, such as "quickstart", or the "config.json" of a run folder.
         overrides: "KEY=VALUE" strings with dotted keys, without the leading "--config.".
         auto_model: function that returns the model section of the weights, for a config whose
             `model.name` is "auto". Options in the file and overrides have priority. None: the
@@ -89,7 +91,7 @@ def read_mapping(spec: str) -> dict[str, Any]:
     """Returns the content of a config file, unchecked.
 
     Args:
-        spec: "FILE.py", "FILE.py:ARG", or a "config.json".
+        spec: "FILE.py", "FILE.py:ARG", a recipe's name in place of FILE.py, or a "config.json".
 
     Raises:
         ConfigError: the file is missing or cannot be read.
@@ -154,7 +156,9 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
     path, colon, arg = spec.partition(":")
     if not local_path(path, f"a {option} file").is_file():
         raise ConfigError(
-            f"no {option} file at {path}", f"a Python file with {function}()", f"check --{option}"
+            f"no {option} file at {path}",
+            f"a Python file with {function}()",
+            _other_recipe(path) if option == "config" else f"check --{option}",
         )
     names = _run(path, option, lambda: runpy.run_path(path))
     call = names.get(function)
@@ -176,7 +180,16 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
     return _run(path, option, made), names
 
 
+def _other_recipe(path: str) -> str:
+    """Returns what to do about a config file that is not there."""
+    name = path.rsplit("/", 1)[-1].removesuffix(".py")
+    if close := difflib.get_close_matches(name, recipes(), 1, 0.8):
+        return f"did you mean --config={close[0]}?"
+    return f"check --config, or name a recipe: {', '.join(recipes())}"
+
+
 def _call_get_config(spec: str) -> dict[str, Any]:
+    spec = recipe_path(spec)
     path = spec.partition(":")[0]
     made, _ = run_python(spec, "get_config", "config")
     mapping = made.to_dict() if hasattr(made, "to_dict") else made
