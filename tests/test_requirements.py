@@ -7,6 +7,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import vit_jax
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -42,3 +44,8 @@ def test_every_pinned_package_has_hashes_and_comes_from_the_index():
     assert [name for name, (_, hashes) in found.items() if not hashes] == []
     assert "://" not in _read("requirements.lock")
     assert "file:" not in _read("requirements.lock")
+
+
+def test_the_citation_has_the_version_of_the_package():
+    version = re.search(r"^version: (.+)$", _read("CITATION.cff"), re.MULTILINE)[1]
+    assert version == vit_jax.__version__
