@@ -24,7 +24,7 @@ _LAYERS = (
     ("analysis",),
     ("report",),
     ("sweep",),
-    ("commands",),
+    ("commands", "runs"),
     ("__main__", "__init__"),
 )
 _ROW = {name: row for row, names in enumerate(_LAYERS) for name in names}

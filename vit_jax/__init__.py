@@ -6,17 +6,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_jax.interop.load import load_pretrained
     from vit_jax.models.registry import create_model, list_models
+    from vit_jax.runs import LoadedRun, fit, load_run
 
 __version__ = "0.1.0"
 
 # Imported on first use, so that `import vit_jax` is fast.
 _PUBLIC = {
+    "LoadedRun": "vit_jax.runs",
     "create_model": "vit_jax.models.registry",
+    "fit": "vit_jax.runs",
     "list_models": "vit_jax.models.registry",
     "load_pretrained": "vit_jax.interop.load",
+    "load_run": "vit_jax.runs",
 }
 
-__all__ = ["__version__", "create_model", "list_models", "load_pretrained"]
+__all__ = [
+    "LoadedRun",
+    "__version__",
+    "create_model",
+    "fit",
+    "list_models",
+    "load_pretrained",
+    "load_run",
+]
 
 
 def __getattr__(name: str) -> Any:

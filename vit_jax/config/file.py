@@ -64,6 +64,21 @@ def load_config(
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
         override_key(mapping, key, parse_override(Config, key, text, mapping))
+    return build_config(mapping, auto_model)
+
+
+def build_config(
+    mapping: dict[str, Any], auto_model: Callable[[Config], Mapping[str, Any]] | None = None
+) -> Config:
+    """Returns the checked config of a config file's content.
+
+    Args:
+        mapping: nested dicts.
+        auto_model: see `load_config`.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config

@@ -1,0 +1,69 @@
+"""vit_jax.fit and load_run: the trainer of the command line, from Python."""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+from processes import UNMIXED
+from short_runs import content, finished, train  # noqa: F401
+
+import vit_jax
+from vit_jax.errors import ConfigError, RunFolderError
+
+SHORT = {"train_steps": 30, "logging.interval_steps": 5}
+
+
+@pytest.fixture
+def fit_digits(digits_dir):
+    def call(workdir, overrides=None, **options):
+        overrides = SHORT | {"data.data_dir": str(digits_dir)} | (overrides or {})
+        with jax.numpy_dtype_promotion("standard"):
+            return vit_jax.fit(str(UNMIXED), workdir, overrides, **options)
+
+    return call
+
+
+def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, capsys):  # noqa: F811
+    run = fit_digits(tmp_path / "run", verbose=False)
+    command = vit_jax.load_run(finished)
+    assert run.checkpoints == command.checkpoints == [20, 30]
+    loss = run.metrics["train/loss"].dropna()
+    np.testing.assert_array_equal(loss, command.metrics["train/loss"].dropna())
+    assert list(loss.index) == [5, 10, 15, 20, 25, 30]
+    assert run.result["eval/test/examples"] == 360
+    assert run.config.replace(data=command.config.data) == command.config
+    # Again: it is finished, and nothing is written.
+    before = content(run.path)
+    assert fit_digits(run.path, verbose=False).result == run.result
+    assert content(run.path) == before
+
+
+def test_the_model_of_a_run(finished):  # noqa: F811
+    model = vit_jax.load_run(finished).load_model()
+    assert model(np.zeros((1, 8, 8, 3), np.float32)).shape == (1, 10)
+
+
+def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, capsys):
+    package = logging.getLogger("vit_jax")
+    root, handlers = logging.getLogger(), logging.getLogger().handlers[:]
+    for handler in handlers:  # Those of pytest.
+        root.removeHandler(handler)
+    try:
+        fit_digits(tmp_path / "run", {"train_steps": 5})
+        assert "step 5/5  loss " in capsys.readouterr().out
+        assert package.handlers == []
+    finally:
+        for handler in handlers:
+            root.addHandler(handler)
+
+
+def test_a_config_may_be_nested_dicts(tmp_path):
+    with pytest.raises(ConfigError, match="no .data. in the config"):
+        vit_jax.fit({"model": {"name": "ViT-Ti/4"}}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(RunFolderError, match=r"has no config\.json"):
+        vit_jax.load_run(tmp_path)

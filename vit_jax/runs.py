@@ -1,0 +1,148 @@
+"""Runs from Python: train one with the trainer of the command line, and read one."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.config.file import build_config, load_config, override_key, read_mapping
+from vit_jax.config.run import Config
+from vit_jax.errors import RunFolderError
+from vit_jax.interop.load import load_pretrained
+from vit_jax.models.family import ImageModel
+from vit_jax.run.about import saved_steps
+from vit_jax.run.metrics import read_metrics
+from vit_jax.run.result import read_result
+from vit_jax.storage.paths import user_path
+from vit_jax.train.signals import Stopped, StopSignals
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LOGGER = logging.getLogger("vit_jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run folder.
+
+    Attributes:
+        path: the folder.
+        config: the resolved config.
+    """
+
+    path: Path
+    config: Config
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The content of result.json; None: the run is not finished."""
+        return read_result(self.path)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints, rising."""
+        return saved_steps(self.path / "checkpoints")
+
+    @functools.cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """The logged metrics: a row for each step, a column for each metric, NaN where not logged.
+
+        The index is the step.
+        """
+        import pandas as pd
+
+        rows = read_metrics(self.path / "metrics.jsonl")
+        return pd.DataFrame(rows).groupby("step").last() if rows else pd.DataFrame()
+
+    def load_model(self, **arguments: Any) -> ImageModel:
+        """Returns the trained model; arguments as in `load_pretrained`."""
+        return load_pretrained(self.path, **arguments)
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """Reads a run folder.
+
+    Args:
+        path: the folder, local or in a bucket.
+
+    Raises:
+        RunFolderError: it has no config.json.
+
+    >>> load_run("runs/quickstart").metrics["train/loss"]  # doctest: +SKIP
+    """
+    folder = user_path(str(path))
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(
+            f"{path} has no config.json", "the folder of a run", "check the path of --workdir"
+        )
+    return LoadedRun(folder, load_config(str(folder / "config.json")))
+
+
+def fit(
+    recipe: str | Mapping[str, Any],
+    workdir: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    verbose: bool = True,
+) -> LoadedRun:
+    """Trains a model with the trainer of `python -m vit_jax train`, on this process's devices.
+
+    Called again with the same arguments, it resumes an unfinished run and returns a finished one.
+    An interrupt (Ctrl-C, or the stop button of a notebook) saves and returns the unfinished run; a
+    second one ends the process.
+
+    Args:
+        recipe: name or file of a recipe, such as "quickstart" or "my_recipe.py:ARG"; or the config
+            as nested dicts.
+        workdir: run folder.
+        overrides: dotted key -> value, such as {"optimizer.learning_rate": 1e-3}.
+        verbose: whether to print the progress, if no handler of `logging` shows it.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: a problem with config, data, model, folder or checkpoint.
+
+    >>> fit("quickstart", "runs/quickstart", {"train_steps": 20})  # doctest: +SKIP
+    """
+    from vit_jax.train.init_from import model_of_weights
+    from vit_jax.train.loop import train
+
+    folder = user_path(str(workdir))
+    mapping = read_mapping(recipe) if isinstance(recipe, str) else _copied(recipe)
+    # The model's name first, because it decides which other keys the model section has.
+    for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
+        override_key(mapping, key, (overrides or {})[key])
+    config = build_config(mapping, lambda config: model_of_weights(config, folder))
+    with _shown(verbose), StopSignals() as stop:
+        try:
+            train(config, folder, stop)
+        except Stopped as stopped:
+            _LOGGER.info("stopped and saved at step %d; call fit again to resume", stopped.step)
+    return load_run(folder)
+
+
+def _copied(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in mapping.items()}
+
+
+@contextlib.contextmanager
+def _shown(verbose: bool) -> Iterator[None]:
+    """Prints the log lines of the package during the block, if nothing else handles them."""
+    if not verbose or _LOGGER.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(sys.stdout), _LOGGER.level
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(handler)
+        _LOGGER.setLevel(level)
