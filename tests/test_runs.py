@@ -59,7 +59,7 @@ def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, cap
 
 
 def test_a_config_may_be_nested_dicts(tmp_path):
-    with pytest.raises(ConfigError, match="no .data. in the config"):
+    with pytest.raises(ConfigError, match=r"no .data. in the config"):
         vit_jax.fit({"model": {"name": "ViT-Ti/4"}}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
