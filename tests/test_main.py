@@ -84,8 +84,8 @@ def test_an_unknown_argument_is_named(capsys, train, extra):
 
 
 def test_a_missing_argument_is_named(capsys):
-    assert fail(capsys, ["train", "--config=x.py"]).startswith(
-        "the following arguments are required: --workdir; "
+    assert fail(capsys, ["train", "--workdir=x"]).startswith(
+        "the following arguments are required: --config; "
     )
 
 

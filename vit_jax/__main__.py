@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 import warnings
+from typing import Any
 
 from vit_jax.closed_pipes import EXIT_CLOSED_PIPE, PipeClosed, watch_pipes
 from vit_jax.errors import (
@@ -38,6 +39,7 @@ from vit_jax.storage.private import hide_secrets
 COMMANDS = {
     "train": "train a model, or resume a run",
     "sweep": "run many training jobs and select the best",
+    "runs": "list runs: state, step, score, time left",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
     "config": "list the config keys: types, defaults, meaning",
@@ -90,6 +92,17 @@ class _Formatter(logging.Formatter):
         return hide_secrets(super().format(record))
 
 
+class _StderrHandler(logging.StreamHandler):
+    """Writes to what `sys.stderr` is now, so that lines appear above a live display."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sys.stderr
+
+
 def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     """Runs a command and returns the exit code.
 
@@ -128,7 +141,7 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
 
 
 def _set_up_logging(debug: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(_Formatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("vit_jax").setLevel(logging.INFO)
