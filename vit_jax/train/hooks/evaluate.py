@@ -113,7 +113,7 @@ class EvaluateHook:
         for evaluation in (self._splits, self._final_splits, self._features):
             # The tables of the splits are of the latest evaluation, so those of an earlier step
             # have to be written again.
-            tables_differ = best != step and context.config.evaluation.by_class
+            tables_differ = best != step and context.config.measures_classes()
             if evaluation is not self._splits or not tables_differ:
                 evaluation.read(best)
             evaluation.run(best, params)
