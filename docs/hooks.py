@@ -14,18 +14,15 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from vit_jax.__main__ import COMMANDS
-from vit_jax.config.run import Config
+from vit_jax.config.keys import ConfigKey, config_keys
 from vit_jax.models.registry import FAMILIES
-from vit_jax.schema import Section, describe_field
 
 ROOT = Path(__file__).resolve().parents[1]
 _PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md")
@@ -85,14 +82,13 @@ def _linked_files() -> set[str]:
 def config_page() -> str:
     """Returns a page with every config key: type, default, meaning."""
     sections: dict[str, list[str]] = {}
-    for key, section, text in _keys(Config):
-        sections.setdefault(section, []).append(f"| `{key}` | {text}")
     for family in FAMILIES:
-        if family.options.kind.startswith(("a block", "block")):
-            continue
-        title = f"model ({family.options.kind.removeprefix('a ')})"
-        for key, _, text in _keys(family.options, "model."):
-            sections.setdefault(title, []).append(f"| `{key}` | {text}")
+        for key in config_keys(family.options).values():
+            section = key.name.rpartition(".")[0] or "run"
+            title = f"model: {family.name}" if section == "model" else section
+            rows = sections.setdefault(title, [])
+            if (row := _row(key)) not in rows:
+                rows.append(row)
     lines = [
         "# Config keys",
         "",
@@ -102,31 +98,16 @@ def config_page() -> str:
         "",
     ]
     for title, rows in sections.items():
-        lines += [
-            f"## {title}",
-            "",
-            "| key | type | default | meaning |",
-            "| --- | --- | --- | --- |",
-        ]
-        lines += [*rows, ""]
+        head = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [f"## {title}", "", *head, *rows, ""]
     return "\n".join(lines)
 
 
-def _keys(cls: type[Section], path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (dotted key, title of its section, rest of its row) for every key."""
-    for name, field in cls.model_fields.items():
-        key, inner = f"{path}{name}", field.annotation
-        if key == "model":
-            continue
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _keys(inner, f"{key}.")
-            continue
-        default: Any = field.get_default(call_default_factory=True)
-        shown = "required" if field.is_required() else f"`{json.dumps(default, default=str)}`"
-        meaning = " ".join((field.description or "").split())
-        cells = [describe_field(field), shown.replace("null", "none"), meaning]
-        row = " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        yield key, path.rstrip(".") or "run", row
+def _row(key: ConfigKey) -> str:
+    default = json.dumps(key.default, default=str).replace("null", "none")
+    cells = [key.kind, "required" if key.required else f"`{default}`", key.meaning]
+    text = " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return f"| `{key.name}` | {text} |"
 
 
 def commands_page() -> str:

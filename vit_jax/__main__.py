@@ -1,4 +1,4 @@
-"""The command line: `python -m vit_jax COMMAND`. COMMANDS lists the commands.
+"""The command line: `python -m vit_jax COMMAND`. `commands.COMMANDS` lists them.
 
 Exit codes; docs/how-to/train.md has a table of them:
     0: success.
@@ -16,13 +16,18 @@ Any other exit code is a bug.
 import argparse
 import errno
 import importlib
+import importlib.metadata
 import logging
+import platform
 import sys
 import time
 import traceback
 import warnings
+from typing import Any
 
+from vit_jax import __version__
 from vit_jax.closed_pipes import EXIT_CLOSED_PIPE, PipeClosed, watch_pipes
+from vit_jax.commands import COMMANDS
 from vit_jax.errors import (
     EXIT_INTERRUPTED,
     ConfigError,
@@ -31,27 +36,11 @@ from vit_jax.errors import (
     RunFolderError,
     UserError,
     nearest,
+    similarity,
 )
 from vit_jax.storage.private import hide_secrets
+from vit_jax.synonyms import key_of_word
 
-# Command -> its line in `--help`.
-COMMANDS = {
-    "train": "train a model, or resume a run",
-    "sweep": "run many training jobs and select the best",
-    "eval": "evaluate the checkpoint of a run folder",
-    "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
-    "config": "list the config keys: types, defaults, meaning",
-    "checkpoint": "show a checkpoint: arrays, config, git revision",
-    "data": "list, inspect, check, pack and convert datasets",
-    "predict": "classify images",
-    "analyze": "visualize a model: filters, positions, attention",
-    "models": "list the models, their sizes and costs",
-    "convert": "convert weights to the format of another project",
-    "export": "export a model to one file that needs only JAX",
-    "report": "make tables, plots and a page from run folders",
-    "plan": "estimate memory and step time on a TPU, without one",
-    "bench": "measure speed on this machine",
-}
 EXIT_USER_ERROR = 2
 # Errors of a path or disk that a user can fix.
 _DISK_ERRORS = (
@@ -88,6 +77,17 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return hide_secrets(super().format(record))
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to what `sys.stderr` is now, so that lines appear above a live display."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sys.stderr
 
 
 def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
 
 
 def _set_up_logging(debug: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(_Formatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("vit_jax").setLevel(logging.INFO)
@@ -140,11 +140,15 @@ def _set_up_logging(debug: bool) -> None:
 def _dispatch(argv: list[str], began_s: float) -> int:
     parser = _Parser(prog="python -m vit_jax", description="Vision Transformers in JAX.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    parser.add_argument("--version", action="store_true", help="print the versions and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     if not argv or argv[0] in ("-h", "--help"):
         parser.print_help()
+        return 0
+    if argv[0] == "--version":
+        print(_versions())
         return 0
     if argv[0] not in COMMANDS:
         raise ConfigError(
@@ -167,8 +171,50 @@ def _dispatch(argv: list[str], began_s: float) -> int:
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
     unknown = [a for a in rest if not a.startswith(prefix)]
     if unknown:
-        command.error(f"unknown argument {unknown[0]!r}")
+        raise _unknown_argument(unknown[0], command, prefix)
+    sections = [text for text in overrides if text.rpartition(".")[2] == "help"]
+    if sections:
+        return _print_keys(sections[0], prefix, getattr(args, "config", None))
     return module.run(args, overrides)
+
+
+def _versions() -> str:
+    """Returns the version of this package, and those of Python and JAX."""
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax")]
+    return f"vit_jax {__version__} (Python {platform.python_version()}, {', '.join(packages)})"
+
+
+def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) -> ConfigError:
+    """Returns the error for an argument that a command does not have; it names what is meant."""
+    name, equals, value = text.partition("=")
+    flags = [flag for action in command._actions for flag in action.option_strings]
+    expected, fix = f"the arguments of {command.prog}", f"see {command.prog} --help"
+    near = nearest(name, flags)
+    if name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
+        fix = f"did you mean {near}{equals}{value}?"
+    elif name.startswith("--"):
+        from vit_jax.config.keys import config_keys
+        from vit_jax.models.registry import options_class
+
+        keys, word = config_keys(options_class({"name": "ViT-B/16"})), name[2:]
+        last = [key for key in keys if key.rpartition(".")[2] == word]
+        key = word if word in keys else key_of_word(word) or (last[0] if len(last) == 1 else "")
+        key = key.removeprefix("model.") if prefix == "--model." else key
+        if key and (prefix == "--config." or "." not in key):
+            fix = f"did you mean {prefix}{key}{equals}{value}?"
+    return ConfigError(f"unknown argument {text!r}", expected, fix)
+
+
+def _print_keys(text: str, prefix: str, config: str | None) -> int:
+    """Prints the keys of `--config.help` or `--config.SECTION.help`."""
+    section = text.rpartition(".")[0]
+    command = importlib.import_module("vit_jax.commands.config")
+    parser = _Parser(prog="config")
+    command.add_arguments(parser)
+    if prefix == "--model.":
+        section = ".".join(filter(None, ["model", section]))
+    given = [] if config is None else [f"--config={config}"]
+    return command.run(parser.parse_args([*([section] if section else []), *given]), [])
 
 
 def _disk_error(error: OSError) -> RunFolderError:

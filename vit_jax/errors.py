@@ -169,4 +169,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     if not names:
         return ""
-    return max(names, key=lambda n: difflib.SequenceMatcher(None, name.lower(), n.lower()).ratio())
+    return max(names, key=lambda n: similarity(name, n))
+
+
+def similarity(one: str, other: str) -> float:
+    """Returns how similar two words are, from 0 to 1.
+
+    >>> similarity("Adam", "adam"), similarity("lr", "seed")
+    (1.0, 0.0)
+    """
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()

@@ -18,7 +18,11 @@ import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
-from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest
+from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest, similarity
+from vit_jax.synonyms import key_of_word
+
+# A key this similar to one of its section is a typing mistake, not a word of another project.
+_SIMILAR = 0.8
 
 # Not `Self`: beartype cannot check it in a class that it does not decorate as a whole.
 S = TypeVar("S", bound="Section")
@@ -180,12 +184,23 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     if key in cls.moved:
         expected, fix = f"its new name, {cls.moved[key].split('=')[0]}", f"use {cls.moved[key]}"
     else:
-        expected, fix = (
-            f"one of {', '.join(names)}",
-            f"did you mean '{PARENT}{nearest(key, names)}'?",
-        )
+        expected, fix = f"one of {', '.join(names)}", f"did you mean '{_meant_key(key, cls)}'?"
     kind = f" for {cls.kind}" if cls.kind else ""
     return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
+
+
+def _meant_key(key: str, cls: type[Section]) -> str:
+    """Returns the key that an unknown key of a section means; it may be in another section."""
+    names = sorted(cls.model_fields)
+    near, full = nearest(key, names), key_of_word(key)
+    if full is None or similarity(key, near) > _SIMILAR:
+        return f"{PARENT}{near}"
+    parts = full.split(".")
+    for i, part in enumerate(parts):
+        if part in names:
+            return f"{PARENT}{'.'.join(parts[i:])}"
+    # Not every model family has every option of a model.
+    return f"{PARENT}{near}" if cls.kind and parts[0] == "model" else full
 
 
 def differences(

@@ -3,7 +3,12 @@ import json
 import jsonschema
 import pytest
 
+import vit_jax
 from vit_jax.__main__ import main
+from vit_jax.config.file import load_config
+from vit_jax.config.keys import config_keys
+from vit_jax.models.registry import AutoConfig
+from vit_jax.synonyms import _WORDS, key_of_word, words_of_key
 
 
 def test_config_lists_every_key_with_its_type_default_and_meaning(capsys):
@@ -34,6 +39,80 @@ def test_the_model_section_is_that_of_the_recipes_family(capsys):
 def test_an_unknown_key_names_the_nearest(capsys):
     assert main(["config", "optimizr"]) == 2
     assert "did you mean 'optimizer'?" in capsys.readouterr().err
+
+
+def keys(capsys, *arguments):
+    assert main(["config", *arguments, "--values"]) == 0
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_keys_are_found_by_other_words_and_by_their_meaning(capsys):
+    assert keys(capsys, "lr")[0] == "optimizer.learning_rate"
+    assert "optimizer.schedule.timescale_steps" not in keys(capsys, "warmup_epochs")
+    assert {"mixing.mixup_alpha", "mixing.cutmix_alpha"} <= set(keys(capsys, "Beta mixup")) | set(
+        keys(capsys, "cutmix")
+    )
+    assert keys(capsys, "early stopping")
+
+
+def test_changed_shows_only_values_that_are_not_defaults(capsys):
+    recipe = "--config=configs/quickstart.py"
+    assert keys(capsys, "mixing", recipe, "--changed") == ["mixing.mixup_alpha"]
+
+
+def test_two_configs_are_compared_also_of_two_families(capsys):
+    one, other = "configs/quickstart.py", "configs/cifar10_small.py:BiT-R-Nano"
+    assert main(["config", f"--config={one}", f"--against={other}"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["optimizer.learning_rate", "0.004", "0.002"] in rows
+    assert ["model.width", "64", "(no", "such", "key)"] in rows
+    assert not [row for row in rows if row[:1] == ["model.qk_norm"]]  # A default in both.
+    assert main(["config", f"--config={one}", f"--against={one}"]) == 0
+    assert "have the same values" in capsys.readouterr().out
+
+
+def test_a_run_is_compared_with_its_recipe(tmp_path, capsys):
+    config = load_config("configs/quickstart.py", ["seed=7"])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_mapping()))
+    assert main(["config", f"--config={tmp_path}", "--against=configs/quickstart.py"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()]
+    assert [row[:3] for row in rows[2:]] == [["seed", "7", "0"]]
+
+
+def test_every_other_word_belongs_to_a_key():
+    known = config_keys(AutoConfig)
+    for key in _WORDS:
+        assert key in known
+        for word in words_of_key(key).split():
+            assert key_of_word(word) == key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["train", "--train_steps=3"], "did you mean --config.train_steps=3?"),
+        (["train", "--lr=3"], "did you mean --config.optimizer.learning_rate=3?"),
+        (["train", "--work-dir=x"], "did you mean --workdir=x?"),
+        (["train", "--zzz"], "see python -m vit_jax train --help"),
+        (["predict", "a.jpg", "--model=b", "--img_size=3"], "did you mean --image_size=3?"),
+        (["predict", "a.jpg", "--model=b", "--heads=3"], "did you mean --model.num_heads=3?"),
+    ],
+)
+def test_an_unknown_argument_names_the_one_that_is_meant(capsys, arguments, fix):
+    given = ["--config=configs/quickstart.py"] if arguments[0] == "train" else []
+    assert main([*arguments, *given]) == 2
+    assert capsys.readouterr().err.endswith(f"; {fix}\n")
+
+
+def test_help_of_a_section_is_printed(capsys):
+    arguments = ["train", "--config=configs/quickstart.py", "--config.mixing.help"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("mixing.mixup_alpha = 0.1\n    a number")
+
+
+def test_the_version_names_the_packages(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"vit_jax {vit_jax.__version__} (Python 3.")
 
 
 @pytest.mark.parametrize(

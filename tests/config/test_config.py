@@ -13,6 +13,7 @@ from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences, parse_override
+from vit_jax.train.inputs import check_metrics
 
 _FILE = """
 import ml_collections
@@ -92,6 +93,13 @@ def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
         ("model__nam", "model.name"),
         ("data__batch_size", "data.global_batch_size"),
         ("optimizer__lr_schedule", "optimizer.schedule"),
+        ("optimizer__lr", "optimizer.learning_rate"),
+        ("lr", "optimizer.learning_rate"),
+        ("bs", "data.global_batch_size"),
+        ("model__img_size", "data.image_size"),
+        ("model__drop_path", "model.stochastic_depth"),
+        ("data__wd", "optimizer.weight_decay"),
+        ("epochs", "train_epochs"),
         ("optimizer__schedule__warmup_step", "optimizer.schedule.warmup_steps"),
     ],
 )
@@ -428,3 +436,31 @@ def test_steps_and_hosts_of_a_profile():
     profile = ProfileConfig(steps="100:110", hosts="3,0")
     assert profile.first_and_last == (100, 110)
     assert (profile.processes(4), profile.replace(hosts="all").processes(2)) == ([0, 3], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_classes", "measured"),
+    [
+        ({"data__source": "folder"}, 10, True),
+        ({"data__source": "folder"}, 1000, False),
+        ({"data__source": "folder", "evaluation__by_class": False}, 10, False),
+        ({}, 10, False),
+        ({"evaluation__by_class": True}, 1000, True),
+    ],
+)
+def test_the_classes_of_ones_own_photos_are_measured_by_default(changes, num_classes, measured):
+    config = Config.from_mapping(mapping(**changes))
+    assert config.measures_classes(num_classes) == measured
+
+
+def test_a_run_cannot_choose_by_a_metric_that_it_does_not_measure():
+    changes = {"evaluation__splits": {"test": "test"}, "checkpoint__keep_best": 1}
+    for metric, classes, key in (("accuracy_top5", 5, "top1"), ("accuracy_top5", 6, None)):
+        chosen = {"checkpoint__best_metric": f"eval/test/{metric}"}
+        config = Config.from_mapping(mapping(**changes, **chosen))
+        if key is None:
+            check_metrics(config, classes)
+            continue
+        with pytest.raises(ConfigError, match=f"with {classes} classes.*accuracy_{key}") as caught:
+            check_metrics(config, classes)
+        assert caught.value.key == "checkpoint.best_metric"

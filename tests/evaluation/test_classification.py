@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.evaluation.classification import PredictionTotals
+from vit_jax.evaluation.classification import PredictionTotals, example_outputs
 from vit_jax.evaluation.loop import evaluate, jit_eval_step
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings
@@ -187,3 +187,14 @@ def test_with_fewer_than_five_classes_top5_is_one():
     found = run(Table(-np.arange(3.0) * np.ones((3, 1))), [table_batch(range(3))])
     assert found["accuracy_top1"] == 1 / 3
     assert found["accuracy_top5"] == 1
+
+
+@pytest.mark.parametrize(("num_classes", "has_top5"), [(3, False), (5, False), (6, True)])
+def test_top_5_is_measured_only_with_more_than_five_classes(num_classes, has_top5):
+    totals = PredictionTotals(num_classes=num_classes)
+    logits, labels = jnp.eye(num_classes), jnp.arange(num_classes)
+    mask = jnp.ones(num_classes, bool)
+    totals.add(jax.device_get(example_outputs(logits, labels, mask, make_loss(LossConfig()))))
+    found = totals.metrics()
+    assert found["accuracy_top1"] == 1
+    assert ("accuracy_top5" in found) == has_top5

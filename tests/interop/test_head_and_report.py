@@ -136,10 +136,10 @@ def test_an_error_names_three_and_counts_the_rest(tmp_path):
     with pytest.raises(WeightsError) as caught:
         load(path, allow_unexpected=[".*"])
     assert (
-        "lacks encoder/blocks/mlp/contract/bias"
-        " (Transformer/encoderblock_*/MlpBlock_3/Dense_1/bias in the file), "
-        "encoder/blocks/mlp/contract/kernel"
-        " (Transformer/encoderblock_*/MlpBlock_3/Dense_1/kernel in the file); "
+        "lacks Transformer/encoderblock_*/MlpBlock_3/Dense_1/bias"
+        " (encoder/blocks/mlp/contract/bias here), "
+        "Transformer/encoderblock_*/MlpBlock_3/Dense_1/kernel"
+        " (encoder/blocks/mlp/contract/kernel here); "
     ) in str(caught.value)
     path = write_npz(tmp_path / "more.npz", tiny() | {f"x{i}": np.zeros(1) for i in range(5)})
     with pytest.raises(WeightsError, match="does not use: x0, x1, x2 and 2 more;"):

@@ -1,6 +1,7 @@
 """Addresses: what is fetched, once, and what is left behind when it fails."""
 
 import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -223,3 +224,26 @@ def test_files_that_are_gone_in_a_bucket_are_not_read_from_the_cache(cache, buck
         (root / f"model-{number}-of-2.safetensors").unlink()
     (root / "model.safetensors").write_text("{}")
     assert files(local_weights(root)).keys() == {"model.safetensors", "config.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("google/vit-base-patch16-224", "hf://google/vit-base-patch16-224"),
+        ("timm/vit_base_patch16_224.augreg_in21k", "hf://timm/vit_base_patch16_224.augreg_in21k"),
+        ("vit_base_patch16_224.augreg_in21k", "hf://timm/vit_base_patch16_224.augreg_in21k"),
+        ("vit_base_patch16_224", None),  # timm publishes several.
+        ("runs/mine", None),
+        ("B/16", None),
+    ],
+)
+def test_published_names_stand_for_their_addresses(name, address, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(locate, "_download", lambda text: asked.append(text) or Path(text))
+    if address is None:
+        with pytest.raises(WeightsError, match="does not exist"):
+            locate.weights_path(name)
+    else:
+        locate.weights_path(name)
+    assert asked == ([] if address is None else [address])

@@ -1,9 +1,11 @@
 """Weights out: bit-equal round trips, and the other projects' own code loads what we write."""
 
+import ast
 import dataclasses
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from interop.files import assert_same_params, intermediates, params
 from random_models import run
-from weight_files import parameters, random_loaded
+from weight_files import parameters, random_loaded, random_weights
 
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.formats import EvalView, all_formats
@@ -267,23 +269,66 @@ def test_config_json_of_timm_has_every_size(tmp_path):
     assert arguments["no_embed_class"] is False
 
 
+@pytest.mark.parametrize("format", ["orbax", "timm", "transformers", "vision_transformer"])
 @pytest.mark.parametrize(
-    ("view", "format"),
+    "view", [EvalView("central", 0.9, False), EvalView("central", 0.9), EvalView("resize")]
+)
+def test_names_size_and_crop_survive_the_round_trip(tmp_path, view, format):
+    names = tuple(f"Katze {i} \u00e4" for i in range(5))
+    ours = dataclasses.replace(random_loaded(), view=view, class_names=names)
+    there = tmp_path / ("there.npz" if format == "vision_transformer" else "there")
+    save(ours, there, format)
+    back = load(there)
+    assert (back.view, back.class_names, back.image_size) == (view, names, (32, 32))
+
+
+def test_an_npz_file_keeps_the_image_size_that_no_tensor_tells(tmp_path):
+    ours = random_loaded(pooling="gap", position_embedding="sincos_2d")
+    save(ours, tmp_path / "there.npz", "vision_transformer")
+    assert load(tmp_path / "there.npz").image_size == (32, 32)
+    with np.load(tmp_path / "there.npz") as file:  # Other readers see the tensors only.
+        assert all(file[name].dtype == np.float32 for name in file.files)
+
+
+def test_class_names_that_are_too_long_for_an_npz_file_are_left_out(tmp_path, caplog):
+    random = np.random.default_rng(0)
+    names = tuple(random.bytes(20_000).hex() for _ in range(5))
+    ours = dataclasses.replace(random_loaded(), class_names=names, view=EvalView("resize"))
+    save(ours, tmp_path / "there.npz", "vision_transformer")
+    assert "class names are too long" in caplog.text
+    back = load(tmp_path / "there.npz")
+    assert (back.class_names, back.view) == (None, EvalView("resize"))
+
+
+def test_classes_without_names_have_none_after_transformers(tmp_path):
+    save(dataclasses.replace(random_loaded(), class_names=None), tmp_path / "there", "transformers")
+    assert load(tmp_path / "there").class_names is None
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
     [
-        (EvalView("central", 0.9, False), "orbax"),
-        (EvalView("central", 0.9), "timm"),
-        (EvalView("resize"), "timm"),
+        ("transformers", {"pooling": "gap"}),
+        ("transformers", {"layer_scale": 1e-5}),
+        ("transformers", {"num_registers": 2}),
+        ("vision_transformer", {"norm_epsilon": 1e-5}),
+        ("vision_transformer", {"gelu_approximate": False}),
+        ("vision_transformer", {"mlp": "swiglu"}),
     ],
 )
-def test_evaluation_settings_survive_the_round_trip(tmp_path, view, format):
-    ours = dataclasses.replace(random_loaded(), view=view)
-    save(ours, tmp_path / "there", format)
-    assert load(tmp_path / "there").view == view
-
-
-def test_the_transformers_config_resizes_without_cropping(tmp_path):
-    save(random_loaded(), tmp_path / "there", "transformers")
-    assert load(tmp_path / "there").view == EvalView("resize")
+def test_the_advice_for_an_option_that_a_format_cannot_hold_works(tmp_path, format, options):
+    source, end = tmp_path / "ours", ".npz" if format == "vision_transformer" else ""
+    random_weights(source, **options)
+    with pytest.raises(WeightsError) as caught:
+        save(load(source), tmp_path / f"there{end}", format)
+    assert "use --format=orbax" in caught.value.fix
+    save(load(source), tmp_path / "other", "orbax")
+    changed = re.search(r"convert with --model\.(\S+),", caught.value.fix)
+    is_free = next(iter(options)) in ("norm_epsilon", "gelu_approximate")
+    assert (changed is not None) == is_free  # Other options would change the parameters.
+    if changed is not None:
+        key, _, value = changed[1].partition("=")
+        save(load(source, **{key: ast.literal_eval(value)}), tmp_path / f"there{end}", format)
 
 
 def test_an_export_to_a_bucket_that_fails_leaves_nothing(bucket):

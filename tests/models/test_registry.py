@@ -9,6 +9,7 @@ from flax import nnx
 import vit_jax
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.aliases import find_alias
 from vit_jax.models.family import ImageModel
 from vit_jax.models.registry import (
     FAMILIES,
@@ -310,8 +311,7 @@ def test_names_of_any_patch_size_work_and_overrides_count():
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("ViT-B16", "'ViT-B/16'"),
-        ("vit-l/16", "'ViT-L/16'"),
+        ("ViT-Base16x", "'ViT-"),
         ("ViT-Q/14", "/14'"),
         ("ViT-B/0", "'ViT-B/"),
         ("R50x1", "'BiT-R50x1'"),
@@ -481,3 +481,46 @@ def test_a_resnet_takes_its_own_options():
 def test_list_models_is_public():
     assert "ViT-Ti/16" in vit_jax.list_models()
     assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 3 * 3 + 7 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "side"),
+    [
+        ("vit_base_patch16_224", "ViT-B/16", 224),
+        ("vit_tiny_patch16_384.augreg_in21k_ft_in1k", "ViT-Ti/16", 384),
+        ("deit_small_patch16_224", "ViT-S/16", 224),
+        ("google/vit-large-patch32-224-in21k", "ViT-L/32", 224),
+        ("vit_b_16", "ViT-B/16", None),
+        ("B/16", "ViT-B/16", None),
+        ("vit-l/16", "ViT-L/16", None),
+        ("ViT-B16", "ViT-B/16", None),
+        ("vit_base_r50_s16_384", "R50+ViT-B/16", 384),
+        ("mixer_b16_224", "Mixer-B/16", 224),
+        ("resnetv2_101x3_bit", "BiT-R101x3", None),
+    ],
+)
+def test_names_of_other_projects_stand_for_models_of_the_same_sizes(name, ours, side):
+    assert find_alias(name) == (ours, side)
+    assert list_models(name) == [ours]
+
+
+def test_a_name_of_timm_makes_the_model_at_its_image_size():
+    model = nnx.eval_shape(
+        lambda: vit_jax.create_model("vit_tiny_patch16_384", num_classes=3, depth=1)
+    )
+    assert model.image_size == (384, 384)
+    assert find_alias("vit_base_patch14_dinov2") is None  # Other options than ViT-B/14.
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("imagesize", "image_size"),
+        ("drop_path_rate", "stochastic_depth"),
+        ("nclasses", "num_classes"),
+    ],
+)
+def test_an_unknown_argument_of_create_model_names_the_one_that_is_meant(argument, hint):
+    with pytest.raises(ConfigError) as caught:
+        vit_jax.create_model("ViT-B/16", **{argument: 1})
+    assert caught.value.fix == f"did you mean '{hint}'?"

@@ -17,15 +17,16 @@ from vit_jax.run.job_folder import (
     read_progress,
     write_attempt,
 )
+from vit_jax.run.status import RunStatus
 from vit_jax.storage.lock import locked
 from vit_jax.sweep import Job, Selection, vary
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.plan import Plan
 from vit_jax.sweep.scheduler import Scheduler
 from vit_jax.sweep.selection import select_best
-from vit_jax.sweep.state import open_sweep, read_state
+from vit_jax.sweep.state import JobStatus, open_sweep, read_state
 from vit_jax.sweep.sweep_file import Sweep
-from vit_jax.sweep.table import job_table, summary
+from vit_jax.sweep.table import job_table, read_jobs, summary, sweep_eta_s
 
 TINY = str(Path(__file__).parents[1] / "e2e" / "tiny.py")
 DEV = {"data.train_split": "train[:80%]", "evaluation.splits": {"dev": "train[80%:]"}}
@@ -342,9 +343,9 @@ def test_progress_is_read_from_the_ends_of_metrics_and_log(tmp_path):
 
 def test_a_long_table_shows_failed_jobs_first(tmp_path):
     run = Run(tmp_path, FakeExecutor(outcomes={SEARCH[1]: [2]}))
-    console = Console(width=120)
+    console = Console(width=140)
     with console.capture() as capture:
-        console.print(job_table(run.jobs, 2))
+        console.print(job_table(run.jobs, 2, read_jobs(run.jobs)))
     rows = [line.split() for line in capture.get().splitlines()[3:]]
     assert rows[:3] == [
         [SEARCH[1], "0/240", "0:00:01", "failed:", "exit", "code", "2"],
@@ -353,9 +354,24 @@ def test_a_long_table_shows_failed_jobs_first(tmp_path):
     ]
     assert "3 finished, 2 blocked, 1 failed" in capture.get()
     console.begin_capture()
-    console.print(job_table(run.jobs, 6))
+    console.print(job_table(run.jobs, 6, read_jobs(run.jobs)))
     first = console.end_capture().splitlines()[3].split()
     assert first == ["pretrain", "5/5", "dev", "0.9900", "0:00:01", "finished"]
+
+
+def test_the_eta_of_a_sweep_by_hand(tmp_path):
+    plan = Plan(Sweep("s.py", tuple(Job(TINY, name=name) for name in "abcd")), tmp_path)
+    states = ("finished", "running", "ready", "failed")
+    jobs = [JobStatus(plan.jobs[name], state) for name, state in zip("abcd", states, strict=True)]
+    progress = {
+        "a": RunStatus("finished", seconds=60.0),
+        "b": RunStatus("running", eta_s=30.0),
+        **{name: RunStatus("not started") for name in "cd"},
+    }
+    assert sweep_eta_s(jobs, progress, 1) == 90
+    assert sweep_eta_s(jobs, progress, 2) == 45
+    assert sweep_eta_s(jobs[1:3], progress, 1) is None  # Nothing says how long "c" will take.
+    assert sweep_eta_s(jobs[:1], progress, 1) is None
 
 
 def test_a_job_runs_while_its_process_or_its_run_holds_a_lock(tmp_path):

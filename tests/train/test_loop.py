@@ -9,6 +9,7 @@ import pytest
 from processes import UNMIXED
 from shared_programs import shared_program
 
+from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
@@ -45,6 +46,16 @@ def finished(config, tmp_path_factory):
     """The folder of an uninterrupted run, and its result."""
     workdir = tmp_path_factory.mktemp("finished")
     return workdir, train(config, workdir, StopSignals())
+
+
+def test_a_finished_run_is_listed_with_its_score(finished, capsys):
+    workdir, result = finished
+    assert main(["runs", str(workdir)]) == 0
+    row = capsys.readouterr().out.splitlines()[3].split()
+    score = f"{result['eval/test/accuracy_top1']:.4f}"
+    assert row[:4] == [workdir.name, "20/20", "test", score]
+    sessions = (workdir / "sessions.jsonl").read_text().splitlines()
+    assert json.loads(sessions[-1])["total_steps"] == 20
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import positive_int
-from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, nearest
 from vit_jax.storage.files import write_json
@@ -114,7 +114,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.analysis.catalogue import ANALYSES
     from vit_jax.analysis.output import FORMATS
-    from vit_jax.interop.load import load
 
     pictures = tasks_with_pictures()
     names = [*(analysis.name for analysis in ANALYSES), *pictures]
@@ -132,11 +131,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     run_folder = _run_folder(args.model)
     output = _output_folder(args, run_folder)
     check_output_folder(output)
-    loaded = load(args.model, seed=args.seed, **load_arguments(args, overrides))
+    loaded = load_model(args.model, args, overrides, seed=args.seed, quiet=args.untrained)
     if args.untrained:
         loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
-    else:
-        loaded.report.print()
     jobs = _jobs(args, loaded)
     if not args.untrained:
         jobs |= _picture_jobs(args, loaded, run_folder)

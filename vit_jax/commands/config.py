@@ -1,99 +1,117 @@
-"""List the config keys, with their values, types and meaning.
+"""List, search and compare config keys and recipes.
 
-    python -m vit_jax config                           all keys with their defaults
+    python -m vit_jax config                           all keys: type, default, meaning
     python -m vit_jax config optimizer.schedule        the keys of one section
-    python -m vit_jax config model --config=configs/cifar10.py --config.model.dropout=0.1
+    python -m vit_jax config warmup                    keys by a word; "lr" finds learning_rate, too
+    python -m vit_jax config --config=configs/cifar10.py --config.model.dropout=0.1 --changed
+    python -m vit_jax config --config=configs/cifar10.py --against=runs/mine   two recipes or runs
     python -m vit_jax config --json_schema             a JSON schema, e.g. for completion in editors
 
-With --config, the values are those of that recipe and of the overrides. The keys of `model` depend
-on the model's family; without --config they are those of a ViT.
+With --config, the values are those of that recipe or run and of the overrides. The keys of `model`
+depend on the model's family; without --config they are those of a ViT.
 """
 
 import argparse
-import json
 import textwrap
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
 import pydantic
 
 from vit_jax.config.file import load_config
+from vit_jax.config.keys import ConfigKey, config_keys, find_keys, value_text
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import ConfigError
 from vit_jax.models.registry import options_class
-from vit_jax.schema import Section, describe_field
 from vit_jax.storage.files import json_text
+from vit_jax.storage.paths import user_path
 
 _WIDTH = 100
+_NO_KEY = "(no such key)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("key", nargs="?", default="", help="a section or a key; default: all keys")
-    parser.add_argument("--config", help="FILE.py or FILE.py:ARG; shows its values")
+    parser.add_argument(
+        "key", nargs="?", default="", help="a section, a key, or a word; default: all keys"
+    )
+    parser.add_argument("--config", help="FILE.py, FILE.py:ARG or a run folder; shows its values")
+    parser.add_argument("--against", help="another of these; shows the keys that differ")
+    parser.add_argument(
+        "--changed", action="store_true", help="only keys that differ from their defaults"
+    )
+    parser.add_argument("--values", action="store_true", help="only keys and values, no meaning")
     parser.add_argument("--json_schema", action="store_true", help="print a JSON schema instead")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    config = None if args.config is None else load_config(args.config, overrides)
-    if config is None and overrides:
-        raise ConfigError(
-            f"--config.{overrides[0]} without --config", "a recipe to override", "add --config=FILE"
-        )
+    config = None if args.config is None else _load(args.config, overrides)
+    if config is None and (overrides or args.against):
+        given = f"--config.{overrides[0]}" if overrides else "--against"
+        raise ConfigError(f"{given} without --config", "a recipe", "add --config=FILE")
+    if args.against is not None:
+        assert config is not None
+        return _compare(args, config, _load(args.against, ()))
     model = options_class({"name": "ViT-B/16"}) if config is None else type(config.model)
     if args.json_schema:
         schema = pydantic.create_model("Config", __base__=Config, model=(model, ...))
         print(json_text(schema.model_json_schema(), what="the schema", indent=2))
         return 0
-    rows = dict(_rows(Config, config, model))
-    chosen = [key for key in rows if not args.key or f"{key}.".startswith(f"{args.key}.")]
-    if not chosen:
-        raise ConfigError(
-            f"no config key or section {args.key!r}",
-            "a key or section of the config",
-            f"did you mean '{nearest(args.key, [*rows, *_sections(rows)])}'?",
-        )
-    for key in chosen:
-        print(rows[key])
+    found = find_keys(config_keys(model, config), args.key)
+    for key in found:
+        if key.differs or not args.changed:
+            _show(key, has_values=config is not None, brief=args.values)
     return 0
 
 
-def _rows(
-    cls: type[Section], made: Section | None, model: type[Section], path: str = ""
-) -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, text) for every key of a section and of the sections in it.
-
-    Args:
-        cls: class of the section.
-        made: its values; None: the defaults.
-        model: class of the model section.
-        path: dotted key of the section, with a dot at its end.
-    """
-    for name, field in cls.model_fields.items():
-        key = f"{path}{name}"
-        inner = model if key == "model" else field.annotation
-        value = None if made is None else getattr(made, name)
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _rows(inner, value, model, f"{key}.")
-            continue
-        required = made is None and field.is_required()
-        shown = value if made is not None else field.get_default(call_default_factory=True)
-        text = f"{key} {'(required)' if required else f'= {_plain(shown)}'}"
-        about = [describe_field(field), field.description or ""]
-        notes = " ".join(" ".join(filter(None, [f"{about[0]}.", about[1]])).split())
-        yield (
-            key,
-            text
-            + "\n"
-            + textwrap.fill(notes, _WIDTH, initial_indent="    ", subsequent_indent="    "),
-        )
+def _load(spec: str, overrides: Sequence[str]) -> Config:
+    """Returns the config of a recipe, or of a run folder."""
+    path = user_path(spec)
+    is_run = not spec.endswith((".py", ".json")) and (path / "config.json").is_file()
+    return load_config(str(path / "config.json") if is_run else spec, overrides)
 
 
-def _plain(value: Any) -> str:
-    return "none" if value is None else json.dumps(value) if isinstance(value, str) else str(value)
+def _show(key: ConfigKey, *, has_values: bool, brief: bool) -> None:
+    is_open = key.required and not has_values
+    line = f"{key.name} {'(required)' if is_open else f'= {value_text(key.value)}'}"
+    default = "required" if key.required else f"default {value_text(key.default)}"
+    if brief:
+        print(line)
+        return
+    shown = f" {default}." if has_values and key.differs else ""
+    notes = f"{key.kind}.{shown} {key.meaning}".strip()
+    print(line)
+    print(textwrap.fill(notes, _WIDTH, initial_indent="    ", subsequent_indent="    "))
 
 
-def _sections(keys: Any) -> set[str]:
-    """Returns the names of all sections that hold the keys."""
-    return {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
+def _compare(args: argparse.Namespace, one: Config, other: Config) -> int:
+    """Prints the keys that differ between two configs, whose models may be of two families."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from vit_jax.tables import plain_table
+
+    one_keys, other_keys = (config_keys(type(c.model), c) for c in (one, other))
+    rows = []
+    for name in dict.fromkeys([*one_keys, *other_keys]):
+        both = [keys.get(name) for keys in (one_keys, other_keys)]
+        texts = [_NO_KEY if key is None else value_text(key.value) for key in both]
+        # A default of an option that the other family does not have is no difference.
+        only = [key for key in both if key is not None and None in both]
+        if _is_in(name, args.key) and texts[0] != texts[1] and all(key.differs for key in only):
+            rows.append((name, *texts))
+    if not rows:
+        print(f"{args.config} and {args.against} have the same values")
+        return 0
+    table = plain_table("key", right=())
+    for spec in (args.config, args.against):
+        table.add_column(escape(spec), overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table)
+    return 0
+
+
+def _is_in(name: str, section: str) -> bool:
+    return not section or f"{name}.".startswith(f"{section}.")

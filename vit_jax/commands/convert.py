@@ -9,7 +9,7 @@ python -m vit_jax convert B_16.npz vit-b16 --format=transformers --image_size=38
 
 import argparse
 
-from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
@@ -25,13 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    from vit_jax.interop.load import load
     from vit_jax.interop.save import check_format, check_new_path, save
 
     check_format(args.format)
     check_new_path(args.destination)
-    loaded = load(args.source, **load_arguments(args, overrides))
-    loaded.report.print()
+    loaded = load_model(args.source, args, overrides)
     save(loaded, args.destination, args.format)
     print(f"{loaded.options.name} written to {args.destination} as {args.format}")
     return 0

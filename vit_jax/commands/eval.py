@@ -81,7 +81,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         )
     if not is_first_host():
         return
-    if config.evaluation.by_class:
+    if config.measures_classes(num_classes):
         draw_confusions(args.workdir)
     if args.json:
         print(json_text(figures, what="the figures"))

@@ -5,7 +5,7 @@ python -m vit_jax export runs/b16 b16.stablehlo
 
 import argparse
 
-from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
@@ -22,12 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.interop.export import PLATFORMS, export_stablehlo
-    from vit_jax.interop.load import load
     from vit_jax.interop.save import check_new_path
 
     check_new_path(args.destination)
-    loaded = load(args.source, **load_arguments(args, overrides))
-    loaded.report.print()
+    loaded = load_model(args.source, args, overrides)
     shape = export_stablehlo(loaded, args.destination)
     size = args.destination.stat().st_size / 1e6
     height, width = loaded.image_size

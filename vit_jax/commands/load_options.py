@@ -1,13 +1,16 @@
 """Command-line arguments of the commands that load weights."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.arguments import non_negative_int, positive_int
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.models.registry import AutoConfig
 from vit_jax.schema import parse_override
+
+if TYPE_CHECKING:
+    from vit_jax.interop.load import Loaded
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,51 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="PATTERN",
             help=f"regular expression of {kind} that may be {name}; repeatable",
         )
+
+
+# Argument of `load` -> the flag that sets it.
+_FLAGS = {
+    **{
+        name: f"--{name}"
+        for name in (
+            "image_size", "patch_size", "num_classes", "grid", "normalization", "allow_missing",
+            "allow_unexpected", "position_resize",
+        )
+    },
+    "keep_head": "--new_head",
+    "num_heads": "--model.num_heads",
+}  # fmt: skip
+
+
+def load_model(
+    address: str,
+    args: argparse.Namespace,
+    overrides: list[str],
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> "Loaded":
+    """Loads weights with the arguments of the command line, and prints the report.
+
+    Args:
+        address: the weights.
+        args: parsed arguments of `add_load_arguments`.
+        overrides: "KEY=VALUE" of the model section.
+        seed: for parameters that the file does not contain.
+        quiet: do not print the report.
+
+    Raises:
+        WeightsError: see `load`. It names the flag that would fix it.
+    """
+    from vit_jax.interop.load import load
+
+    try:
+        loaded = load(address, seed=seed, **load_arguments(args, overrides))
+    except WeightsError as error:
+        raise error.renamed(_FLAGS) from None
+    if not quiet:
+        loaded.report.print(brief=True)
+    return loaded
 
 
 def load_arguments(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:

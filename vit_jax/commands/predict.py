@@ -1,26 +1,53 @@
 """Classify images.
 
-python -m vit_jax predict cat.jpg dog.jpg --model=B_16.npz
-python -m vit_jax predict digit.png --model=runs/quickstart --top=3
+    python -m vit_jax predict cat.jpg dog.jpg --model=B_16.npz
+    python -m vit_jax predict PHOTOS --model=runs/mine --format=csv > answers.csv
+    cat cat.jpg | python -m vit_jax predict - --model=b16.stablehlo
+
+IMAGE is a file, a folder (all images in and below it), or "-": standard input, which holds one
+image or a list of paths, one a line. The model is a file or folder of weights, a run folder, or a
+file that `export` has written.
 """
 
 import argparse
+import csv
+import itertools
+import logging
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive_int
-from vit_jax.commands.load_options import add_load_arguments, load_arguments
+from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.config.data import AugmentConfig
-from vit_jax.errors import DataError, FileError, NonFiniteError, WeightsError
+from vit_jax.data.sources.listing import IMAGE_SUFFIXES
+from vit_jax.errors import ConfigError, DataError, FileError, NonFiniteError, WeightsError
 from vit_jax.storage.files import LARGEST_IMAGE_BYTES, json_text, read_file
 from vit_jax.storage.paths import user_path
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vit_jax.interop.export import Classifier
+
+log = logging.getLogger(__name__)
+
 OVERRIDES = "--model."
 _IMAGENET = Path(__file__).resolve().parents[1] / "interop" / "imagenet2012_classes.txt"
+_STDIN = "-"
+# Images per call of the model, so that a folder is not classified one by one.
+_BATCH_SIZE = 32
+# How the files of the common image formats begin.
+_IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+
+# Name of an image, and its best classes with their probabilities.
+_Found = tuple[str, list[tuple[str, float]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("images", nargs="+", type=user_path, metavar="IMAGE")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder, or -")
     parser.add_argument(
         "--model", required=True, help="file, folder, run folder; hf://, gs://, s3://"
     )
@@ -31,56 +58,143 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("central", "resize"),
         help="crop the central square, or squash the image; default: as in the weights' evaluation",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per image")
+    parser.add_argument(
+        "--format",
+        choices=("list", "table", "json", "csv"),
+        help="list: the classes of each image below its name (default for up to 3 images); table:"
+        " a line per image (default for more); json: an object per line; csv: with a header",
+    )
+    parser.add_argument("--json", action="store_true", help="the same as --format=json")
     add_load_arguments(parser)
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
+    from vit_jax.run.compile_cache import use_compile_cache
+
+    use_compile_cache()
+    images = _find_images(args.images)
+    model = _open_model(args, overrides)
+    if not model.num_classes:
+        raise WeightsError(
+            f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
+        )
+    names = _class_names(args.classes, model.class_names, model.num_classes)
+    height, width = model.image_size
+    if height != width:
+        raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
+    chosen = args.format or ("list" if len(images) <= 3 else "table")
+    found = _classify(images, model, names, args)
+    _print(found, "json" if args.json else chosen, min(args.top, len(names)))
+    return 0
+
+
+def _open_model(args: argparse.Namespace, overrides: list[str]) -> "Classifier":
+    from vit_jax.interop.export import SUFFIX, as_classifier, open_exported
+
+    if not args.model.endswith(SUFFIX):
+        return as_classifier(load_model(args.model, args, overrides))
+    # What is exported has its sizes and options.
+    given = ("image_size", "patch_size", "num_classes", "grid", "normalization", "new_head")
+    flags = [f"--{name}" for name in given if getattr(args, name)]
+    flags += [f"--model.{text}" for text in overrides]
+    if flags:
+        raise ConfigError(
+            f"{flags[0]} with the exported file {args.model}",
+            "no option of the model, which is exported with its sizes",
+            "leave it out, or give it to python -m vit_jax export",
+        )
+    return open_exported(user_path(args.model))
+
+
+def _find_images(given: Sequence[str]) -> list[tuple[str, Path | bytes, bool]]:
+    """Returns (name, path or content, whether the user has named it) of all images.
+
+    Raises:
+        DataError: a folder without images, or empty standard input.
+    """
+    found: list[tuple[str, Path | bytes, bool]] = []
+    for text in given:
+        if text == _STDIN:
+            content = sys.stdin.buffer.read()
+            if content.startswith(_IMAGE_STARTS):
+                found.append((_STDIN, content, True))
+                continue
+            lines = content.decode(errors="replace").split("\n")
+            listed = [line.rstrip("\r") for line in lines if line.strip()]
+            if not listed:
+                raise DataError(
+                    "standard input is empty", "an image, or a path per line", "pipe one in"
+                )
+            found += [(line, user_path(line), True) for line in listed]
+            continue
+        path = user_path(text)
+        if not path.is_dir():
+            found.append((text, path, True))
+            continue
+        inside = sorted(p for p in path.rglob("*") if p.name.lower().endswith(IMAGE_SUFFIXES))
+        inside = [p for p in inside if not p.name.startswith(".") and p.is_file()]
+        if not inside:
+            raise DataError(
+                f"{path} is a folder without images",
+                f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
+                "give another folder, or the path of a file",
+            )
+        found += [(str(p), p, False) for p in inside]
+    return found
+
+
+def _classify(
+    images: Sequence[tuple[str, Path | bytes, bool]],
+    model: "Classifier",
+    names: tuple[str, ...],
+    args: argparse.Namespace,
+) -> Iterator[_Found]:
+    """Yields the best classes of each image. A file in a folder that is no image gives a warning.
+
+    Raises:
+        DataError: an image that the user has named cannot be read.
+        NonFiniteError: the model's output is not finite.
+    """
     import jax
     import numpy as np
 
     from vit_jax.data.transforms import make_eval_transform
-    from vit_jax.interop.load import load
-    from vit_jax.run.compile_cache import use_compile_cache
 
-    use_compile_cache()
-    loaded = load(args.model, **load_arguments(args, overrides))
-    loaded.report.print()
-    if not loaded.num_classes:
-        raise WeightsError(
-            f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
-        )
-    names = _class_names(args.classes, loaded.class_names, loaded.num_classes)
-    height, width = loaded.image_size
-    if height != width:
-        raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
-    view = loaded.view
+    view = model.view
     augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
-    transform = make_eval_transform(height, args.crop or view.crop, augment)
+    transform = make_eval_transform(model.image_size[0], args.crop or view.crop, augment)
+    probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.logits(pixels)))
+    size = min(_BATCH_SIZE, len(images))
 
-    @jax.jit
-    def predict(images: jax.Array) -> jax.Array:
-        logits = loaded.model(images)
-        assert isinstance(logits, jax.Array)
-        return jax.nn.softmax(logits)
-
-    for path in args.images:
-        encoded = _read(path)
+    def pixels_of(image: tuple[str, Path | bytes, bool]) -> "np.ndarray | None":
+        name, source, is_named = image
         try:
-            pixels = transform(encoded, np.random.default_rng())
+            encoded = source if isinstance(source, bytes) else _read(source)
+            return transform(encoded, np.random.default_rng())
         except DataError as error:
-            raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
-        scores = np.asarray(predict(pixels[None] / np.float32(127.5) - 1))[0]
-        if not np.isfinite(scores).all():
-            raise NonFiniteError(
-                f"{path}: the model's output is NaN or infinite",
-                "finite numbers",
-                "check the weights, e.g. that they are not damaged",
-            )
-        best = np.argsort(-scores)[: args.top]
-        _print(path, [(names[i], float(scores[i])) for i in best], as_json=args.json)
-    return 0
+            got = error.got if name in error.got else f"{name}: {error.got}"
+            if not is_named:
+                log.warning("left out: %s", got)
+                return None
+            raise DataError(got, error.expected, "give another file") from None
+
+    for start in range(0, len(images), size):
+        read = [(image[0], pixels_of(image)) for image in images[start : start + size]]
+        batch = [(name, pixels) for name, pixels in read if pixels is not None]
+        if not batch:
+            continue
+        pixels = np.zeros((size, *batch[0][1].shape), np.float32)
+        pixels[: len(batch)] = [made for _, made in batch]
+        scores = np.asarray(probabilities(pixels / np.float32(127.5) - 1))
+        for (name, _), row in zip(batch, scores, strict=False):
+            if not np.isfinite(row).all():
+                raise NonFiniteError(
+                    f"{name}: the model's output is NaN or infinite",
+                    "finite numbers",
+                    "check the weights, e.g. that they are not damaged",
+                )
+            yield name, [(names[i], float(row[i])) for i in np.argsort(-row)[: args.top]]
 
 
 def _read(path: Path, expected: str = "an image file") -> bytes:
@@ -115,11 +229,40 @@ def _class_names(
     return tuple(f"class {i}" for i in range(num_classes))
 
 
-def _print(path: Path, found: list[tuple[str, float]], *, as_json: bool) -> None:
-    if as_json:
-        content = {"image": str(path), "classes": [[n, round(s, 6)] for n, s in found]}
-        print(json_text(content, what="the output"))
-        return
-    print(path)
-    for name, score in found:
-        print(f"  {score:6.1%}  {name}")
+def _print(found: Iterator[_Found], chosen: str, top: int) -> None:
+    """Prints the answers as they come; a table when all are there."""
+    if chosen == "json":
+        for name, classes in found:
+            content = {"image": name, "classes": [[n, round(s, 6)] for n, s in classes]}
+            print(json_text(content, what="the output"))
+    elif chosen == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        columns = [(f"class_{i}", f"probability_{i}") for i in range(1, top + 1)]
+        writer.writerow(["image", *itertools.chain(*columns)])
+        for name, classes in found:
+            writer.writerow([name, *itertools.chain(*((n, f"{s:.6f}") for n, s in classes))])
+    elif chosen == "list":
+        for name, classes in found:
+            print(name)
+            for label, score in classes:
+                print(f"  {score:6.1%}  {label}")
+    else:
+        _print_table(found, top)
+
+
+def _print_table(found: Iterator[_Found], top: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from vit_jax.tables import plain_table
+
+    table = plain_table("image", right=())
+    table.columns[0].no_wrap = False
+    table.columns[0].overflow = "fold"
+    shown = min(top, 3)
+    for place in ("best", "second", "third")[:shown]:
+        table.add_column(place)
+    for name, classes in found:
+        table.add_row(escape(name), *(f"{s:.1%} {escape(n)}" for n, s in classes[:shown]))
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table)

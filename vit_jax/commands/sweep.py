@@ -97,6 +97,7 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
     )
     with stop, TableView() as view:
         executor = build_executor(args.executor, plan.folder, args.at_once, options)
+        view.at_once = executor.at_once
         open_sweep(plan, view.say, executor=args.executor, started=time.time())
         if executor.description:
             view.say(f"{args.at_once} at once: {executor.description}")

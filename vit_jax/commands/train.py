@@ -1,9 +1,10 @@
 """Train a model, or resume a run.
 
-    python -m vit_jax train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m vit_jax train --config=configs/quickstart.py
     python -m vit_jax train --config=FILE.py:ARG --workdir=DIR --config.optimizer.learning_rate=1e-3
 
 The same command on the same folder resumes the run; if the run is finished, it only says so.
+Without --workdir the folder is runs/RECIPE-DATE, and the same command continues an unfinished run.
 SIGTERM or Ctrl-C saves and exits with code 75. For several processes, start the same command on
 every host. They find each other through SLURM, a TPU pod, Kubernetes or Open MPI, or through
 --coordinator, --num_processes and --process_id.
@@ -19,7 +20,7 @@ from typing import Any
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
-from vit_jax.errors import EXIT_STOPPED
+from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import Stopped, StopSignals
 
@@ -29,7 +30,9 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
-    parser.add_argument("--workdir", required=True, type=user_path, help="run folder")
+    parser.add_argument(
+        "--workdir", type=user_path, help="run folder; default: runs/RECIPE-DATE, a new one"
+    )
     parser.add_argument(
         "--deterministic",
         action="store_true",
@@ -50,10 +53,33 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     with StopSignals() as stop:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         with started(args, config, lambda: stop.requested):
-            return _train(config, args.workdir, stop, args.began_s)
+            workdir = args.workdir or _default_workdir(args.config)
+            return _train(config, workdir, stop, args.began_s)
 
 
-def _auto_model(workdir: Path, config: Config) -> dict[str, Any]:
+def _default_workdir(config: str) -> Path:
+    """Returns the run folder of a command without --workdir, and says which it is.
+
+    Raises:
+        ConfigError: several processes, which could choose different ones.
+    """
+    import jax
+
+    from vit_jax.run.default_folder import default_folder
+
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes without --workdir",
+            "one run folder that all processes share",
+            "add --workdir=DIR",
+        )
+    folder = default_folder(config)
+    how = "continues there" if folder.exists() else "--workdir chooses another"
+    log.info("run folder: %s (%s)", folder, how)
+    return folder
+
+
+def _auto_model(workdir: Path | None, config: Config) -> dict[str, Any]:
     from vit_jax.train.init_from import model_of_weights
 
     return model_of_weights(config, workdir)

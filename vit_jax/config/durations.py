@@ -46,3 +46,12 @@ def is_due(step: int, interval: int | None) -> bool:
     (True, False, False)
     """
     return interval is not None and step % interval == 0
+
+
+def next_due(step: int, interval: int | None) -> int | None:
+    """Returns the first step after this one at which it is due; None: it never is.
+
+    >>> next_due(20, 10), next_due(25, 10), next_due(20, None)
+    (30, 30, None)
+    """
+    return None if interval is None else (step // interval + 1) * interval

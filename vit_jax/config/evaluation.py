@@ -20,9 +20,10 @@ class EvaluationConfig(Section):
     interval_examples: int | None = option(None, at_least=1)
     batch_size: int | None = option(None, at_least=1)
     """Global batch size; None: the training batch size."""
-    by_class: bool = option(False)
+    by_class: bool | None = option(None, changes_result=False)
     """Also compute the accuracy of each class and their mean, a confusion matrix in report/, and
-    for two classes the area under the ROC curve.
+    for two classes the area under the ROC curve. None: if the data are a folder of images
+    (data.source=folder) with at most 100 classes.
     """
 
     def check(self) -> None:

@@ -28,6 +28,8 @@ from vit_jax.tasks import TASKS
 
 # Metrics of an evaluated split; higher is better.
 _ACCURACIES = ("accuracy_top1", "accuracy_top5")
+# Largest number of classes whose accuracies are measured by default.
+_MOST_CLASSES = 100
 
 
 def _options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
@@ -200,6 +202,13 @@ class Config(_TaskSections):
         """Whether the run keeps an average of the parameters, which is then evaluated."""
         return self.ema_decay is not None or self.optimizer.averages_parameters
 
+    def measures_classes(self, num_classes: int = 0) -> bool:
+        """Whether the accuracy of each class is measured; with 0 classes, whether it may be."""
+        if self.evaluation.by_class is None:
+            is_own = self.task == "classification" and self.data.source == "folder"
+            return is_own and num_classes <= _MOST_CLASSES
+        return self.evaluation.by_class
+
     def check(self) -> None:
         check_duration(self, "train", required=True)
         if self.ema_decay is not None and self.optimizer.averages_parameters:
@@ -255,7 +264,7 @@ class Config(_TaskSections):
 
     def _check_metric(self, key: str, metric: str | None, names: tuple[str, ...]) -> None:
         """Raises ConfigError unless a split that is evaluated at intervals has the metric."""
-        by_class = ("accuracy_per_class_mean",) if self.evaluation.by_class else ()
+        by_class = ("accuracy_per_class_mean",) if self.measures_classes() else ()
         known = {
             f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*names, *by_class)
         }

@@ -103,5 +103,5 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
         *path, leaf = key.split(".")
         section: Any = functools.reduce(getattr, path, config)
         value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
-        if value != usual:
+        if value != usual and (value or usual):  # Earlier versions had False for none.
             raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)

@@ -16,6 +16,11 @@ from vit_jax.evaluation.correct import CorrectExamples, correct_file
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+def has_few_classes(num_classes: int | None) -> bool:
+    """Whether every prediction is correct in top 5. None: the number is not known."""
+    return num_classes is not None and num_classes <= 5
+
+
 def prediction_sums(
     logits: Float[Array, "M C"], labels: Int[Array, " M"], mask: Bool[Array, " M"], loss: LossFn
 ) -> dict[str, Array]:
@@ -68,17 +73,23 @@ class PredictionTotals:
     Args:
         by_class: also adds up `class_outputs`; None: no metrics by class.
         means: metric -> name of a sum, for additional metrics that are means over the predictions.
+        num_classes: C; None: more than five.
 
-    The metrics are loss, accuracy_top1 and accuracy_top5 as means over the predictions, and
-    examples.
+    The metrics are loss, accuracy_top1 and, with more than five classes, accuracy_top5 as means
+    over the predictions, and examples.
     """
 
-    def __init__(self, by_class: ByClass | None = None, means: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        by_class: ByClass | None = None,
+        means: Mapping[str, str] | None = None,
+        num_classes: int | None = None,
+    ):
         self._by_class, self._correct = by_class, CorrectExamples()
         self._means = {
             "loss": "loss",
             "accuracy_top1": "top1",
-            "accuracy_top5": "top5",
+            **({} if has_few_classes(num_classes) else {"accuracy_top5": "top5"}),
             **(means or {}),
         }
         self._sums: dict[str, float] = dict.fromkeys(

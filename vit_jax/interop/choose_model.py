@@ -119,7 +119,8 @@ def _image_size(
         raise WeightsError(
             f"a {published.format} file without a position table, so its image size is unknown",
             "the image size in pixels",
-            "give image_size=",
+            f"give {ARGUMENT}=",
+            argument="image_size",
         )
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     whole = all(isinstance(side, int | np.integer) and side > 0 for side in sides)

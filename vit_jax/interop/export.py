@@ -1,26 +1,96 @@
 """Exports a model as one StableHLO file. It runs wherever JAX runs, without this package."""
 
+import dataclasses
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
+from vit_jax.errors import WeightsError
+from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import Loaded
-from vit_jax.interop.save import new_path
+from vit_jax.interop.save import check_new_path, new_path
 from vit_jax.models.registry import build_model
-from vit_jax.storage.files import write_atomically
+from vit_jax.storage.files import read_file, read_json, write_atomically, write_json
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+SUFFIX = ".stablehlo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A model that can classify images, loaded from weights or from an exported file.
+
+    Attributes:
+        logits: function f32[B, H, W, 3] in [-1, 1] -> f32[B, C].
+        num_classes: C; 0: the model returns features.
+        image_size: (height, width).
+        class_names: names of the classes; None: not known.
+        view: how images are cropped and resized.
+    """
+
+    logits: Callable[[jax.Array], jax.Array]
+    num_classes: int
+    image_size: tuple[int, int]
+    class_names: tuple[str, ...] | None
+    view: EvalView
+
+
+def as_classifier(loaded: Loaded) -> Classifier:
+    """Returns the classifier of loaded weights."""
+    return Classifier(
+        loaded.model, loaded.num_classes, loaded.image_size, loaded.class_names, loaded.view
+    )
+
+
+def open_exported(path: Path) -> Classifier:
+    """Opens a file of `export_stablehlo`, with the description next to it if there is one.
+
+    Raises:
+        WeightsError: the file cannot be read or is not such a file.
+    """
+    try:
+        content = read_file(path, path.stat().st_size)
+        exported = export.deserialize(bytearray(content))
+        _, height, width, channels = exported.in_avals[0].shape
+        _, outputs = exported.out_avals[0].shape
+        if channels != 3 or len(exported.in_avals) != 1:
+            raise ValueError(f"it takes {exported.in_avals}")
+    except Exception as error:  # Flatbuffers raises many classes of errors.
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise WeightsError(
+            f"{path} cannot be read: {reason}",
+            "a file that python -m vit_jax export has written",
+            "export the model again",
+        ) from None
+    about: dict[str, Any] = {}
+    if _about_path(path).is_file():
+        about = read_json(_about_path(path), error=WeightsError)
+    names = tuple(about.get("class_names", ()))
+    return Classifier(
+        exported.call,
+        int(outputs) if about.get("num_classes", 1) else 0,
+        (int(height), int(width)),
+        names if len(names) == outputs else None,
+        EvalView(**about.get("view", {})),
+    )
+
+
+def _about_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
 
 
 def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
     """Writes the function images -> logits with its parameters, for any batch size and platform.
 
     Load it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3]. The
-    file NAME.sha256 next to it has its checksum, in the format of `sha256sum --check`.
+    file NAME.sha256 next to it has its checksum, in the format of `sha256sum --check`. NAME.json
+    has class names, image size and crop.
 
     Args:
         loaded: the model.
@@ -32,6 +102,7 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
     Raises:
         WeightsError: the path exists, or cannot be written.
     """
+    check_new_path(_about_path(path))
     with new_path(path) as part:
         options = loaded.options
         if loaded.model.num_heads is not None:
@@ -49,4 +120,12 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         part.write_bytes(content)
         checksum = hashlib.sha256(content).hexdigest()
         write_atomically(path.with_name(f"{path.name}.sha256"), f"{checksum}  {path.name}\n")
+        about = {
+            "model": options.name,
+            "num_classes": loaded.num_classes,
+            "image_size": list(loaded.image_size),
+            "class_names": list(loaded.class_names or ()),
+            "view": dataclasses.asdict(loaded.view),
+        }
+        write_json(_about_path(path), about)
     return tuple(str(n) for n in exported.out_avals[0].shape)

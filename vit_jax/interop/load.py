@@ -43,7 +43,7 @@ _Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _ModelInfo:
+class ModelInfo:
     """Description of a model that was read from a file.
 
     Attributes:
@@ -53,6 +53,7 @@ class _ModelInfo:
         class_names: names of the classes, if the file has them and its head was kept.
         view: how images were cropped and resized when the weights were evaluated.
         report: the status of every tensor.
+        original: the file's model before the caller's changes; None: a new model.
     """
 
     options: ModelConfig
@@ -61,10 +62,11 @@ class _ModelInfo:
     class_names: tuple[str, ...] | None
     view: EvalView
     report: LoadReport
+    original: AbstractModel | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded(_ModelInfo):
+class Loaded(ModelInfo):
     """A model with the weights of a file.
 
     Attributes:
@@ -75,7 +77,7 @@ class Loaded(_ModelInfo):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights(_ModelInfo):
+class Weights(ModelInfo):
     """The parameters of a file in host memory, resized for the model.
 
     Attributes:
@@ -120,7 +122,7 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     arrays = {name: to_jax(found.arrays.pop(name)) for name in list(found.arrays)}
     arrays.update(_initial_parameters(found, seed))
     found.report.seconds = time.monotonic() - start
-    about = {f.name: getattr(found, f.name) for f in dataclasses.fields(_ModelInfo)}
+    about = {f.name: getattr(found, f.name) for f in dataclasses.fields(ModelInfo)}
     return Loaded(model=fill_parameters(found.model, arrays.__getitem__), **about)
 
 
@@ -160,6 +162,7 @@ def _new_model(
         class_names=None,
         view=EvalView(),
         report=report,
+        original=None,
         model=model,
     )
 
@@ -226,7 +229,8 @@ def read_weights(
     report = LoadReport(
         str(path), published.format, chosen.options.name, file.size_bytes, file_names
     )
-    arrays = _read_parameters(file, published, chosen, has_head, position_resize, report)
+    original = original_model(published)
+    arrays = _read_parameters(file, published, original, chosen, has_head, position_resize, report)
     _report_missing(report, chosen.shapes, arrays, allow_missing, has_head)
     try:
         report.check(allow_unexpected)
@@ -244,6 +248,7 @@ def read_weights(
         class_names=published.class_names if has_head else None,
         view=published.view,
         report=report,
+        original=original,
         model=chosen.model,
         arrays=arrays,
         missing=tuple(name for name in chosen.shapes if name not in arrays),
@@ -286,6 +291,7 @@ def _check_patterns(given: str | Sequence[str]) -> tuple[str, ...]:
 def _read_parameters(
     file: TensorFile,
     published: WeightsInfo,
+    original: AbstractModel,
     chosen: AbstractModel,
     keeps_head: bool,
     position_resize: Method,
@@ -296,12 +302,12 @@ def _read_parameters(
     Args:
         file: the tensors.
         published: description of the file.
+        original: the model of the file.
         chosen: the model, to whose shapes the parameters are resized.
         keeps_head: False: the head is skipped.
         position_resize: how position tables are resampled.
         report: an entry is added for every tensor.
     """
-    original = original_model(published)
     target = Target(
         chosen.shapes,
         old_grid=original.model.grid,

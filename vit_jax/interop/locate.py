@@ -1,15 +1,20 @@
 """Finds published weights: local, in a bucket, or at `hf://`. Remote files are cached."""
 
+import logging
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vit_jax.errors import FileError, WeightsError
 from vit_jax.interop.tensors import CONFIG_FILES
+from vit_jax.models.aliases import find_alias
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import check_regular
 from vit_jax.storage.paths import cache_dir, user_path
 from vit_jax.storage.paths import local_path as checked_local_path
+
+log = logging.getLogger(__name__)
 
 # Suffixes of the files to download from a folder of published weights.
 _WEIGHT_SUFFIXES = (".safetensors", ".json", ".npz")
@@ -42,8 +47,17 @@ def weights_path(address: str | Path) -> Path:
     except OSError as error:
         raise _fetch_error(str(path), error) from None
     if not is_there:
+        remote = hub_address(str(address))
+        if remote is not None:
+            log.info("no file or folder %s: reading %s", address, remote)
+            return _download(remote)
+        is_model = find_alias(str(address)) is not None
         raise WeightsError(
-            f"{path} does not exist", "a file or folder of weights", "check the path"
+            f"{path} does not exist",
+            "a file or folder of weights",
+            "check the path; published weights are at e.g. hf://google/vit-base-patch16-224"
+            if is_model
+            else "check the path",
         )
     if not path.is_dir():
         try:
@@ -51,6 +65,22 @@ def weights_path(address: str | Path) -> Path:
         except FileError as error:
             raise WeightsError(error.got, "a file or folder of weights", error.fix) from None
     return path
+
+
+def hub_address(name: str) -> str | None:
+    """Returns the address of the weights that a name of transformers or timm stands for, or None.
+
+    >>> hub_address("google/vit-base-patch16-224")
+    'hf://google/vit-base-patch16-224'
+    >>> hub_address("vit_tiny_patch16_224.augreg_in21k")
+    'hf://timm/vit_tiny_patch16_224.augreg_in21k'
+    """
+    if find_alias(name) is None or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    if "/" in name:
+        return f"{_HUB}{name}" if len(name.partition("/")[0]) > 2 else None
+    # timm publishes several weights of an architecture; the part after the dot names one.
+    return f"{_HUB}timm/{name}" if "." in name and "patch" in name else None
 
 
 def local_weights(path: Path) -> Path:

@@ -8,6 +8,7 @@ from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop import native
 from vit_jax.interop.formats import WeightsInfo, all_formats
 from vit_jax.interop.locate import local_weights, weights_path
+from vit_jax.interop.npz_about import with_about
 from vit_jax.interop.tensors import TensorFile, open_tensors
 
 
@@ -47,7 +48,9 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
     try:
         for format in formats:
             if (recognised := format.recognise(file)) is not None:
-                return recognised, format.describe(recognised, given)
+                found = format.describe(recognised, given)
+                is_npz = path.suffix == ".npz"
+                return recognised, with_about(found, path) if is_npz else found
     except UserError:
         raise
     # A tensor is missing or has other axes, or config.json has invalid values.

@@ -60,9 +60,9 @@ class LoadReport:
         return [name for found, name, _ in self.entries if found is status]
 
     def label(self, name: str) -> str:
-        """Returns a parameter's name, and its name in the file if that differs."""
+        """Returns the name of a parameter in the file, and its name here if that differs."""
         theirs = self.file_names.get(name, name)
-        return name if theirs == name else f"{name} ({theirs} in the file)"
+        return name if theirs == name else f"{theirs} ({name} here)"
 
     def check(self, allow_unexpected: Sequence[str]) -> None:
         """Raises WeightsError if a parameter is missing, or an unused tensor is not allowed."""
@@ -100,8 +100,12 @@ class LoadReport:
             found[key] = dict(rows) if status is Status.RESIZED else [name for name, _ in rows]
         return found
 
-    def print(self) -> None:
-        """Prints the table: a count per status, and the names unless the status is TAKEN."""
+    def print(self, *, brief: bool = False) -> None:
+        """Prints the table: a count per status, and the names unless the status is TAKEN.
+
+        Args:
+            brief: print one line instead if all parameters were taken as they are.
+        """
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -120,7 +124,10 @@ class LoadReport:
             listed = "" if status is Status.TAKEN else "\n".join(shown + more)
             table.add_row(status.value, str(len(found)), listed)
         console = Console(stderr=True)
-        console.print(table)
+        taken = len(self.names(Status.TAKEN))
+        is_plain = brief and taken == len(self.entries)
+        if not is_plain:
+            console.print(table)
         size = f"{self.size_bytes / 1e6:,.1f} MB"
         if self.normalization is not None:
             mean, std = self.normalization
@@ -129,4 +136,7 @@ class LoadReport:
                 " This was folded into the patch embedding, which now takes images in [-1, 1].",
                 highlight=False,
             )
-        console.print(f"{self.format}, {size}, loaded in {self.seconds:.1f} s", highlight=False)
+        line = f"{self.format}, {size}, loaded in {self.seconds:.1f} s"
+        if is_plain:
+            line = f"{self.model} from {self.path}: {taken} parameters, {line}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

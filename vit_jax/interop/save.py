@@ -1,6 +1,7 @@
 """Writes models in the formats of other projects."""
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from vit_jax.errors import WeightsError, nearest
 from vit_jax.interop import native
 from vit_jax.interop.formats import Tensors, all_formats, formats_of
 from vit_jax.interop.load import Loaded
+from vit_jax.interop.npz_about import write_about
 from vit_jax.interop.tensors import DIGESTS
 from vit_jax.run.digest import array_digest
 from vit_jax.storage.bucket_path import BucketPath
@@ -64,6 +66,12 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
         tensors = chosen.to_tensors(loaded)
         if chosen.container == "npz":
             np.savez(part, **tensors.tensors)  # pyright: ignore
+            about = {
+                "image_size": loaded.image_size,
+                "class_names": loaded.class_names or (),
+                "view": dataclasses.asdict(loaded.view),
+            }
+            write_about(part, about)
         else:
             _write_folder(part, tensors)
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _BLOCK = "blocks.{layer}"
 _DEIT_TOKEN = "dist_token"
+# Key of pretrained_cfg that only this package writes and reads.
+_ANTIALIAS = "vit_jax_antialias"
 # timm's name of a pooling -> our name.
 _POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 # (width, rotary, mlp) -> heads of models that differ from others of that width: DINOv3-H+ and
@@ -125,9 +127,11 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     """Returns the crop of timm's evaluation. The resize filter is ours, see `data.resize`."""
+    antialias = bool(pretrained.get(_ANTIALIAS, True))
     if pretrained.get("crop_mode") == "squash":
-        return EvalView(crop="resize")
-    return EvalView(central_fraction=float(pretrained.get("crop_pct") or 0.875))
+        return EvalView(crop="resize", antialias=antialias)
+    fraction = float(pretrained.get("crop_pct") or 0.875)
+    return EvalView(central_fraction=fraction, antialias=antialias)
 
 
 def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,6 +309,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             "classifier": "head",
         },
     }
+    if not loaded.view.antialias:
+        config["pretrained_cfg"][_ANTIALIAS] = False
     if loaded.class_names:
         config["label_names"] = list(loaded.class_names)
     return Tensors(write_rows(name_table(), params), {"config.json": config})

@@ -1,5 +1,6 @@
 """Folders of Hugging Face transformers: `ViTForImageClassification` and `ViTModel`."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _LAYER = "encoder.layer.{layer}"
+# Key of preprocessor_config.json that only this package reads, and PIL's number of a filter.
+_VIEW, _BILINEAR = "vit_jax_view", 2
+# Names that transformers gives to classes without names.
+_NO_NAME = "LABEL_"
 # hidden_act -> gelu_approximate.
 _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
 
@@ -89,6 +94,8 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     head = file.shapes.get("classifier.weight")
     labels = config.get("id2label", {})
     names = tuple(labels[key] for key in sorted(labels, key=int))
+    if all(str(name).startswith(_NO_NAME) for name in names):
+        names = ()
     return WeightsInfo(
         "transformers safetensors",
         options,
@@ -116,8 +123,17 @@ def _check_depth(file: TensorFile, depth: int) -> None:
 
 def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
     """Returns the crop of the image processor: the whole image, unless it crops the centre."""
-    squashes = preprocessor and not preprocessor.get("do_center_crop")
-    return EvalView("resize") if squashes else EvalView()
+    if not preprocessor:
+        return EvalView()
+    crop = preprocessor.get("crop_size") or preprocessor.get("size") or {}
+    side = crop.get("height") if isinstance(crop, Mapping) else crop
+    own = preprocessor.get(_VIEW)
+    if own and side and _resizing(EvalView(**own), side)["size"] == preprocessor.get("size"):
+        return EvalView(**own)
+    if not preprocessor.get("do_center_crop"):
+        return EvalView("resize")
+    short = (preprocessor.get("size") or {}).get("shortest_edge")
+    return EvalView(central_fraction=side / short) if short and side else EvalView()
 
 
 def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
@@ -170,7 +186,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     tensors = write_rows(name_table(), with_learned_table(loaded))
     prefix = "vit." if classifies else ""
     named = {n if n.startswith("classifier") else prefix + n: a for n, a in tensors.items()}
-    names = loaded.class_names or tuple(f"LABEL_{i}" for i in range(loaded.num_classes))
+    names = loaded.class_names or tuple(f"{_NO_NAME}{i}" for i in range(loaded.num_classes))
     config = {
         "architectures": ["ViTForImageClassification" if classifies else "ViTModel"],
         "model_type": "vit",
@@ -191,12 +207,33 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         "label2id": {name: i for i, name in enumerate(names)},
     }
     preprocessor = {
-        "image_processor_type": "ViTImageProcessor",
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
-        "size": {"height": side, "width": side},
+        "do_normalize": True,
+        "do_rescale": True,
+        **_resizing(loaded.view, side),
     }
     return Tensors(named, {"config.json": config, "preprocessor_config.json": preprocessor})
+
+
+def _resizing(view: EvalView, side: int) -> dict[str, Any]:
+    """Returns the image processor that crops and resizes as in a model's evaluation.
+
+    `ViTImageProcessor` cannot crop. "squash_central" becomes a central crop.
+    """
+    found: dict[str, Any] = {"do_resize": True, "resample": _BILINEAR}
+    found[_VIEW] = dataclasses.asdict(view)
+    square = {"height": side, "width": side}
+    if view.crop == "resize":
+        return {"image_processor_type": "ViTImageProcessor", "size": square, **found}
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": True,
+        "do_center_crop": True,
+        "crop_size": square,
+        "size": {"shortest_edge": round(side / view.central_fraction)},
+        **found,
+    }
 
 
 FORMAT = Format(

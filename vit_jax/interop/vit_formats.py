@@ -4,13 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+from flax import nnx
 
-from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.errors import ARGUMENT, UserError, WeightsError
 from vit_jax.interop.formats import options_of_sizes
 from vit_jax.interop.name_table import parameters
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.position import Learned1d, Sincos2d
-from vit_jax.models.registry import model_shape
+from vit_jax.models.registry import build_model, model_shape
 from vit_jax.models.vit_options import VIT_SIZES, ViTConfig, ViTShape
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[in
         raise WeightsError(
             f"a position table of {rows} vectors and grid {grid}",
             "rows x columns of the patches of the pretraining images",
-            f"give {ARGUMENT}=(rows, columns)",
+            f"give rows and columns with {ARGUMENT}",
             argument="grid",
         )
     return grid[0], grid[1]
@@ -107,7 +110,7 @@ def checked_options(
         value = getattr(options, name)
         if value not in values:
             fix = "use --format=orbax, which holds every model"
-            if name != "attention":  # With another value, the weights would not fit.
+            if _weights_fit(loaded, {name: values[0]}):
                 changed = f"--model.{name}={values[0]}"
                 fix += f", or convert with {changed}, which changes the model's output"
             raise WeightsError(
@@ -116,6 +119,20 @@ def checked_options(
     shape = model_shape(options)
     assert isinstance(shape, ViTShape)
     return options, shape
+
+
+def _weights_fit(loaded: "Loaded", changes: Mapping[str, Any]) -> bool:
+    """Whether a model with other options has the same parameters, with the same shapes."""
+
+    def shapes(options: ModelConfig) -> dict[str, tuple[int, ...]]:
+        sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
+        made = nnx.eval_shape(lambda: build_model(options, **sizes, key=jax.random.key(0)))
+        return {name: leaf.shape for name, leaf in parameters(made).items()}
+
+    try:
+        return shapes(loaded.options.replace(**changes)) == shapes(loaded.options)
+    except UserError:  # The options contradict each other.
+        return False
 
 
 def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """The list of model families, and functions that build a model by its name."""
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,7 +9,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import ModelError, nearest
+from vit_jax.errors import KEY, ConfigError, ModelError, nearest
+from vit_jax.models.aliases import find_alias
 from vit_jax.models.block_means import BLOCK_MEANS
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.mixer import MIXER
@@ -16,6 +18,7 @@ from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.resnet import RESNET
 from vit_jax.models.vit import VIT
 from vit_jax.named_tree import named_leaves
+from vit_jax.synonyms import meant_name
 
 # To add a family, write its file and add it here.
 FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
@@ -31,13 +34,22 @@ class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[r
     kind: ClassVar[str] = "any model"
 
 
-def list_models() -> list[str]:
+def list_models(pattern: str = "*") -> list[str]:
     """Returns the listed model names. Names with other patch sizes are valid, too.
 
+    Args:
+        pattern: names to return; `*` stands for any text, case does not count. Also a name of timm,
+            transformers or torchvision.
+
+    >>> list_models("*vit-mini*"), list_models("vit_base_patch16_224")
+    (['ViT-Mini/4', 'R+ViT-Mini/4'], ['ViT-B/16'])
     >>> {"ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16"} <= set(list_models())
     True
     """
-    return [name for family in FAMILIES for name in family.sizes]
+    alias = find_alias(pattern)
+    wanted = (pattern if alias is None else alias.name).lower()
+    names = [name for family in FAMILIES for name in family.sizes]
+    return [name for name in names if fnmatch.fnmatchcase(name.lower(), wanted)]
 
 
 def family_of(name: str) -> Family:
@@ -55,8 +67,15 @@ def family_of(name: str) -> Family:
     raise ModelError(
         f"unknown model {name!r}",
         "; ".join(family.pattern for family in FAMILIES),
-        f"did you mean {nearest(name, list_models())!r}?",
+        f"did you mean {_meant_model(name)!r}?",
     )
+
+
+def _meant_model(name: str) -> str:
+    """Returns the model that an unknown name means: that of another project, or a similar one."""
+    alias = find_alias(name)
+    is_known = alias is not None and any(f.parse(alias.name) is not None for f in FAMILIES)
+    return alias.name if alias is not None and is_known else nearest(name, list_models())
 
 
 def default_image_size(name: str) -> int:
@@ -159,16 +178,17 @@ def create_model(
     name: str,
     *,
     num_classes: int = 1000,
-    image_size: int | tuple[int, int] = IMAGE_SIZE,
+    image_size: int | tuple[int, int] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> ImageModel:
     """Builds a model by name, with random parameters and a zero-initialised head.
 
     Args:
-        name: e.g. "ViT-B/16"; see `list_models`.
+        name: e.g. "ViT-B/16"; see `list_models`. Names of timm, transformers and torchvision stand
+            for models of the same sizes: "vit_base_patch16_384", "google/vit-base-patch16-224".
         num_classes: C; 0 for features instead of logits.
-        image_size: side, or (height, width), in pixels.
+        image_size: side, or (height, width), in pixels; None: as in the name, else 224.
         seed: seed of the initial values.
         **options: options of the model's family, e.g. pooling="gap".
 
@@ -183,6 +203,11 @@ def create_model(
     >>> jax.jit(model)(jax.numpy.zeros((2, 8, 8, 3))).shape
     (2, 10)
     """
+    alias = find_alias(name)
+    if alias is not None:
+        name, image_size = alias.name, image_size or alias.image_size
+    image_size = image_size or IMAGE_SIZE
+    _check_arguments(name, options)
     config = model_options(name, **options)
 
     def build(key: jax.Array) -> nnx.Module:
@@ -195,6 +220,21 @@ def create_model(
     key = jax.random.key(seed)
     graphdef = nnx.graphdef(nnx.eval_shape(build, key))
     return nnx.merge(graphdef, init(key))
+
+
+def _check_arguments(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument of `create_model` that its model does not have."""
+    family = family_of(name)
+    of_function = ("num_classes", "image_size", "seed")
+    known = [*of_function, *(key for key in family.options.model_fields if key != "name")]
+    for key in options:
+        if key not in known:
+            raise ConfigError(
+                f"unknown config key '{KEY}' for {family.options.kind or family.name}",
+                f"{', '.join(of_function)}, or one of {', '.join(sorted(known[3:]))}",
+                f"did you mean '{meant_name(key, known)}'?",
+                key=key,
+            )
 
 
 def layer_indices(params: Any) -> dict[str, np.ndarray]:

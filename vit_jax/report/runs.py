@@ -1,10 +1,9 @@
 """Finds run folders and reads their files."""
 
 import logging
-import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,18 +11,15 @@ from vit_jax.errors import RunFolderError, UserError, first_few
 from vit_jax.report.labels import natural_key
 from vit_jax.report.run import COLUMNS, Run, flatten
 from vit_jax.report.run_files import SweepFile, read_optional
+from vit_jax.run.find import find_runs
 from vit_jax.schema import default_values
-from vit_jax.storage.bucket_path import PACKAGES, BucketPath
+from vit_jax.storage.bucket_path import PACKAGES
 from vit_jax.storage.paths import user_path
 
 log = logging.getLogger(__name__)
 
 _BUCKETS = tuple(f"{scheme}://" for scheme in PACKAGES)
 
-# A folder with config.json and at least one of these is a run folder.
-_RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
-# Folders inside a run folder that contain no runs.
-_NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
 # Columns that need no other run.
 _OWN_COLUMNS = [name for name in COLUMNS if not name.startswith("pretrain_")]
 # A longer chain of initialisations must be a cycle.
@@ -70,7 +66,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             raise RunFolderError(
                 f"no folder {folder}", "run folders, or folders that contain them", "check the path"
             )
-        paths, sweep_folders = _find(root)
+        paths, sweep_folders = find_runs(root)
         if not paths:
             raise RunFolderError(
                 f"no run in {folder}",
@@ -125,43 +121,6 @@ def _add_run(runs: dict[Path, Run], path: Path, name: str, left_out: list[Path])
     for problem in run.problems:
         log.warning("%s: %s", path, problem)
     runs[path.resolve()] = run
-
-
-def _find(root: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the run folders and the sweep folders at or below a folder."""
-    runs, sweeps = list[Path](), list[Path]()
-    for place, files in _folders(root):
-        if any(
-            run in place.parents and place.relative_to(run).parts[0] in _NOT_RUNS for run in runs
-        ):
-            continue
-        if "job.json" in files or ("config.json" in files and _has_run_file(files)):
-            runs.append(place)
-        if "sweep.json" in files:
-            sweeps.append(place)
-    return runs, sweeps
-
-
-def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yields the folders at or below a folder and the files in them, without hidden folders."""
-    if isinstance(root, BucketPath):  # One listing of all objects.
-        found = defaultdict[Path, set[str]](set)
-        for path, _ in root.find():
-            found[path.parent].add(path.name)
-        for place in sorted(found):
-            if not any(part.startswith(".") for part in place.relative_to(root).parts):
-                yield place, found[place]
-        return
-    for place, folders, files in os.walk(root):
-        is_run = "job.json" in files or ("config.json" in files and _has_run_file({*files}))
-        skipped = _NOT_RUNS if is_run else ()
-        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
-        yield root / place, {*files}
-
-
-def _has_run_file(files: set[str]) -> bool:
-    segment = re.compile(r"metrics-\d{6}\.jsonl")
-    return bool(_RUN_FILES & files) or any(map(segment.fullmatch, files))
 
 
 def _folder_above(paths: Sequence[Path]) -> Path | None:

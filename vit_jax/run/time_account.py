@@ -53,6 +53,7 @@ class TimeAccount:
 
     Attributes:
         step: number of finished steps.
+        total_steps: number of steps of the run; None: not known yet.
         saves: number of saves of the run.
         failures: how many earlier sessions ended without saving their last step.
     """
@@ -69,6 +70,7 @@ class TimeAccount:
         self._session = 1
         self._save_s: collections.deque[float] = collections.deque(maxlen=_RECENT_SAVES)
         self.step = self.saves = self.failures = 0
+        self.total_steps: int | None = None
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -208,6 +210,7 @@ class TimeAccount:
                     "began": self._began,
                     "time": time.time(),
                     "step": self.step,
+                    "total_steps": self.total_steps,
                     "saves": self.saves,
                     "save_s": self.save_s,
                     "seconds": self.seconds(),
@@ -229,8 +232,8 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Returns the lines of a run's sessions.jsonl; [] if it has none.
 
     A line has "session" (from 1), "event" ("running", "stopped", "failed", "finished"), "began" and
-    "time" in unix seconds, "step", "saves", "save_s" (median time that a save blocks training), and
-    "seconds", the seconds of the whole run by part.
+    "time" in unix seconds, "step", "total_steps" (null: not known), "saves", "save_s" (median time
+    that a save blocks training), and "seconds", the seconds of the whole run by part.
     """
     return read_log(folder / FILE, _is_line)
 
@@ -257,3 +260,13 @@ def duration_text(seconds: float) -> str:
     unit, name = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
     value = seconds / unit
     return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+
+
+def clock_text(seconds: float) -> str:
+    """Formats a duration as hours, minutes and seconds.
+
+    >>> clock_text(59.9), clock_text(90_000)
+    ('0:00:59', '25:00:00')
+    """
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

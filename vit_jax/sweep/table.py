@@ -1,10 +1,8 @@
 """Shows a sweep to the user: a live table on a terminal, one line per change elsewhere."""
 
-import datetime
-import time
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,8 +10,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from vit_jax.run.job_folder import last_log_lines, read_attempt, read_progress
-from vit_jax.sweep.plan import PlannedJob
+from vit_jax.run.job_folder import last_log_lines, read_all
+from vit_jax.run.status import RunStatus, finished_status, read_status
+from vit_jax.run.time_account import clock_text
 from vit_jax.sweep.state import STATES, JobStatus
 
 _COLOURS = {"failed": "red", "blocked": "red", "running": "green", "finished": "dim"}
@@ -23,7 +22,13 @@ _OTHER_LINES = 7
 
 
 class TableView:
-    """Shows the jobs. Use as a context manager."""
+    """Shows the jobs. Use as a context manager.
+
+    Attributes:
+        at_once: jobs that run at the same time; None: not limited, or not known yet.
+    """
+
+    at_once: int | None = None
 
     def __init__(self) -> None:
         console = Console()
@@ -45,23 +50,31 @@ class TableView:
 
     def show(self, jobs: Sequence[JobStatus]) -> None:
         """Shows all jobs; without a terminal, prints only those whose state has changed."""
+        changed = [job for job in jobs if self._shown.get(job.name) != (job.state, job.note)]
+        if not (self._console.is_terminal or changed):
+            return
+        progress = read_jobs(jobs)
+        left = sweep_eta_s(jobs, progress, self.at_once)
         if self._console.is_terminal:
             most = max(1, self._console.height - _OTHER_LINES)
-            self._live.update(job_table(jobs, most), refresh=True)
+            table = job_table(jobs, most, progress, self._eta(left))
+            self._live.update(table, refresh=True)
             return
         finished = sum(job.state == "finished" for job in jobs)
-        for job in jobs:
-            now = job.state, job.note
-            if self._shown.get(job.name) != now and job.state not in ("waiting", "ready"):
-                _, score, taken = _progress(job)
-                line = "  ".join(filter(None, [job.state, job.note, score, taken]))
-                self.say(f"[{finished}/{len(jobs)}] {job.name}: {line}")
-            self._shown[job.name] = now
+        for job in changed:
+            self._shown[job.name] = job.state, job.note
+            if job.state not in ("waiting", "ready"):
+                found = progress[job.name]
+                line = [job.state, job.note, found.score_text, found.time_text, self._eta(left)]
+                self.say(f"[{finished}/{len(jobs)}] {job.name}: {'  '.join(filter(None, line))}")
+
+    def _eta(self, left: float | None) -> str:
+        return "" if left is None else f"sweep eta {clock_text(left)}"
 
     def close(self, jobs: Sequence[JobStatus]) -> None:
         """Prints the final table and the last log lines of each failed job."""
         self._live.stop()
-        self._console.print(job_table(jobs, len(jobs)))
+        self._console.print(job_table(jobs, len(jobs), read_jobs(jobs)))
         for job in jobs:
             if job.state == "failed":
                 self.say(f"\n{job.name}: {job.note}; end of {job.job.folder / 'log.txt'}:")
@@ -69,18 +82,30 @@ class TableView:
                     self.say(f"  {line}")
 
 
-def job_table(jobs: Sequence[JobStatus], most: int) -> Table:
-    """Returns a table of at most `most` jobs, in the order of STATES if there are more."""
-    table = Table(box=box.SIMPLE_HEAD, caption=summary(jobs), caption_justify="left")
+def job_table(
+    jobs: Sequence[JobStatus], most: int, progress: Mapping[str, RunStatus], eta: str = ""
+) -> Table:
+    """Returns a table of at most `most` jobs, in the order of STATES if there are more.
+
+    Args:
+        jobs: all jobs.
+        most: number of jobs in the table.
+        progress: name of a job -> its progress.
+        eta: time left of the sweep, for the line below the table.
+    """
+    caption = ", ".join(filter(None, [summary(jobs), eta]))
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     table.add_column("job", overflow="fold")
-    for column in ("step", "score", "time"):
+    for column in ("step", "score", "time", "eta"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
     hidden = max(0, len(jobs) - most)
     for job in sorted(jobs, key=lambda job: STATES.index(job.state))[:most] if hidden else jobs:
         state = f"{job.state}: {job.note}" if job.state in ("failed", "blocked") else job.state
         state = f"[{_COLOURS.get(job.state, 'none')}]{escape(state)}[/]"
-        table.add_row(escape(job.name), *_progress(job), state)
+        found = progress[job.name]
+        figures = (found.steps_text, found.score_text, found.time_text, found.eta_text)
+        table.add_row(escape(job.name), *figures, state)
     if hidden:
         table.add_row(f"and {hidden} more")
     return table
@@ -92,31 +117,51 @@ def summary(jobs: Sequence[JobStatus]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])
 
 
-def _progress(status: JobStatus) -> tuple[str, str, str]:
-    """Returns a job's steps, its score and how long it took or has been running."""
-    job, attempt, total = status.job, status.attempt, None
-    step, scores = 0, dict[str, float]()
-    if status.result is None and (attempt is not None or status.state == "running"):
-        attempt = attempt or read_attempt(job.folder)
-        step, total, scores = read_progress(job.folder)
-    seconds = None if attempt is None else (attempt.ended or time.time()) - attempt.started
-    if job.config is not None and job.config.train_steps is not None:
-        total = job.config.train_steps
+def sweep_eta_s(
+    jobs: Sequence[JobStatus], progress: Mapping[str, RunStatus], at_once: int | None
+) -> float | None:
+    """Returns the time until all jobs have ended; None: it is not known yet.
+
+    A job that has not run counts as the mean of the finished ones.
+
+    Args:
+        jobs: all jobs of the sweep.
+        progress: name of a job -> its progress.
+        at_once: jobs that run at the same time; None: as many as do now.
+    """
+    ended = ("finished", "failed", "blocked")
+    running = [progress[job.name].eta_s for job in jobs if job.state == "running"]
+    waiting = [job for job in jobs if job.state not in ("running", *ended)]
+    taken = [
+        seconds
+        for job in jobs
+        if job.state == "finished" and (seconds := progress[job.name].seconds) is not None
+    ]
+    known = [eta for eta in running if eta is not None]
+    if len(known) < len(running) or (waiting and not taken) or not (running or waiting):
+        return None
+    work = sum(known) + len(waiting) * (sum(taken) / len(taken) if taken else 0.0)
+    return max([work / max(at_once or len(running), 1), *known])
+
+
+def read_jobs(jobs: Sequence[JobStatus]) -> dict[str, RunStatus]:
+    """Returns name -> progress of all jobs; many files are read at the same time."""
+    return dict(zip([job.name for job in jobs], read_all(_read_job, jobs), strict=True))
+
+
+def _read_job(status: JobStatus) -> RunStatus:
+    """Returns a job's steps, score, how long it took or has been running, and the time left."""
+    job = status.job
+    score = job.selection.metric if job.selection is not None and job.final_of is None else ""
     if status.result is not None:
-        step, scores = int(status.result.get("step", step)), status.result
-        total, seconds = step or total, scores.get("wall_time_s", seconds)
-    steps = f"{step:,}/{total:,}" if total else f"{step:,}" if step else ""
-    taken = "" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
-    return steps, _score(job, scores), taken
-
-
-def _score(job: PlannedJob, scores: Mapping[str, Any]) -> str:
-    """Returns the score of the job's selection, or else a top-1 accuracy."""
-    keys = [key for key in scores if key.endswith("accuracy_top1")]
-    if job.selection is not None and job.final_of is None:
-        keys = [job.selection.metric, *keys]
-    for key in keys:
-        if isinstance(scores.get(key), int | float):
-            name = key.removeprefix("eval/").removesuffix("/accuracy_top1")
-            return f"{name} {scores[key]:.4f}"
-    return ""
+        found, attempt = finished_status(status.result, {}, metric=score), status.attempt
+        if found.seconds is None and attempt is not None and attempt.ended is not None:
+            found = dataclasses.replace(found, seconds=attempt.ended - attempt.started)
+        return found
+    if status.state != "running" and status.attempt is None:
+        found = RunStatus("not started")
+    else:
+        found = read_status(job.folder, running=status.state == "running", metric=score)
+    if found.total_steps is None and job.config is not None:
+        found = dataclasses.replace(found, total_steps=job.config.train_steps)
+    return found

@@ -190,6 +190,7 @@ def open_context(
         folder.write_config()
         if folder.is_writer:
             account.open(folder.path)
+        account.total_steps = program.total_steps
         account.resume(start.step, start.seconds)
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:

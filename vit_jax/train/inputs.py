@@ -16,6 +16,8 @@ from vit_jax.data.sources import (
     open_training_data,
     with_subset_hash,
 )
+from vit_jax.errors import ConfigError
+from vit_jax.evaluation.classification import has_few_classes
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
@@ -107,6 +109,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)
+    check_metrics(config, num_classes)
     check_sizes(config, num_classes)
     balance = build_balance(config, source, num_classes)
     program = program or build_program(
@@ -119,3 +122,24 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     report = workdir.expanduser() / "report"
     evaluators = Evaluators(config, program, len(source), report)
     return RunInputs(config, program, training, balance.order, evaluators)
+
+
+def check_metrics(config: Config, num_classes: int) -> None:
+    """Raises ConfigError if a run chooses by a metric that it does not measure.
+
+    Args:
+        config: the run.
+        num_classes: C of the dataset.
+    """
+    for section, key in ((config.checkpoint, "best_metric"), (config.early_stopping, "metric")):
+        metric = getattr(section, key) or ""
+        few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
+        by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
+        if config.task == "classification" and (few or by_class):
+            fix = "choose by accuracy_top1" if few else "set evaluation.by_class=true"
+            raise ConfigError(
+                f"is {metric!r}, which is not measured with {num_classes} classes",
+                "a metric of the run",
+                fix,
+                key=f"{'checkpoint' if key == 'best_metric' else 'early_stopping'}.{key}",
+            )

@@ -128,6 +128,10 @@ def _train(context: RunContext) -> dict[str, Any]:
     logger = LogHook(context)
     evaluation = EvaluateHook(context, logger)
     save = SaveHook(context, logger, evaluation)
+    context.progress.upcoming |= {
+        "evaluation": evaluation.next_step,
+        "save": lambda step: save.next_step(context, step),
+    }
     step, state = context.start.step, context.start.state
     evaluation.resume()
     if not context.is_last(step):

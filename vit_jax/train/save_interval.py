@@ -15,7 +15,7 @@ import logging
 import math
 from pathlib import Path
 
-from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.config.durations import duration_in_steps, is_due, next_due
 from vit_jax.parallel.processes import on_first_host
 from vit_jax.run.about import write_time_s
 from vit_jax.run.time_account import TimeAccount, duration_text
@@ -62,6 +62,10 @@ class FixedInterval:
         """Whether to save after this step."""
         return is_due(step, self._steps)
 
+    def next_step(self, step: int) -> int | None:
+        """Returns the first step after this one at which a save is due."""
+        return next_due(step, self._steps)
+
     def saved(self, step: int) -> None:
         """Called after each save."""
 
@@ -91,6 +95,10 @@ class AutoInterval:
         if self._steps is None and step >= self._first + _FIRST_CHOICE:
             self._choose(step)
         return self._steps is not None and step >= self._saved + self._steps
+
+    def next_step(self, step: int) -> int | None:
+        """Returns the first step after this one at which a save is due; None: not chosen yet."""
+        return None if self._steps is None else max(self._saved + self._steps, step + 1)
 
     def saved(self, step: int) -> None:
         """Chooses the interval again, by what the saves until now have cost."""

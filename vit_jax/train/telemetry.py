@@ -114,8 +114,8 @@ class Telemetry:
         """Counts a finished step."""
         self._steps += 1
 
-    def read(self) -> dict[str, float]:
-        """Returns the metrics since the last call, and starts a new measurement."""
+    def speed(self) -> dict[str, float]:
+        """Returns images/s, step time, data wait and MFU since the last call of `read`."""
         elapsed = max(time.perf_counter() - self._start - self._paused, 1e-9)
         images_per_second = self._steps * self._batch_size / elapsed
         per_device = images_per_second / jax.device_count()
@@ -124,10 +124,14 @@ class Telemetry:
             "train/images_per_second_per_device": per_device,
             "train/step_time_s": elapsed / max(self._steps, 1),
             "train/data_wait_fraction": min(self._waited / elapsed, 1.0),
-            "host/rss_mb": self._process.memory_info().rss / 2**20,
         }
         if self._peak is not None:
             metrics["train/mfu"] = per_device * self._flops_per_image / self._peak
+        return metrics
+
+    def read(self) -> dict[str, float]:
+        """Returns the metrics since the last call, and starts a new measurement."""
+        metrics = {**self.speed(), "host/rss_mb": self._process.memory_info().rss / 2**20}
         stats = self._device.memory_stats() or {}
         if "peak_bytes_in_use" in stats:
             metrics["device/peak_memory_mb"] = stats["peak_bytes_in_use"] / 2**20

@@ -39,9 +39,11 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     def forward(params: Any, batch: Batch, **options: Any) -> Any:
         return nnx.merge(graphdef, params)(batch["image"], **options)
 
+    measures_classes = config.measures_classes(num_classes)
+
     def make_totals(class_names: Any) -> PredictionTotals:
-        by_class = ByClass(class_names, num_classes) if config.evaluation.by_class else None
-        return PredictionTotals(by_class)
+        by_class = ByClass(class_names, num_classes) if measures_classes else None
+        return PredictionTotals(by_class, num_classes=num_classes)
 
     counts, kind = data.class_counts, config.loss.class_weights
     weights = None if counts is None else class_weights(kind, counts)
@@ -58,7 +60,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         forward=forward,
         batch_loss=make_batch_loss(graphdef, config, weights),
         splits_exactly=not config.model.draws_random_numbers,
-        eval_step=make_eval_step(graphdef, eval_loss(config), by_class=config.evaluation.by_class),
+        eval_step=make_eval_step(graphdef, eval_loss(config), by_class=measures_classes),
         make_totals=make_totals,
     )
 

@@ -73,7 +73,9 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         batch_loss=make_batch_loss(config, forward, teacher_fn),
         splits_exactly=not options.draws_random_numbers,
         eval_step=make_eval_step(config, forward, teacher_fn),
-        make_totals=lambda class_names: PredictionTotals(means={"teacher_agreement": "agreed"}),
+        make_totals=lambda class_names: PredictionTotals(
+            means={"teacher_agreement": "agreed"}, num_classes=num_classes
+        ),
         frozen=frozen,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.durations import is_due
+from vit_jax.config.durations import is_due, next_due
 from vit_jax.errors import first_few
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.processes import is_first_host, on_first_host
@@ -82,6 +82,14 @@ class EvaluateHook:
         splits = not self._splits_due(step) or self._splits.step == step
         return splits and (not self._features_due(step) or self._features.step == step)
 
+    def next_step(self, step: int) -> int | None:
+        """Returns the next step after which something is evaluated; None: nothing ever is."""
+        evaluators, total = self._context.evaluators, self._context.program.total_steps
+        due = [next_due(step, n) for n in (evaluators.splits_every, evaluators.features_every)]
+        if evaluators.splits.splits:
+            due.append(total)
+        return min((n for n in due if n is not None and n <= total), default=None)
+
     def evaluate_splits(self, step: int, params: Any) -> None:
         """Evaluates the splits, unless this was done at this step."""
         self._splits.run(step, params)
@@ -105,7 +113,7 @@ class EvaluateHook:
         for evaluation in (self._splits, self._final_splits, self._features):
             # The tables of the splits are of the latest evaluation, so those of an earlier step
             # have to be written again.
-            tables_differ = best != step and context.config.evaluation.by_class
+            tables_differ = best != step and context.config.measures_classes()
             if evaluation is not self._splits or not tables_differ:
                 evaluation.read(best)
             evaluation.run(best, params)
@@ -216,7 +224,8 @@ class _Evaluation:
         """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
         if self.step == step:
             return
-        with self._context.account.part("evaluation"):
+        context = self._context
+        with context.account.part("evaluation"), context.progress.stage("evaluating"):
             metrics = self._evaluate(params)
         if metrics is None:
             return

@@ -41,7 +41,8 @@ class LogHook:
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles the training step, and prints the sizes of the run and how long this took."""
         program, begin = self._context.program, time.perf_counter()
-        with watch_compile_cache() as cache:
+        stage = self._context.progress.stage("compiling the training step", line=True)
+        with stage, watch_compile_cache() as cache:
             step_fn = program.compiled
         check_step(step_fn, program.mesh)
         self._compile_time_s = time.perf_counter() - begin
@@ -58,6 +59,7 @@ class LogHook:
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
         self._telemetry.read()
+        self._context.progress.begin_steps()
 
     def next_batch(self, feed: Feed) -> dict[str, np.ndarray]:
         """Returns the next batch; measures the host's waiting time while devices are idle."""
@@ -76,7 +78,9 @@ class LogHook:
         self._skipped += int(output.host_batch["skipped"].sum())
         context.examples.write(output.step, output.host_batch["index"])
         self._pending.append((output.step, output.metrics))
-        self._read(keep=_STEPS_IN_FLIGHT)
+        # The first step is shown at once: the next ones may take long.
+        is_first = output.step == context.start.step + 1
+        self._read(keep=0 if is_first else _STEPS_IN_FLIGHT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -94,7 +98,7 @@ class LogHook:
             self._check_finite(step, values)
             self._telemetry.count_step()
             self._context.account.step = step
-            self._context.progress.advance(step)
+            self._context.progress.advance(step, values["train/loss"], self._telemetry.speed)
             if step in self._context.logged:
                 self._write(step, values)
 

@@ -41,6 +41,11 @@ class SaveHook:
         elif is_due(step, context.config.checkpoint.local_interval_steps):
             self.save_locally(context, output)
 
+    def next_step(self, context: RunContext, step: int) -> int:
+        """Returns the next step after which a checkpoint is saved, as far as it is known."""
+        total = context.program.total_steps
+        return min(self._interval.next_step(step) or total, total)
+
     def save_locally(self, context: RunContext, output: StepOutput) -> None:
         """Starts to copy a state to the disks of the hosts, if the run does so."""
         if context.local is None or self._saved == output.step:
@@ -66,7 +71,8 @@ class SaveHook:
         step, config = output.step, context.config
         if self._saved == step:
             return
-        with self._log.paused(), context.account.part("saving"):
+        stage = context.progress.stage("saving")
+        with self._log.paused(), context.account.part("saving"), stage:
             if evaluate and config.checkpoint.best_metric is not None:
                 self._evaluation.evaluate_splits(step, output.state.eval_params)
             begin = time.perf_counter()

@@ -1,0 +1,108 @@
+"""`predict` on folders, standard input and exported files, in all its formats."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Two folders with two images each, a file that is no image, and a damaged one."""
+    root = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for name in ("a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        pixels = generator.integers(0, 256, (40, 60, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(root / name)
+    (root / "notes.txt").write_text("no image")
+    (root / "b" / "broken.png").write_bytes(b"\x89PNG broken")
+    return root
+
+
+def predict(capsys, *arguments):
+    assert main(["predict", *map(str, arguments)]) == 0
+    return capsys.readouterr()
+
+
+@pytest.fixture
+def answers(ours_path, photos, capsys):
+    """Image -> its best classes, each predicted alone."""
+    names = ["a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"]
+    found = {}
+    for name in names:
+        printed = predict(capsys, photos / name, f"--model={ours_path}", "--json").out
+        found[str(photos / name)] = json.loads(printed)["classes"]
+    return found
+
+
+def test_a_folder_gives_the_answers_of_its_images_in_every_format(
+    ours_path, photos, answers, capsys, caplog
+):
+    model = f"--model={ours_path}"
+    captured = predict(capsys, photos, model, "--format=json")
+    rows = [json.loads(line) for line in captured.out.splitlines()]
+    assert [row["image"] for row in rows] == list(answers)
+    for row in rows:
+        assert [n for n, _ in row["classes"]] == [n for n, _ in answers[row["image"]]]
+        want = [s for _, s in answers[row["image"]]]
+        np.testing.assert_allclose([s for _, s in row["classes"]], want, atol=2e-6)
+    assert "left out: " in caplog.text
+    assert "broken.png" in caplog.text
+    lines = list(csv.DictReader(io.StringIO(predict(capsys, photos, model, "--format=csv").out)))
+    assert [line["class_1"] for line in lines] == [row["classes"][0][0] for row in rows]
+    assert float(lines[0]["probability_5"]) == pytest.approx(rows[0]["classes"][4][1], abs=2e-6)
+    table = predict(capsys, photos, model, "--top=1").out
+    assert f"{rows[3]['classes'][0][1]:.1%} {rows[3]['classes'][0][0]}" in table
+
+
+def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
+    captured = predict(capsys, photos / "a" / "1.png", f"--model={ours_path}")
+    (line,) = captured.err.splitlines()
+    assert "parameters, vit_jax, " in line
+    assert captured.out.splitlines()[0] == str(photos / "a" / "1.png")
+
+
+@pytest.mark.parametrize("content", ["image", "paths"])
+def test_standard_input_holds_an_image_or_paths(
+    ours_path, photos, answers, capsys, monkeypatch, content
+):
+    first, second, *_ = answers
+    given = f"{first}\n{second}\n".encode()
+    if content == "image":
+        given = (photos / "a" / "1.png").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    printed = predict(capsys, "-", f"--model={ours_path}", "--json").out
+    rows = [json.loads(line) for line in printed.splitlines()]
+    assert [row["image"] for row in rows] == (["-"] if content == "image" else [first, second])
+    assert [n for n, _ in rows[0]["classes"]] == [n for n, _ in answers[first]]
+
+
+def test_an_exported_file_gives_the_answers_of_its_weights(
+    ours_path, photos, answers, tmp_path, capsys
+):
+    there = tmp_path / "model.stablehlo"
+    assert main(["export", str(ours_path), str(there)]) == 0
+    printed = predict(capsys, photos, f"--model={there}", "--json").out.splitlines()
+    rows = [json.loads(line) for line in printed if line.startswith("{")]
+    for row in rows:
+        assert [n for n, _ in row["classes"]] == [n for n, _ in answers[row["image"]]]
+    (tmp_path / "model.stablehlo.json").unlink()  # Written by an earlier version.
+    printed = predict(capsys, photos / "a" / "1.png", f"--model={there}", "--json").out
+    assert json.loads(printed)["classes"][0][0].startswith("class ")
+    assert main(["predict", str(photos), f"--model={there}", "--image_size=64"]) == 2
+    assert "error: --image_size with the exported file" in capsys.readouterr().err
+    there.write_bytes(b"no export")
+    assert main(["predict", str(photos), f"--model={there}"]) == 2
+    assert "expected a file that python -m vit_jax export has written" in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(tmp_path / "empty"), f"--model={ours_path}"]) == 2
+    assert "is a folder without images; expected files ending in" in capsys.readouterr().err

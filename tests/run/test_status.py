@@ -1,0 +1,107 @@
+"""The status of runs, from made-up and from real files."""
+
+import datetime
+import json
+import time
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.run.default_folder import default_folder, recipe_name
+from vit_jax.run.status import STATES, read_status
+
+
+def write_run(folder, event="running", *, age=0.0, steps=(0, 10, 30), total=130, **files):
+    """Writes a run that has logged a line a second, the last `age` seconds ago."""
+    folder.mkdir(parents=True)
+    now = time.time()
+    rows = [
+        {
+            "session": 1, "event": event if i == len(steps) - 1 else "running",
+            "began": now - age - 60, "time": now - age - (len(steps) - 1 - i) * 10.0,
+            "step": step, "total_steps": total, "saves": 0, "save_s": None,
+            "seconds": {"start": 20.0, "steps": 40.0},
+        }
+        for i, step in enumerate(steps)
+    ]  # fmt: skip
+    (folder / "sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.json").write_text(json.dumps(files.pop("config", {"train_steps": None})))
+    (folder / "env.json").write_text("{}")
+    metrics = files.pop("metrics", [])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_running_run_has_a_score_and_an_eta(tmp_path):
+    rows = [{"step": 20, "eval/dev/accuracy_top1": 0.25}, {"step": 20, "eval/test/loss": 1.0}]
+    found = read_status(write_run(tmp_path / "run", metrics=rows))
+    assert (found.state, found.step, found.total_steps) == ("running", 30, 130)
+    assert found.score_text == "dev 0.2500"
+    assert found.eta_s == pytest.approx(100 * 10 / 20, abs=1)  # 20 steps took 10 s.
+    assert found.seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("event", "age", "state"),
+    [
+        ("running", 500, "killed"),
+        ("stopped", 0, "stopped"),
+        ("failed", 0, "failed"),
+        ("running", 3, "running"),
+    ],
+)
+def test_the_last_line_of_the_sessions_decides_the_state(tmp_path, event, age, state):
+    found = read_status(write_run(tmp_path / "run", event, age=age))
+    assert found.state == state
+    assert found.eta_s is None or state == "running"
+
+
+def test_the_score_is_the_metric_that_the_run_chooses_by(tmp_path):
+    config = {"early_stopping": {"metric": "eval/dev/loss"}, "checkpoint": None}
+    result = {"step": 9, "eval/test/accuracy_top1": 0.5, "eval/dev/loss": 0.7, "wall_time_s": 3.2}
+    found = read_status(write_run(tmp_path / "run", config=config, result=result))
+    assert (found.state, found.score_text, found.time_text) == (
+        "finished",
+        "dev/loss 0.7000",
+        "0:00:03",
+    )
+
+
+def test_the_command_sorts_runs_by_state_and_score(tmp_path, capsys):
+    write_run(tmp_path / "a" / "low", result={"step": 9, "eval/test/accuracy_top1": 0.5})
+    write_run(tmp_path / "a" / "high", result={"step": 9, "eval/test/accuracy_top1": 0.75})
+    write_run(tmp_path / "b", "failed")
+    write_run(tmp_path / "c2")
+    assert main(["runs", str(tmp_path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line[0] for line in lines[2:6]] == ["c2", "b", "a/high", "a/low"]
+    assert lines[4][1:4] == ["9/9", "test", "0.7500"]
+    assert " ".join(lines[6]) == "1 running, 1 failed, 2 finished"
+    assert main(["runs", str(tmp_path), "--json", "--sort=name"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["run"] for row in found] == ["a/high", "a/low", "b", "c2"]
+    assert found[0]["score"] == 0.75
+    assert {row["state"] for row in found} <= set(STATES)
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path, capsys):
+    assert main(["runs", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: no run in {tmp_path}; ")
+    assert main(["runs", str(tmp_path / "gone")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: no folder {tmp_path / 'gone'}; ")
+
+
+def test_the_same_command_continues_its_run_and_another_gets_a_new_folder(tmp_path):
+    command = ["train", "--config=configs/quickstart.py", "--config.seed=1"]
+    first = default_folder("configs/quickstart.py", str(tmp_path), command)
+    assert first == tmp_path / f"quickstart-{datetime.date.today().isoformat()}"
+    write_run(first, "stopped")
+    (first / "env.json").write_text(json.dumps({"command": ["main", *command]}))
+    assert default_folder("configs/quickstart.py", str(tmp_path), command) == first
+    second = default_folder("configs/quickstart.py", str(tmp_path), command[:-1])
+    assert second.name == f"{first.name}-2"
+    (first / "result.json").write_text('{"step": 9}')
+    assert default_folder("configs/quickstart.py", str(tmp_path), command) == second
+    assert recipe_name("configs/a b.py:L/16,x") == "a-b-L-16-x"

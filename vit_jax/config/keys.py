@@ -1,0 +1,135 @@
+"""All config keys with their types, defaults and meaning, for help, search and completion."""
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.config.run import Config
+from vit_jax.errors import ConfigError, nearest
+from vit_jax.models.options import ModelConfig
+from vit_jax.schema import Section, describe_field
+from vit_jax.synonyms import key_of_word, words_of_key
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigKey:
+    """A key of the config.
+
+    Attributes:
+        name: dotted, e.g. "optimizer.learning_rate".
+        kind: its type and range, in words.
+        meaning: its description; may be empty.
+        required: whether it has no default.
+        default: its default; None if it is required.
+        value: its value in a config; the default if there is no config.
+        choices: its valid values, if they are a list of words.
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    required: bool
+    default: Any
+    value: Any
+    choices: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the value is not the default."""
+        return self.required or self.value != self.default
+
+
+def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[str, ConfigKey]:
+    """Returns name -> key, in the order of the sections.
+
+    Args:
+        model: section class of the model's family.
+        config: a config whose values to return; None: the defaults.
+    """
+    return {key.name: key for key in _keys(Config, config, model)}
+
+
+def find_keys(keys: Mapping[str, ConfigKey], word: str) -> list[ConfigKey]:
+    """Returns the keys that a word finds.
+
+    Args:
+        keys: all keys.
+        word: a key, a section, another word for a key ("lr"), or part of a key or of its meaning;
+            "": all keys.
+
+    Raises:
+        ConfigError: it finds none.
+    """
+    found = [key for name, key in keys.items() if not word or f"{name}.".startswith(f"{word}.")]
+    meant = key_of_word(word)
+    if not found:
+        found = [keys[meant]] if meant is not None and meant in keys else []
+        parts = word.lower().split()
+        found += [key for key in keys.values() if key not in found and _has(key, parts)]
+    if not found:
+        sections = {".".join(n.split(".")[:i]) for n in keys for i in range(1, n.count(".") + 1)}
+        raise ConfigError(
+            f"no config key or section {word!r}",
+            "a key, a section, or a word of their description",
+            f"did you mean '{nearest(word, [*keys, *sections])}'?",
+        )
+    return found
+
+
+def _has(key: ConfigKey, words: list[str]) -> bool:
+    text = f"{key.name} {key.kind} {key.meaning} {words_of_key(key.name)}".lower().replace("_", " ")
+    # A long word also finds those that start with it; "lr" finds only itself.
+    ends = ["" if len(word) > 3 else r"\b" for word in words]
+    plain = [re.escape(word.replace("_", " ")) for word in words]
+    return all(re.search(rf"\b{w}{end}", text) for w, end in zip(plain, ends, strict=True))
+
+
+def _keys(
+    cls: type[Section], made: Section | None, model: type[Section], path: str = ""
+) -> Iterator[ConfigKey]:
+    for name, field in cls.model_fields.items():
+        key = f"{path}{name}"
+        inner = model if key == "model" else field.annotation
+        value = None if made is None else getattr(made, name)
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _keys(inner, value, model, f"{key}.")
+            continue
+        required = field.is_required()
+        default = None if required else field.get_default(call_default_factory=True)
+        yield ConfigKey(
+            name=key,
+            kind=describe_field(field),
+            meaning=" ".join((field.description or "").split()),
+            required=required,
+            default=default,
+            value=default if made is None else value,
+            choices=_choices(field.annotation),
+        )
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Returns the words that a type allows."""
+    members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    found: list[str] = []
+    for member in members:
+        if typing.get_origin(member) is typing.Literal:
+            found += map(str, typing.get_args(member))
+        elif member is bool:
+            found += ["true", "false"]
+        elif member is type(None):
+            found.append("none")
+    return tuple(found) if set(found) - {"none"} else ()
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is not typing.Literal and type(None) in typing.get_args(
+        annotation
+    )
+
+
+def value_text(value: Any) -> str:
+    """Formats a value as `--config.KEY=VALUE` takes it."""
+    return "none" if value is None else json.dumps(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,50 @@
+"""The run folder of a command without --workdir: runs/RECIPE-DATE."""
+
+import datetime
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.run.job_folder import is_running, read_optional_json
+from vit_jax.run.result import RESULT
+from vit_jax.storage.paths import user_path
+from vit_jax.storage.private import without_private
+
+RUNS = "runs"
+
+
+def default_folder(config: str, parent: str = RUNS, command: Sequence[str] | None = None) -> Path:
+    """Returns the folder of an unfinished run of the same command line, or else a new one.
+
+    So the same command continues its run, as with --workdir.
+
+    Args:
+        config: "FILE.py", "FILE.py:ARG", or the config.json of a run folder.
+        parent: folder of the runs.
+        command: the command line; None: that of this process.
+    """
+    name, folder = recipe_name(config), user_path(parent)
+    command = without_private(list(sys.argv[1:] if command is None else command))
+    earlier = sorted(folder.glob(f"{name}-*"), key=lambda path: path.name, reverse=True)
+    for path in earlier:
+        environment = read_optional_json(path / "env.json") or {}
+        same = environment.get("command", [])[1:] == command
+        if same and not (path / RESULT).exists() and not is_running(path):
+            return path
+    stem = f"{name}-{datetime.date.today().isoformat()}"
+    names = [stem, *(f"{stem}-{n}" for n in range(2, 10_000))]
+    return next(path for path in map(folder.joinpath, names) if not path.exists())
+
+
+def recipe_name(config: str) -> str:
+    """Returns a name for the runs of a config file.
+
+    >>> recipe_name("configs/cifar10_small.py:R50+ViT-B/16"), recipe_name("runs/a/config.json")
+    ('cifar10_small-R50+ViT-B-16', 'a')
+    """
+    path, _, arg = config.partition(":")
+    place = user_path(path)
+    name = place.absolute().parent.name if place.name == "config.json" else place.stem
+    words = [name, *([arg] if arg else [])]
+    kept = [c if c.isalnum() or c in "._=+-" else "-" for c in "-".join(words)]
+    return "".join(kept)[:100]
