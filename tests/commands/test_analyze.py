@@ -14,8 +14,8 @@ from vit_jax.__main__ import main
 from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, filters_output
 from vit_jax.analysis.images import Images, evenly_spaced, make_view, read_files
 from vit_jax.analysis.output import FORMATS, write_output
-from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import load
+from vit_jax.models.family import EvalView
 from vit_jax.models.registry import create_model
 
 

@@ -14,7 +14,7 @@ from vit_jax.data.sources import Source, class_count
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
-from vit_jax.interop.formats import EvalView
+from vit_jax.models.family import EvalView
 from vit_jax.storage.files import LARGEST_IMAGE_BYTES, files_below, read_file
 
 # Encoded bytes -> u8[H, W, 3].

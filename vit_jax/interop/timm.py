@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
     Flat,
     QueryValueBias,
@@ -33,6 +33,7 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
+from vit_jax.models.family import EvalView
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded

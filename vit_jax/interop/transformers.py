@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo
 from vit_jax.interop.name_table import (
     Flat,
     Row,
@@ -26,6 +26,7 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
+from vit_jax.models.family import EvalView
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
