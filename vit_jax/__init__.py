@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_jax.data.preprocess import preprocess_of
     from vit_jax.interop.load import load_pretrained
     from vit_jax.models.registry import create_model, list_models
 
@@ -14,9 +15,10 @@ _PUBLIC = {
     "create_model": "vit_jax.models.registry",
     "list_models": "vit_jax.models.registry",
     "load_pretrained": "vit_jax.interop.load",
+    "preprocess_of": "vit_jax.data.preprocess",
 }
 
-__all__ = ["__version__", "create_model", "list_models", "load_pretrained"]
+__all__ = ["__version__", "create_model", "list_models", "load_pretrained", "preprocess_of"]
 
 
 def __getattr__(name: str) -> Any:

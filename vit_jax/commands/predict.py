@@ -5,13 +5,13 @@ python -m vit_jax predict digit.png --model=runs/quickstart --top=3
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
-from vit_jax.config.data import AugmentConfig
-from vit_jax.errors import DataError, FileError, NonFiniteError, WeightsError
-from vit_jax.storage.files import LARGEST_IMAGE_BYTES, json_text, read_file
+from vit_jax.errors import DataError, NonFiniteError, WeightsError
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 OVERRIDES = "--model."
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     import jax
     import numpy as np
 
-    from vit_jax.data.transforms import make_eval_transform
+    from vit_jax.data.preprocess import preprocess_of
     from vit_jax.interop.load import load
     from vit_jax.run.compile_cache import use_compile_cache
 
@@ -52,12 +52,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
         )
     names = _class_names(args.classes, loaded.class_names, loaded.num_classes)
-    height, width = loaded.image_size
-    if height != width:
-        raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
-    view = loaded.view
-    augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
-    transform = make_eval_transform(height, args.crop or view.crop, augment)
+    preprocess = preprocess_of(loaded.model)
+    preprocess = dataclasses.replace(preprocess, crop=args.crop or preprocess.crop)
 
     @jax.jit
     def predict(images: jax.Array) -> jax.Array:
@@ -66,12 +62,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         return jax.nn.softmax(logits)
 
     for path in args.images:
-        encoded = _read(path)
-        try:
-            pixels = transform(encoded, np.random.default_rng())
-        except DataError as error:
-            raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
-        scores = np.asarray(predict(pixels[None] / np.float32(127.5) - 1))[0]
+        scores = np.asarray(predict(preprocess(path)))[0]
         if not np.isfinite(scores).all():
             raise NonFiniteError(
                 f"{path}: the model's output is NaN or infinite",
@@ -83,24 +74,15 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _read(path: Path, expected: str = "an image file") -> bytes:
-    try:
-        return read_file(path, LARGEST_IMAGE_BYTES)
-    except FileError as error:
-        raise DataError(error.got, expected, error.fix) from None
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}", expected, "check the path"
-        ) from None
-
-
 def _class_names(
     file: Path | None, known: tuple[str, ...] | None, num_classes: int
 ) -> tuple[str, ...]:
     """Returns class names: from the given file, from the weights, of ImageNet, or numbers."""
     if file is not None:
+        from vit_jax.data.preprocess import read_user_file
+
         expected = "a text file with one class name per line"
-        names = tuple(_read(file, expected).decode(errors="replace").splitlines())
+        names = tuple(read_user_file(file, expected).decode(errors="replace").splitlines())
         if len(names) != num_classes:
             raise DataError(
                 f"{file} has {len(names)} lines",

@@ -125,10 +125,11 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
-    """Returns the crop of timm's evaluation. The resize filter is ours, see `data.resize`."""
+    """Returns the crop and filter of timm's evaluation. Filters other than bicubic are bilinear."""
+    filter = "bicubic" if pretrained.get("interpolation") == "bicubic" else "bilinear"
     if pretrained.get("crop_mode") == "squash":
-        return EvalView(crop="resize")
-    return EvalView(central_fraction=float(pretrained.get("crop_pct") or 0.875))
+        return EvalView("resize", interpolation=filter)
+    return EvalView("central", float(pretrained.get("crop_pct") or 0.875), interpolation=filter)
 
 
 def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,6 +300,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             "mean": [0.5] * 3,
             "std": [0.5] * 3,
             "crop_pct": loaded.view.central_fraction,
+            "interpolation": loaded.view.interpolation,
             "crop_mode": "squash" if loaded.view.crop == "resize" else "center",
             "num_classes": loaded.num_classes,
             "pool_size": None,

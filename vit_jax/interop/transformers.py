@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _LAYER = "encoder.layer.{layer}"
 # hidden_act -> gelu_approximate.
 _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
+# Pillow's number of the filter, as in preprocessor_config.json.
+_BICUBIC = 3
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
@@ -116,9 +118,18 @@ def _check_depth(file: TensorFile, depth: int) -> None:
 
 
 def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
-    """Returns the crop of the image processor: the whole image, unless it crops the centre."""
-    squashes = preprocessor and not preprocessor.get("do_center_crop")
-    return EvalView("resize") if squashes else EvalView()
+    """Returns crop and filter of the image processor: the whole image, unless it crops the centre.
+
+    A `crop_size` of 224 after resizing the short side to 256 is a central fraction of 0.875.
+    """
+    filter = "bicubic" if preprocessor.get("resample") == _BICUBIC else "bilinear"
+    if preprocessor and not preprocessor.get("do_center_crop"):
+        return EvalView("resize", interpolation=filter)
+    short, cropped = (preprocessor.get(key) for key in ("size", "crop_size"))
+    short = short.get("shortest_edge") if isinstance(short, dict) else short
+    cropped = cropped.get("height") if isinstance(cropped, dict) else cropped
+    fraction = min(cropped / short, 1.0) if short and cropped else EvalView().central_fraction
+    return EvalView("central", fraction, interpolation=filter)
 
 
 def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
@@ -196,6 +207,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
         "size": {"height": side, "width": side},
+        "resample": _BICUBIC if loaded.view.interpolation == "bicubic" else 2,
     }
     return Tensors(named, {"config.json": config, "preprocessor_config.json": preprocessor})
 

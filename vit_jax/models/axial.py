@@ -194,12 +194,11 @@ class AxialEncoder(Encoder):
         found = []
         while start < end:
             axes: tuple[Axis, ...] = ("row", "column")
+            stop = end - end % 2
             if start % 2:
-                axes, stop = ("column",), start + 1
+                axes, stop = axes[1:], start + 1
             elif end == start + 1:
-                axes, stop = ("row",), end
-            else:
-                stop = end - end % 2
+                axes, stop = axes[:1], end
             x, captured = super().__call__(
                 x,
                 position=position if "row" in axes else None,
