@@ -40,6 +40,7 @@ COMMANDS = {
     "sweep": "run many training jobs and select the best",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
+    "dense": "probe dense features: segmentation, correspondence",
     "config": "list the config keys: types, defaults, meaning",
     "checkpoint": "show a checkpoint: arrays, config, git revision",
     "data": "list, inspect, check, pack and convert datasets",

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from PIL import Image
 
+from vit_jax.data.decode import EncodedImage
 from vit_jax.data.preprocess import Preprocess, read_user_file
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.data.sources.tfds import TfdsSource, open_builder
@@ -76,7 +77,7 @@ class MaskSource:
         height, width = size
         check_fits(4 * count * height * width, f"{count:,} images with masks", "read fewer images")
         preprocess = Preprocess(size, "resize")
-        pairs = [_pair(*read(i), names[i], preprocess) for i in kept]
+        pairs = [_pair(read(i), names[i], preprocess) for i in kept]
         pixels, masks = (np.stack(part) for part in zip(*pairs, strict=True))
         return MaskedImages(pixels, masks, f"{self.name} {split}", classes)
 
@@ -169,11 +170,10 @@ def _open_folder(folder: Path, split: str) -> tuple[list[str], Any, tuple[str, .
 
 
 def _pair(
-    image: bytes, mask: bytes, name: str, preprocess: Preprocess
+    encoded: tuple[bytes, bytes], name: str, preprocess: Preprocess
 ) -> tuple[UInt8[np.ndarray, "H W 3"], UInt8[np.ndarray, "H W"]]:
     """Returns an image and its mask in the size of the preprocessing."""
-    from vit_jax.data.decode import EncodedImage
-
+    image, mask = encoded
     try:
         size = EncodedImage(image).size
         pixels = preprocess.pixels(image)

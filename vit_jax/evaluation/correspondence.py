@@ -5,14 +5,15 @@ nearest cell of the other image is the one whose feature has the largest cosine 
 
 | kind | the other image | right is |
 | --- | --- | --- |
-| shift | moved by a quarter of its sides, the edge repeated | the cell where the point went |
+| shift | moved by 0.15 of its sides down and right | the cell where the point went |
 | flip | mirrored left to right | the cell where the point went |
 | scale | its middle enlarged by 1.5 | the cell where the point went |
 | pair | the next image with an object of the point's class | every cell of this class |
 
-Points that leave the image do not count. For copies, PCK also accepts cells whose centre is at most
-a tenth of the larger side away from the right place (arXiv:1612.00837, threshold 0.1). `chance` is
-the score of choosing any cell.
+The gap that a shift leaves has the image's mean colour. Points that leave the image do not count.
+For copies, PCK also accepts cells whose centre is at most a tenth of the larger side away from the
+right place (Yang and Ramanan, 2013, doi:10.1109/TPAMI.2012.261). `chance` is the score of choosing
+any cell.
 """
 
 import dataclasses
@@ -27,10 +28,11 @@ from vit_jax.errors import DataError
 from vit_jax.evaluation.intervals import bootstrap_interval
 
 PCK = 0.1
-_SHIFT, _SCALE = 0.25, 1.5
+_SHIFT, _SCALE = 0.15, 1.5
 
-# (rows, columns) of points in [0, 1] -> their places in the copy; outside [0, 1]: not visible.
-Move = Callable[[np.ndarray], np.ndarray]
+# (rows and columns of points in [0, 1], height and width of the image) -> their places in the copy;
+# outside [0, 1): not visible.
+Move = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Images -> feature maps of one layer.
 MapsFn = Callable[[UInt8[np.ndarray, "M H W 3"]], Float[np.ndarray, "M h w D"]]
 
@@ -55,9 +57,17 @@ class Correspondence:
 
 
 def _shift(images: np.ndarray) -> np.ndarray:
-    down, right = (round(_SHIFT * side) for side in images.shape[1:3])
-    moved = np.pad(images, ((0, 0), (down, 0), (right, 0), (0, 0)), mode="edge")
-    return moved[:, : images.shape[1], : images.shape[2]]
+    height, width = images.shape[1:3]
+    down, right = _pixels_moved(np.asarray((height, width)))
+    means = np.round(images.mean((1, 2), keepdims=True)).astype(np.uint8)
+    moved = np.broadcast_to(means, images.shape).copy()
+    moved[:, down:, right:] = images[:, : height - down, : width - right]
+    return moved
+
+
+def _pixels_moved(size: np.ndarray) -> np.ndarray:
+    """Returns the whole pixels of a shift: rarely a whole number of cells."""
+    return np.round(_SHIFT * size).astype(int)
 
 
 def _enlarge(images: np.ndarray) -> np.ndarray:
@@ -71,12 +81,12 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
 
 
 COPIES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Move]] = {
-    "shift": (_shift, lambda p: p + _SHIFT),
+    "shift": (_shift, lambda p, size: p + _pixels_moved(size) / size),
     "flip": (
         lambda images: np.ascontiguousarray(images[:, :, ::-1]),
-        lambda p: np.stack([p[..., 0], 1 - p[..., 1]], -1),
+        lambda p, size: np.stack([p[..., 0], 1 - p[..., 1]], -1),
     ),
-    "scale": (_enlarge, lambda p: (p - 0.5) * _SCALE + 0.5),
+    "scale": (_enlarge, lambda p, size: (p - 0.5) * _SCALE + 0.5),
 }
 KINDS = (*COPIES, "pair")
 
@@ -146,11 +156,11 @@ def _places(
     counts = np.asarray(grid)
     cells = np.stack(np.meshgrid(*(np.arange(c) for c in grid), indexing="ij"), -1).reshape(-1, 2)
     centres = (cells + 0.5) / counts
-    places = move(centres)
-    visible = ((places >= 0) & (places < 1)).all(1)
-    inside = np.floor(places * counts + 1e-9).astype(int)
-    right = (inside[:, None] == cells[None]).all(-1) & visible[:, None]
     height_width = np.asarray(size)
+    places = move(centres, height_width)
+    visible = np.all((places >= 0) & (places < 1), axis=1)
+    inside = np.floor(places * counts + 1e-9).astype(int)
+    right = np.all(inside[:, None] == cells[None], axis=-1) & visible[:, None]
     distance = np.linalg.norm((places[:, None] - centres[None]) * height_width, axis=-1)
     near = (distance <= PCK * height_width.max() + 1e-9) & visible[:, None]
     return right, near | right
@@ -191,12 +201,13 @@ def _score(
         return np.take_along_axis(accepted, nearest[..., None], 2)[..., 0]
 
     if not len(kept):
-        return Correspondence(float("nan"), (float("nan"),) * 2, float("nan"), None, 0)
+        nan = float("nan")
+        return Correspondence(nan, (nan, nan), nan, None, 0)
     shares = per_image(chosen(right))
-    low, high = bootstrap_interval(shares, "correspondence")
+    low, high = (float(end[0]) for end in bootstrap_interval(shares[:, None], "correspondence"))
     return Correspondence(
         float(shares.mean()),
-        (float(low), float(high)),
+        (low, high),
         float(per_image(right.mean(2)).mean()),
         None if near is None else float(per_image(chosen(near)).mean()),
         len(kept),

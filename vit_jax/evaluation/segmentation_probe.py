@@ -8,6 +8,7 @@ model's images.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,7 @@ def layer_maps(
     """
     graphdef, state = nnx.split(model)
 
-    def run(state: nnx.State, batch: Array) -> list[Array]:
+    def run(state: Any, batch: Array) -> list[Array]:
         maps = nnx.merge(graphdef, state).features(
             to_unit_range(batch), layers, normalise=normalise
         )
@@ -235,7 +236,23 @@ def _pixel_logits(
     size: tuple[int, int],
 ) -> Float[Array, "B H W C"]:
     logits = x @ kernel + bias[None, None, None]
-    return jax.image.resize(logits, (len(x), *size, kernel.shape[1]), "bilinear")
+    rows, columns = (bilinear(n, side) for n, side in zip(x.shape[1:3], size, strict=True))
+    return jnp.einsum("Hh,bhwc,Ww->bHWc", rows, logits, columns)
+
+
+def bilinear(count: int, side: int) -> Float[np.ndarray, "S N"]:
+    """Returns the matrix of linear interpolation from cells to pixels; borders are repeated.
+
+    Args:
+        count: number of cells, N.
+        side: number of pixels, S.
+
+    >>> bilinear(2, 4).tolist()
+    [[1.0, 0.0], [0.75, 0.25], [0.25, 0.75], [0.0, 1.0]]
+    """
+    places = np.clip((np.arange(side) + 0.5) * count / side - 0.5, 0, count - 1)
+    weights = 1 - np.abs(places[:, None] - np.arange(count)[None])
+    return np.maximum(weights, 0).astype(np.float32)
 
 
 def _confusions(

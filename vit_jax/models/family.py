@@ -138,7 +138,7 @@ class ImageModel(nnx.Module):
             ModelError: images of another size, or a layer that the model does not have.
         """
         images = jnp.asarray(images)
-        chosen = tuple(self._known_layer(layer) for layer in layers)
+        chosen = tuple(self.known_layer(layer) for layer in layers)
         found = self.layer_outputs(images, frozenset(chosen)) if chosen else {}
 
         def of_layer(layer: Layer) -> Any:
@@ -177,8 +177,12 @@ class ImageModel(nnx.Module):
         """Returns the output of a layer after the final norm, if it has the norm's width."""
         raise NotImplementedError
 
-    def _known_layer(self, layer: Layer) -> Layer:
-        """Returns a layer as `layer_outputs` takes it."""
+    def known_layer(self, layer: Layer) -> Layer:
+        """Returns a layer as `layer_outputs` takes it.
+
+        Raises:
+            ModelError: the model has no such layer.
+        """
         if isinstance(layer, str) and layer in self.map_names:
             number = self.map_names[layer]
             return layer if number is None else number
