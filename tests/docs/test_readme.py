@@ -73,6 +73,7 @@ def folder_with_files(tmp_path_factory):
 
 # What each Python example leaves behind, in the order of the README.
 RESULTS = (
+    lambda names: [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4,
     lambda names: len(list(names["get_sweep"]())) == 3,
     lambda names: names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED,
     lambda names: names["model"].head.linear.kernel.shape == (192, 37),
