@@ -188,7 +188,8 @@ def _print(result: Row) -> None:
         f" {result['test_images']:,} test images"
     )
     if "segmentation" in result:
-        table = plain_table("linear probe, layer", right=("mean IoU", "95 % interval", "pixels"))
+        print("linear probe of the features of a layer")
+        table = plain_table("layer", right=("mean IoU", "95 % interval", "pixels right"))
         for row in result["segmentation"]:
             rest = ("", "")
             if "interval" in row:
@@ -196,9 +197,8 @@ def _print(result: Row) -> None:
             table.add_row(str(row["layer"]), f"{row['mean_iou']:.1%}", *rest)
         Console().print(table)
     if "correspondence" in result:
-        table = plain_table(
-            "nearest feature, layer", right=("copy", "right", "95 % interval", "PCK@0.1", "chance")
-        )
+        print("points whose nearest feature in another image is right")
+        table = plain_table("layer", right=("other", "right", "95 % interval", "PCK@0.1", "chance"))
         for row in result["correspondence"]:
             pck = "" if row["pck"] is None else f"{row['pck']:.1%}"
             shown = (row["kind"], f"{row['accuracy']:.1%}", _interval(row["interval"]), pck)
