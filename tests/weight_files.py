@@ -7,10 +7,10 @@ import numpy as np
 from flax import nnx
 from random_models import random_model
 
-from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import Loaded
 from vit_jax.interop.report import LoadReport
 from vit_jax.interop.save import save
+from vit_jax.models.family import EvalView
 from vit_jax.models.registry import model_options
 
 TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}

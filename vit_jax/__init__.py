@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_jax.data.preprocess import preprocess_of
     from vit_jax.interop.load import load_pretrained
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
@@ -18,6 +19,7 @@ _PUBLIC = {
     "list_models": "vit_jax.models.registry",
     "load_pretrained": "vit_jax.interop.load",
     "load_run": "vit_jax.runs",
+    "preprocess_of": "vit_jax.data.preprocess",
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "list_models",
     "load_pretrained",
     "load_run",
+    "preprocess_of",
 ]
 
 

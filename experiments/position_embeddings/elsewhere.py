@@ -22,12 +22,12 @@ from flax import nnx
 from PIL import Image
 from scipy import stats
 
-from vit_jax.analysis.images import Images, make_view, read_source
+from vit_jax.analysis.images import Images, read_source
 from vit_jax.commands.report import check_markers, replace_between_markers
 from vit_jax.config.data import DataConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.open import open_source
 from vit_jax.errors import ConfigError, UserError
-from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import load_pretrained
 from vit_jax.report.labels import markdown_table
 from vit_jax.report.runs import read_runs
@@ -91,7 +91,7 @@ def read_test_images(data_dir: Path) -> Images:
     """Returns the test images of CIFAR-10 that all runs are evaluated on."""
     data = DataConfig(name="cifar10", data_dir=str(data_dir))
     source = open_source(data, "test")
-    return read_source(source, "test", _IMAGES, make_view((_SIDE, _SIDE), EvalView("resize")))
+    return read_source(source, "test", _IMAGES, Preprocess((_SIDE, _SIDE), "resize").pixels)
 
 
 def evaluate_runs(folder: Path, images: Images) -> pd.DataFrame:

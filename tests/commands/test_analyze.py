@@ -12,9 +12,9 @@ from weight_files import random_weights
 
 from vit_jax.__main__ import main
 from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, filters_output
-from vit_jax.analysis.images import Images, evenly_spaced, make_view, read_files
+from vit_jax.analysis.images import Images, evenly_spaced, read_files
 from vit_jax.analysis.output import FORMATS, write_output
-from vit_jax.interop.formats import EvalView
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.interop.load import load
 from vit_jax.models.registry import create_model
 
@@ -153,12 +153,12 @@ def test_wrong_input_is_a_one_line_error(
 
 def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
     assert evenly_spaced(10, 4) == [0, 2, 5, 7]
-    whole = make_view((32, 32), EvalView(crop="resize"))
+    whole = Preprocess((32, 32), crop="resize").pixels
     found = read_files([photos], 3, whole)
     assert [name.rsplit("/", 1)[-1] for name in found.names] == ["0.png", "2.png", "1.png"]
     np.testing.assert_array_equal(found.subset(2).pixels, found.pixels[:2])
     # A model for rectangular images gets the whole image, squashed.
-    wide = make_view((16, 64), EvalView())((photos / "0.png").read_bytes())
+    wide = Preprocess((16, 64)).pixels((photos / "0.png").read_bytes())
     assert wide.shape == (16, 64, 3)
     white = Images(np.full((1, 2, 2, 3), 255, np.uint8), ("white",), "here").normalized
     assert white.min() == white.max() == 1

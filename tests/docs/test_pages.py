@@ -94,6 +94,9 @@ RESULTS = {
     ("docs/how-to/analyze.md", 0): lambda names: (
         names["found"].mean.shape == (12, 3) and names["found"].uniform > 0
     ),
+    ("docs/how-to/dense.md", 0): lambda names: (
+        [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
+    ),
     ("docs/how-to/models.md", 0): lambda names: (
         names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED
     ),

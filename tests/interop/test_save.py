@@ -18,9 +18,10 @@ from random_models import run
 from weight_files import parameters, random_loaded, random_weights
 
 from vit_jax.errors import UserError, WeightsError
-from vit_jax.interop.formats import EvalView, all_formats
+from vit_jax.interop.formats import all_formats
 from vit_jax.interop.load import load
 from vit_jax.interop.save import new_path, save
+from vit_jax.models.family import EvalView
 from vit_jax.storage.paths import user_path
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)

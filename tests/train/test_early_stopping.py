@@ -76,9 +76,11 @@ def tiny(digits_dir, *more) -> Config:
 
 def evaluator_of(config, program):
     return SplitEvaluator(
-        config,
+        config.data,
         {"test": "test"},
         program.mesh,
+        batch_size=config.evaluation.batch_size or config.data.global_batch_size,
+        num_classes=program.task.num_outputs,
         preprocessing=program.task.eval_preprocessing,
         make_totals=program.task.make_totals,
     )

@@ -152,20 +152,13 @@ def named_maps(model: ImageModel, images: Array) -> dict[str, Array]:
     _, found = model(images, return_intermediates=(*wanted, "pre_logits"))
     for name in wanted:
         if name == "block_output":
-            maps |= {f"{name} {i}": _grid(model, x) for i, x in enumerate(found[name], 1)}
+            maps |= {f"{name} {i}": model.split_prefix(x)[0] for i, x in enumerate(found[name], 1)}
         else:
-            maps[name] = _grid(model, found[name])
+            maps[name] = model.split_prefix(found[name])[0]
     if getattr(model, "class_token", None) is not None:
         tokens = {f"class token {i}": x[:, 0] for i, x in enumerate(found["block_output"], 1)}
         maps |= {name: x[:, None, None] for name, x in tokens.items()}
     return {**maps, "pre_logits": found["pre_logits"][:, None, None]}
-
-
-def _grid(model: ImageModel, x: Array) -> Array:
-    """Returns tokens without class token and registers as a map; a map as it is."""
-    if x.ndim == 4:
-        return x
-    return x[:, model.num_prefix :].reshape(len(x), *model.grid, -1)
 
 
 def cells_of(

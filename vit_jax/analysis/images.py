@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
-from PIL import Image
 
-from vit_jax.config.data import AugmentConfig
-from vit_jax.data.decode import decode
+from vit_jax.data.preprocess import read_user_file
 from vit_jax.data.sources import Source, class_count
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
-from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import DataError, FileError
-from vit_jax.interop.formats import EvalView
-from vit_jax.storage.files import LARGEST_IMAGE_BYTES, files_below, read_file
+from vit_jax.errors import DataError
+from vit_jax.storage.files import files_below
 
 # Encoded bytes -> u8[H, W, 3].
 Transform = Callable[[bytes], np.ndarray]
@@ -64,31 +60,13 @@ def evenly_spaced(total: int, count: int) -> list[int]:
     return list(range(total)) if count >= total else [i * total // count for i in range(count)]
 
 
-def make_view(image_size: tuple[int, int], view: EvalView, crop: str | None = None) -> Transform:
-    """Returns the evaluation preprocessing: encoded bytes -> u8[H, W, 3].
-
-    Args:
-        image_size: (height, width) in pixels. If they differ, the whole image is resized with
-            Pillow's bilinear filter, ignoring the aspect ratio.
-        view: view of the loaded weights.
-        crop: "central" or "resize"; None: as in `view`.
-    """
-    height, width = image_size
-    if height != width:
-        size = (width, height)
-        return lambda encoded: np.asarray(decode(encoded).resize(size, Image.Resampling.BILINEAR))
-    augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
-    transform = make_eval_transform(height, crop or view.crop, augment)
-    return lambda encoded: transform(encoded, np.random.default_rng(0))
-
-
 def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Images:
     """Reads images from files and from folders at any depth.
 
     Args:
         paths: image files, and folders; the images of a folder are sorted by name.
         count: number of images to read, evenly spaced over all images found.
-        transform: preprocessing from `make_view`.
+        transform: such as `Preprocess.pixels`.
 
     Raises:
         DataError: there are no images, or a file is not an image.
@@ -107,7 +85,8 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
             "give another folder",
         )
     kept = [files[i] for i in evenly_spaced(len(files), count)]
-    pixels = [_apply_transform(path, _read_bytes(path), transform) for path in kept]
+    expected = "an image file, or a folder of images"
+    pixels = [_apply_transform(p, read_user_file(p, expected), transform) for p in kept]
     return Images(np.stack(pixels), tuple(map(str, kept)), names)
 
 
@@ -124,7 +103,7 @@ def read_source(
         source: opened split.
         split: name of the split, for messages.
         count: number of images to read.
-        transform: preprocessing from `make_view`.
+        transform: such as `Preprocess.pixels`.
         num_classes: number of classes; None: as many as the dataset names.
 
     Raises:
@@ -145,16 +124,3 @@ def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> 
         return transform(encoded)
     except DataError as error:
         raise DataError(f"{name}: {error.got}", error.expected, "leave it out") from None
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return read_file(path, LARGEST_IMAGE_BYTES)
-    except FileError as error:
-        raise DataError(error.got, "an image file, or a folder of images", error.fix) from None
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}",
-            "an image file, or a folder of images",
-            "check the path",
-        ) from None

@@ -25,6 +25,7 @@ import argparse
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,10 +257,12 @@ def _run_folder(model: str) -> Path | None:
 
 
 def _images(args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None) -> "Images":
-    from vit_jax.analysis.images import make_view, read_files, read_source
+    from vit_jax.analysis.images import read_files, read_source
+    from vit_jax.data.preprocess import preprocess_of
     from vit_jax.data.sources import open_source
 
-    transform = make_view(loaded.image_size, loaded.view, args.crop)
+    preprocess = preprocess_of(loaded.model)
+    transform = replace(preprocess, crop=args.crop or preprocess.crop).pixels
     if args.images:
         return read_files(args.images, args.num_images, transform)
     if args.dataset:

@@ -1,31 +1,61 @@
-"""Evaluate the checkpoint of a run folder, every example exactly once.
+"""Evaluate a run folder, or any weights on the test sets that papers print.
 
-python -m vit_jax eval --workdir=runs/quickstart
-python -m vit_jax eval --workdir=runs/quickstart --step=1000 --config.evaluation.splits.train=train
+    python -m vit_jax eval --workdir=runs/quickstart
+    python -m vit_jax eval --workdir=runs/quickstart --config.evaluation.splits.train=train
+    python -m vit_jax eval B_16.npz --preset=imagenet,imagenet_real,imagenet_v2 --data_dir=DATA
+    python -m vit_jax eval B_16.npz --preset=table2 --data_dir=DATA
+
+Every example counts exactly once. CHECKPOINT is anything that `predict` reads. Presets are
+imagenet, imagenet_real, imagenet_v2, imagenet_a, imagenet_r, imagenet_sketch and objectnet; `all`
+of them; and `table2`, the columns of Table 2 of the ViT paper. They need weights with ImageNet's
+1000 classes, and datasets that are prepared in --data_dir under their TFDS names; ObjectNet is
+unpacked there. With `all` and `table2`, a dataset that is not there is named below the table
+instead. A preset is also a split of a config: --config.evaluation.splits.real=imagenet_real.
 """
 
 import argparse
+import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands.arguments import positive_int
+from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.commands.process import add_process_arguments, started
+from vit_jax.config.evaluation import PresetsConfig
 from vit_jax.config.file import load_config
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, NonFiniteError, first_few
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
 
+if TYPE_CHECKING:
+    from vit_jax.evaluation.presets import Score
+
+_BATCH_SIZE = 64
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--workdir", required=True, type=user_path, help="run folder")
+    parser.add_argument(
+        "checkpoint", nargs="?", help="file, folder, run folder; hf://, gs://, s3://"
+    )
+    parser.add_argument("--preset", metavar="NAME,...", help="test sets, see above")
+    parser.add_argument("--data_dir", help="folder of datasets for --preset")
+    parser.add_argument(
+        "--batch_size",
+        type=positive_int,
+        help=f"images per batch for --preset ({_BATCH_SIZE} per device)",
+    )
+    parser.add_argument("--workdir", type=user_path, help="run folder")
     parser.add_argument(
         "--step", type=int, help="step of the checkpoint (default: the run's result)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
+    add_load_arguments(parser)
     add_process_arguments(parser)
 
 
@@ -33,6 +63,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.run.folder import read_config
 
+    if args.checkpoint is not None or args.preset is not None:
+        return _run_presets(args, overrides)
+    if args.workdir is None:
+        raise ConfigError(
+            "nothing to evaluate",
+            "--workdir=RUN, or CHECKPOINT --preset=NAME,...",
+            "see python -m vit_jax eval --help",
+        )
     check_output_folder(args.workdir, ["report"])
     read_config(args.workdir)  # Raises an error if there is no run.
     config = load_config(str(args.workdir / "config.json"), overrides)
@@ -45,7 +83,77 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _run_presets(args: argparse.Namespace, overrides: list[str]) -> int:
+    """Evaluates any weights on presets."""
+    from vit_jax.evaluation.presets import ALL, TABLE_2, evaluate_presets, preset_rows
+    from vit_jax.interop.load import load
+    from vit_jax.parallel.mesh import make_mesh, num_batch_shards
+    from vit_jax.parallel.processes import is_first_host
+
+    if args.checkpoint is None or args.preset is None or args.workdir is not None:
+        raise ConfigError(
+            "a checkpoint, --preset or --workdir without its partner",
+            "CHECKPOINT with --preset, or --workdir alone",
+            "give both, e.g. eval B_16.npz --preset=imagenet_real",
+        )
+    if overrides:
+        raise ConfigError(
+            f"--config.{overrides[0]} with --preset", "arguments of --preset", "leave it out"
+        )
+    names = args.preset.split(",")
+    rows = preset_rows(names)
+    with started(args, PresetsConfig(checkpoint=args.checkpoint, presets=tuple(names))):
+        mesh = make_mesh(MeshConfig())
+        loaded = load(args.checkpoint, **load_arguments(args, []))
+        if is_first_host():
+            loaded.report.print()
+        scores = evaluate_presets(
+            loaded,
+            rows,
+            checkpoint=args.checkpoint,
+            data_dir=args.data_dir,
+            mesh=mesh,
+            batch_size=args.batch_size or _BATCH_SIZE * num_batch_shards(mesh),
+            needs_all=not {ALL, TABLE_2} & set(names),
+        )
+        if is_first_host():
+            _print_scores(args, loaded.options.name, scores)
+    return 0
+
+
+def _print_scores(args: argparse.Namespace, model: str, scores: "list[Score]") -> None:
+    if args.json:
+        rows = [dataclasses.asdict(score) for score in scores]
+        content = {"checkpoint": args.checkpoint, "model": model, "presets": rows}
+        print(json_text(content, what="the scores"))
+        return
+    from rich.console import Console
+
+    from vit_jax.tables import plain_table
+
+    print(f"{model} from {args.checkpoint}")
+    table = plain_table("test set", right=("images", "top-1", "95 % interval", "top-5"))
+    notes = []
+    for score in scores:
+        if score.accuracy is None or score.interval is None or score.accuracy_top5 is None:
+            table.add_row(score.title, "", "", "", "")
+            notes.append(f"{score.title}: {score.note}")
+            continue
+        low, high = score.interval
+        table.add_row(
+            score.title,
+            f"{score.examples:,}",
+            f"{score.accuracy:.2%}",
+            f"{low:.2%} to {high:.2%}",
+            f"{score.accuracy_top5:.2%}",
+        )
+    Console().print(table)
+    for note in notes:
+        print(note)
+
+
 def _evaluate(args: argparse.Namespace, config: Config) -> None:
+    from vit_jax.data.benchmarks import NUM_CLASSES, find_benchmark, open_benchmark
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.mesh import make_mesh
@@ -57,13 +165,20 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
 
     mesh = make_mesh(config.mesh)
     split = next(iter(config.evaluation.all_splits.values()))
-    source = open_source(config.data, split)
-    num_classes = class_count(source, config.data.num_classes)
+    preset = find_benchmark(split)
+    if preset is None:
+        source = open_source(config.data, split)
+        num_classes = class_count(source, config.data.num_classes)
+    else:
+        source = open_benchmark(preset[0], config.data, preset[1]).source
+        num_classes = config.data.num_classes or NUM_CLASSES
     program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
     evaluator = SplitEvaluator(
-        config,
+        config.data,
         config.evaluation.all_splits,
         mesh,
+        batch_size=config.evaluation.batch_size or config.data.global_batch_size,
+        num_classes=num_classes,
         preprocessing=program.task.eval_preprocessing,
         make_totals=program.task.make_totals,
         report=args.workdir / "report",

@@ -11,6 +11,7 @@ file that `export` has written.
 
 import argparse
 import csv
+import dataclasses
 import itertools
 import logging
 import sys
@@ -20,10 +21,9 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
-from vit_jax.config.data import AugmentConfig
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
-from vit_jax.errors import ConfigError, DataError, FileError, NonFiniteError, WeightsError
-from vit_jax.storage.files import LARGEST_IMAGE_BYTES, json_text, read_file
+from vit_jax.errors import ConfigError, DataError, NonFiniteError, WeightsError
+from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
@@ -159,19 +159,18 @@ def _classify(
     import jax
     import numpy as np
 
-    from vit_jax.data.transforms import make_eval_transform
+    from vit_jax.data.preprocess import Preprocess, read_user_file
 
-    view = model.view
-    augment = AugmentConfig(central_fraction=view.central_fraction, antialias=view.antialias)
-    transform = make_eval_transform(model.image_size[0], args.crop or view.crop, augment)
+    view = dataclasses.replace(model.view, crop=args.crop or model.view.crop)
+    preprocess = Preprocess(model.image_size, **dataclasses.asdict(view))
     probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.logits(pixels)))
     size = min(_BATCH_SIZE, len(images))
 
     def pixels_of(image: tuple[str, Path | bytes, bool]) -> "np.ndarray | None":
         name, source, is_named = image
         try:
-            encoded = source if isinstance(source, bytes) else _read(source)
-            return transform(encoded, np.random.default_rng())
+            encoded = source if isinstance(source, bytes) else read_user_file(source)
+            return preprocess.pixels(encoded)
         except DataError as error:
             got = error.got if name in error.got else f"{name}: {error.got}"
             if not is_named:
@@ -197,24 +196,15 @@ def _classify(
             yield name, [(names[i], float(row[i])) for i in np.argsort(-row)[: args.top]]
 
 
-def _read(path: Path, expected: str = "an image file") -> bytes:
-    try:
-        return read_file(path, LARGEST_IMAGE_BYTES)
-    except FileError as error:
-        raise DataError(error.got, expected, error.fix) from None
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}", expected, "check the path"
-        ) from None
-
-
 def _class_names(
     file: Path | None, known: tuple[str, ...] | None, num_classes: int
 ) -> tuple[str, ...]:
     """Returns class names: from the given file, from the weights, of ImageNet, or numbers."""
     if file is not None:
+        from vit_jax.data.preprocess import read_user_file
+
         expected = "a text file with one class name per line"
-        names = tuple(_read(file, expected).decode(errors="replace").splitlines())
+        names = tuple(read_user_file(file, expected).decode(errors="replace").splitlines())
         if len(names) != num_classes:
             raise DataError(
                 f"{file} has {len(names)} lines",

@@ -12,7 +12,9 @@ class EvaluationConfig(Section):
     """
 
     splits: dict[str, str] = option({})
-    """Name in the metrics -> TFDS split, e.g. {"test": "test"}."""
+    """Name in the metrics -> TFDS split, e.g. {"test": "test"}, or for models of ImageNet's classes
+    a preset of `data.benchmarks`, e.g. {"real": "imagenet_real"}.
+    """
     final_splits: dict[str, str] = option({})
     """The same for splits that are evaluated only once, after training, with the final weights."""
     interval_steps: int | None = option(None, at_least=1)
@@ -52,3 +54,10 @@ class EvaluationConfig(Section):
         """Whether splits are evaluated during training."""
         given = (self.interval_steps, self.interval_epochs, self.interval_examples)
         return any(value is not None for value in given)
+
+
+class PresetsConfig(Section):
+    """One run of `python -m vit_jax eval CHECKPOINT --preset=...`; all hosts must agree on it."""
+
+    checkpoint: str = option()
+    presets: tuple[str, ...] = option()

@@ -55,6 +55,50 @@ def example_outputs(
     }
 
 
+def outputs_of_batch(
+    logits: Float[Array, "B C"], batch: Mapping[str, Array], loss: LossFn
+) -> dict[str, Array]:
+    """Returns the outputs for a batch of labelled images, or of a benchmark (`data.benchmarks`).
+
+    Args:
+        logits: outputs of the model.
+        batch: "label" and "mask"; for a benchmark also "right" and "among".
+        loss: one value per example; a benchmark has its own, see `benchmark_outputs`.
+    """
+    if "right" in batch:
+        return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
+    return example_outputs(logits, batch["label"], batch["mask"], loss)
+
+
+def benchmark_outputs(
+    logits: Float[Array, "B C"],
+    right: Bool[Array, "B C"],
+    among: Bool[Array, "B C"],
+    mask: Bool[Array, " B"],
+) -> dict[str, Array]:
+    """Returns `example_outputs` where several classes may be right, or none.
+
+    An example is correct in top k if one of the k largest logits among the classes to choose from
+    is of a class that is right. One without a right class does not count. The loss is minus the
+    logarithm of the probability of all right classes.
+
+    Args:
+        logits: outputs of the model.
+        right: the classes that are right.
+        among: the classes to choose from.
+        mask: False for examples that do not count.
+    """
+    chosen = jnp.where(among, logits, -jnp.inf)
+    right = right & among
+    best = jnp.argmax(jnp.where(right, chosen, -jnp.inf), axis=1)
+    log_all = jax.nn.logsumexp(chosen, axis=1)
+    log_right = jax.nn.logsumexp(jnp.where(right, chosen, -jnp.inf), axis=1)
+    outputs = example_outputs(
+        chosen, best, mask & right.any(1), lambda logits, labels: log_all - log_right
+    )
+    return outputs | {"label": jnp.argmax(right, axis=1)}
+
+
 def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, " M"]:
     """Returns the number of classes that rank above the label; C for a label with a NaN logit."""
     num_classes = logits.shape[1]

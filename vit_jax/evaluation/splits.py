@@ -7,11 +7,19 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from vit_jax.config.run import Config
+from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import Preprocessing
+from vit_jax.data.benchmarks import (
+    benchmark_images,
+    check_classes,
+    find_benchmark,
+    open_benchmark,
+)
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import Source, open_source
+from vit_jax.data.transforms import Transform, make_eval_transform
+from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 from vit_jax.parallel.processes import is_first_host
@@ -23,11 +31,14 @@ class SplitEvaluator:
     """Evaluates splits, which are opened once.
 
     Args:
-        config: the run.
-        splits: name in the metrics -> split.
+        data: the data section.
+        splits: name in the metrics -> split of the dataset, or a preset of `data.benchmarks`.
         mesh: devices.
+        batch_size: images per batch over all hosts.
         preprocessing: preprocessing of the task for evaluation.
+        num_classes: outputs of the model.
         make_totals: class names -> an empty `Totals` of the task.
+        transform: preprocessing of a benchmark's images; None: that of the data section.
         report: folder for the tables of the totals; None: do not write them.
         suffix: suffix for the file names of these tables.
 
@@ -42,23 +53,39 @@ class SplitEvaluator:
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
         splits: Mapping[str, str],
         mesh: Mesh,
         *,
+        batch_size: int,
         preprocessing: Preprocessing,
+        num_classes: int,
         make_totals: Callable[[Sequence[str]], Totals],
+        transform: Transform | None = None,
         report: Path | None = None,
         suffix: str = "",
     ):
-        data = config.data
-        batch_size = config.evaluation.batch_size or data.global_batch_size
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
         self.splits = splits
-        self._mesh, self._preprocessing, self._make_totals = mesh, preprocessing, make_totals
+        self._mesh, self._make_totals = mesh, make_totals
         self._report, self._suffix = report, suffix
         self._warned: set[str] = set()
-        self.sources = {name: open_source(data, split) for name, split in splits.items()}
+        self.sources: dict[str, Source] = {}
+        self._preprocessing = dict.fromkeys(splits, preprocessing)
+        transform = transform or make_eval_transform(data.image_size, data.eval_crop, data.augment)
+        for name, split in splits.items():
+            preset = find_benchmark(split)
+            if preset is None:
+                self.sources[name] = open_source(data, split)
+                continue
+            if "label" not in preprocessing.arrays:
+                raise ConfigError(
+                    f"split {split!r} for a task without labels", "classification", "leave it out"
+                )
+            check_classes(num_classes, split)
+            opened = open_benchmark(preset[0], data, preset[1])
+            self.sources[name] = opened.source
+            self._preprocessing[name] = benchmark_images(opened, transform, data.image_size)
         self._cached = {name: cached(s, data.cache_mb) for name, s in self.sources.items()}
         self._spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
 
@@ -85,7 +112,7 @@ class SplitEvaluator:
         try:
             for name, source in self._cached.items():
                 totals = self._make_totals(source.class_names)
-                with eval_batches(source, self._preprocessing, self._spec) as feed:
+                with eval_batches(source, self._preprocessing[name], self._spec) as feed:
                     batches = _until(stop, feed)
                     found = evaluate(eval_step, params, batches, self._mesh, totals, frozen)
                 if is_first_host():

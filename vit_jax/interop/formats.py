@@ -16,26 +16,12 @@ import numpy as np
 from vit_jax.interop.name_table import Row
 from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.models.family import EvalView
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import FAMILIES, family_of, model_options, model_shape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalView:
-    """How images are cropped and resized for evaluation.
-
-    Attributes:
-        crop: "central" or "resize", see `data.eval_crop`.
-        central_fraction: side of a central crop as a fraction of the image's short side.
-        antialias: whether downscaling averages over all pixels.
-    """
-
-    crop: str = "central"
-    central_fraction: float = 0.875
-    antialias: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vit_jax.interop.choose_model import (
     keeps_head,
     original_model,
 )
-from vit_jax.interop.formats import EvalView, WeightsInfo
+from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.locate import weights_path
 from vit_jax.interop.name_table import Row, matches, read_row
 from vit_jax.interop.normalization import (
@@ -32,7 +32,7 @@ from vit_jax.interop.opening import open_published
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
-from vit_jax.models.family import ImageModel
+from vit_jax.models.family import EvalView, ImageModel
 from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, default_image_size, model_options
@@ -123,7 +123,9 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     arrays.update(_initial_parameters(found, seed))
     found.report.seconds = time.monotonic() - start
     about = {f.name: getattr(found, f.name) for f in dataclasses.fields(ModelInfo)}
-    return Loaded(model=fill_parameters(found.model, arrays.__getitem__), **about)
+    model = fill_parameters(found.model, arrays.__getitem__)
+    model.view = found.view
+    return Loaded(model=model, **about)
 
 
 def _new_model(

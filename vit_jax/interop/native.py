@@ -14,9 +14,10 @@ from flax import nnx
 from vit_jax.config.task import task_config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import CheckpointError, WeightsError
-from vit_jax.interop.formats import EvalView, WeightsInfo
+from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.name_table import Same, matches, row
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.models.family import EvalView
 from vit_jax.models.heads import count_classes
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.about import choose_checkpoint, evaluated_item

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo, depth_of
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
     Flat,
     QueryValueBias,
@@ -33,6 +33,7 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
+from vit_jax.models.family import EvalView
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -126,12 +127,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
-    """Returns the crop of timm's evaluation. The resize filter is ours, see `data.resize`."""
-    antialias = bool(pretrained.get(_ANTIALIAS, True))
-    if pretrained.get("crop_mode") == "squash":
-        return EvalView(crop="resize", antialias=antialias)
-    fraction = float(pretrained.get("crop_pct") or 0.875)
-    return EvalView(central_fraction=fraction, antialias=antialias)
+    """Returns the crop and filter of timm's evaluation. Filters other than bicubic are bilinear."""
+    view = EvalView(
+        crop="resize" if pretrained.get("crop_mode") == "squash" else "central",
+        central_fraction=float(pretrained.get("crop_pct") or 0.875),
+        antialias=bool(pretrained.get(_ANTIALIAS, True)),
+        interpolation="bicubic" if pretrained.get("interpolation") == "bicubic" else "bilinear",
+    )
+    if view.crop == "resize":
+        return dataclasses.replace(view, central_fraction=EvalView().central_fraction)
+    return view
 
 
 def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,6 +307,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             "mean": [0.5] * 3,
             "std": [0.5] * 3,
             "crop_pct": loaded.view.central_fraction,
+            "interpolation": loaded.view.interpolation,
             "crop_mode": "squash" if loaded.view.crop == "resize" else "center",
             "num_classes": loaded.num_classes,
             "pool_size": None,

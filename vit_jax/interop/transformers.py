@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo
 from vit_jax.interop.name_table import (
     Flat,
     Row,
@@ -27,13 +27,14 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
+from vit_jax.models.family import EvalView
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _LAYER = "encoder.layer.{layer}"
-# Key of preprocessor_config.json that only this package reads, and PIL's number of a filter.
-_VIEW, _BILINEAR = "vit_jax_view", 2
+# Key of preprocessor_config.json that only this package reads, and Pillow's numbers of filters.
+_VIEW, _BILINEAR, _BICUBIC = "vit_jax_view", 2, 3
 # Names that transformers gives to classes without names.
 _NO_NAME = "LABEL_"
 # hidden_act -> gelu_approximate.
@@ -122,18 +123,25 @@ def _check_depth(file: TensorFile, depth: int) -> None:
 
 
 def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
-    """Returns the crop of the image processor: the whole image, unless it crops the centre."""
+    """Returns crop and filter of the image processor: the whole image, unless it crops the centre.
+
+    A `crop_size` of 224 after resizing the short side to 256 is a central fraction of 0.875.
+    """
     if not preprocessor:
         return EvalView()
-    crop = preprocessor.get("crop_size") or preprocessor.get("size") or {}
-    side = crop.get("height") if isinstance(crop, Mapping) else crop
+    filter = "bicubic" if preprocessor.get("resample") == _BICUBIC else "bilinear"
+    short, cropped = (preprocessor.get(key) for key in ("size", "crop_size"))
+    side = cropped or short or {}
+    side = side.get("height") if isinstance(side, Mapping) else side
     own = preprocessor.get(_VIEW)
-    if own and side and _resizing(EvalView(**own), side)["size"] == preprocessor.get("size"):
+    if own and side and _resizing(EvalView(**own), side)["size"] == short:
         return EvalView(**own)
     if not preprocessor.get("do_center_crop"):
-        return EvalView("resize")
-    short = (preprocessor.get("size") or {}).get("shortest_edge")
-    return EvalView(central_fraction=side / short) if short and side else EvalView()
+        return EvalView("resize", interpolation=filter)
+    short = short.get("shortest_edge") if isinstance(short, Mapping) else short
+    cropped = cropped.get("height") if isinstance(cropped, Mapping) else cropped
+    fraction = min(cropped / short, 1.0) if short and cropped else EvalView().central_fraction
+    return EvalView("central", fraction, interpolation=filter)
 
 
 def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
@@ -221,7 +229,8 @@ def _resizing(view: EvalView, side: int) -> dict[str, Any]:
 
     `ViTImageProcessor` cannot crop. "squash_central" becomes a central crop.
     """
-    found: dict[str, Any] = {"do_resize": True, "resample": _BILINEAR}
+    filter = _BICUBIC if view.interpolation == "bicubic" else _BILINEAR
+    found: dict[str, Any] = {"do_resize": True, "resample": filter}
     found[_VIEW] = dataclasses.asdict(view)
     square = {"height": side, "width": side}
     if view.crop == "resize":

@@ -131,20 +131,30 @@ class AxialBlock(nnx.Module):
         self.column = make("column", tokens=grid[0], position_table=None)
 
     def __call__(
-        self, x: Float[Array, "B N D"], *, key: jax.Array | None = None, **inputs: Any
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        axes: tuple[Axis, ...] = ("row", "column"),
+        key: jax.Array | None = None,
+        **inputs: Any,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        """Returns the new tokens, and the intermediates of both blocks with a leading axis of 2.
+        """Returns the new tokens, and the blocks' intermediates with a leading axis over them.
 
         Args:
             x: patches in raster order.
+            axes: which of the two blocks to apply.
             key: turns dropout and stochastic depth on.
             **inputs: other arguments of an `EncoderBlock`, the same for both. At the same rate of
                 stochastic depth, they are dropped independently.
         """
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        x, of_row = self.row(x, key=keys[0], **inputs)
-        x, of_column = self.column(x, key=keys[1], **inputs)
-        return x, {name: jnp.stack([of_row[name], of_column[name]]) for name in of_row}
+        parts = {"row": (self.row, keys[0]), "column": (self.column, keys[1])}
+        found = []
+        for axis in axes:
+            block, own_key = parts[axis]
+            x, captured = block(x, key=own_key, **inputs)
+            found.append(captured)
+        return x, {name: jnp.stack([each[name] for each in found]) for name in found[0]}
 
 
 class AxialEncoder(Encoder):
@@ -159,9 +169,15 @@ class AxialEncoder(Encoder):
 
     def __init__(self, spec: BlockSpec, depth: int, *, grid: Grid, **options: Any):
         super().__init__(spec, depth, block=partial(AxialBlock, grid=grid), **options)
+        self.num_blocks = 2 * depth
 
     def __call__(
-        self, x: Float[Array, "B N D"], **inputs: Any
+        self,
+        x: Float[Array, "B N D"],
+        *,
+        position: Float[Array, "1 N D"] | None = None,
+        span: tuple[int, int] | None = None,
+        **inputs: Any,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "M ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
@@ -169,7 +185,27 @@ class AxialEncoder(Encoder):
 
         Args:
             x: patches in raster order.
+            position: a table added to the input of every pair.
+            span: (first, end): apply only the blocks first to end - 1, counted from 0 over both
+                blocks of each pair. It may begin or end inside a pair.
             **inputs: other arguments of an `Encoder`.
         """
-        x, found = super().__call__(x, **inputs)
-        return x, {name: v.reshape(-1, *v.shape[2:]) for name, v in found.items()}
+        start, end = span or (0, self.num_blocks)
+        found = []
+        while start < end:
+            axes: tuple[Axis, ...] = ("row", "column")
+            stop = end - end % 2
+            if start % 2:
+                axes, stop = axes[1:], start + 1
+            elif end == start + 1:
+                axes, stop = axes[:1], end
+            x, captured = super().__call__(
+                x,
+                position=position if "row" in axes else None,
+                span=(start // 2, -(-stop // 2)),
+                axes=axes,
+                **inputs,
+            )
+            found.append({name: v.reshape(-1, *v.shape[2:]) for name, v in captured.items()})
+            start = stop
+        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)

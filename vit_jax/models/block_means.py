@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.family import (
     Family,
     ImageModel,
+    Layer,
     check_image_size,
     check_images,
     check_intermediates,
@@ -117,14 +118,26 @@ class BlockMeans(ImageModel):
         """
         del key
         images = jnp.asarray(images)
-        check_images(images, self.image_size)
         check_intermediates(return_intermediates, INTERMEDIATES)
-        side, (height, width) = self.grid[0], self.image_size
-        blocks = images.reshape(-1, side, height // side, side, width // side, 3)
-        encoded = blocks.mean((2, 4), dtype=jnp.float32)
+        encoded = self.layer_outputs(images, frozenset({0}))[0]
         logits, pre_logits = self.head(encoded.reshape(len(images), -1))
         found = {"encoded": encoded, "pre_logits": pre_logits}
         return with_intermediates(logits, found, return_intermediates)
+
+    @property
+    def num_layers(self) -> int:
+        return 0
+
+    def layer_outputs(
+        self, images: jax.Array, layers: frozenset[Layer]
+    ) -> dict[Layer, Float[Array, "B *N D"]]:
+        check_images(images, self.image_size)
+        side, (height, width) = self.grid[0], self.image_size
+        blocks = images.reshape(-1, side, height // side, side, width // side, 3)
+        return dict.fromkeys(layers, blocks.mean((2, 4), dtype=jnp.float32))
+
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        return x
 
 
 def _build(

@@ -218,6 +218,7 @@ class Encoder(nnx.Module):
         self.token_rows = token_rows
         self.blocks = build_stack(lambda rngs: block(spec, rngs=rngs), depth, rngs)
         self.depth = depth
+        self.num_blocks = depth
         self.stochastic_depth = stochastic_depth
         self.remat: Remat | Literal["auto"] = remat
         self.scan: bool | Literal["auto"] = scan
@@ -232,6 +233,8 @@ class Encoder(nnx.Module):
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
         reduce: Reduce | None = None,
+        span: tuple[int, int] | None = None,
+        **inputs: Any,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
@@ -243,6 +246,8 @@ class Encoder(nnx.Module):
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
             reduce: applied to the captured intermediates of each block; None: unchanged.
+            span: (first, end): apply only the blocks first to end - 1, counted from 0.
+            **inputs: more arguments of every block.
         """
 
         def body(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
@@ -257,6 +262,7 @@ class Encoder(nnx.Module):
                 drop_rate=drop_rate,
                 capture=capture,
                 reduce=reduce,
+                **inputs,
             )
 
         return scan_stack(
@@ -264,6 +270,7 @@ class Encoder(nnx.Module):
             body,
             x,
             self.depth,
+            span=span,
             per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
             remat=self.remat,
             scan=self.scan,

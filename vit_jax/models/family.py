@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
 from vit_jax.models.options import ModelConfig
@@ -25,6 +26,27 @@ IMAGE_SIZE = 224
 ShardingRule = tuple[str, tuple[str | None, ...]]
 
 
+# A layer: its number, or the name of a feature map of a ResNet ("root", "stage1", ...).
+Layer = int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalView:
+    """How images were cropped and resized when weights were evaluated.
+
+    Attributes:
+        crop: "central" or "resize", see `data.eval_crop`.
+        central_fraction: side of a central crop as a fraction of the image's short side.
+        antialias: whether downscaling averages over all pixels.
+        interpolation: "bilinear" or "bicubic".
+    """
+
+    crop: str = "central"
+    central_fraction: float = 0.875
+    antialias: bool = True
+    interpolation: str = "bilinear"
+
+
 class ImageModel(nnx.Module):
     """Base of all models: images f32[B, H, W, 3] in [-1, 1] -> logits f32[B, num_classes].
 
@@ -36,6 +58,10 @@ class ImageModel(nnx.Module):
         num_prefix: number of tokens before the patches: class token and registers.
         num_heads: number of attention heads; None: a model without self-attention.
         parts: names of the top-level modules and parameters, in the order of the forward pass.
+        num_layers: L, number of layers after layer 0 that `features` returns.
+        map_names: names that `features` takes besides numbers -> number of the layer; None: a map
+            of a hybrid's ResNet, which comes before layer 0.
+        view: how images were cropped and resized when the weights were evaluated; loading sets it.
     """
 
     image_size: tuple[int, int]
@@ -44,6 +70,15 @@ class ImageModel(nnx.Module):
     num_prefix: int = 0
     num_heads: int | None = None
     parts: ClassVar[tuple[str, ...]] = ()
+    view: EvalView = EvalView()
+
+    @property
+    def num_layers(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def map_names(self) -> dict[str, int | None]:
+        return {}
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
@@ -70,6 +105,95 @@ class ImageModel(nnx.Module):
             return_intermediates: names from `intermediates`.
         """
         raise NotImplementedError
+
+    def features(
+        self,
+        images: Any,
+        layers: Sequence[Layer] = (-1,),
+        *,
+        reshape: bool = True,
+        normalise: bool = False,
+        prefix: bool = False,
+    ) -> tuple[Any, ...]:
+        """Returns the feature maps of some layers, and computes no layer after the last of them.
+
+        Layer 0 is the input of the first block: the embedded patches, or a ResNet's root. Layer i
+        is the output of block i of a ViT or Mixer, or of stage i of a ResNet. With axial attention,
+        row and column blocks are counted. Negative numbers count from the last layer, -1. The maps
+        of a ResNet, also of the one inside a hybrid, have the names "root", "stage1", ... as well.
+
+        Args:
+            images: floating point [B, H, W, 3] in [-1, 1].
+            layers: in any order.
+            reshape: False: patches as a sequence, [B, h * w, D], in raster order.
+            normalise: apply the model's final norm, and for a ResNet the ReLU after it. Maps of
+                other channels than it has (all but the last stage of a ResNet) stay as they are.
+            prefix: also return the class token and the registers.
+
+        Returns:
+            A map [B, h, w, D] for each layer, in the order of `layers`; with `prefix`, pairs of the
+            map and the tokens before the patches [B, P, D], class token first. P may be 0.
+
+        Raises:
+            ModelError: images of another size, or a layer that the model does not have.
+        """
+        images = jnp.asarray(images)
+        chosen = tuple(self.known_layer(layer) for layer in layers)
+        found = self.layer_outputs(images, frozenset(chosen)) if chosen else {}
+
+        def of_layer(layer: Layer) -> Any:
+            x = self.final_norm(found[layer]) if normalise else found[layer]
+            patches, tokens = self.split_prefix(x)
+            patches = patches if reshape else patches.reshape(len(x), -1, x.shape[-1])
+            return (patches, tokens) if prefix else patches
+
+        return tuple(of_layer(layer) for layer in chosen)
+
+    def split_prefix(
+        self, x: Float[Array, "B *N D"]
+    ) -> tuple[Float[Array, "B h w D"], Float[Array, "B P D"]]:
+        """Returns the patches of a layer as a map, and the tokens before them.
+
+        Args:
+            x: tokens [B, N, D], or a map, which has no such tokens.
+        """
+        if x.ndim == 4:
+            return x, x[:, :0, 0]
+        patches = x[:, self.num_prefix :].reshape(len(x), *self.grid, -1)
+        return patches, x[:, : self.num_prefix]
+
+    def layer_outputs(
+        self, images: jax.Array, layers: frozenset[Layer]
+    ) -> dict[Layer, Float[Array, "B *N D"]]:
+        """Returns the tokens or maps of some layers; stops after the last of them.
+
+        Args:
+            images: as for `features`.
+            layers: numbers from 0 to `num_layers`, and names of maps before layer 0.
+        """
+        raise NotImplementedError
+
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        """Returns the output of a layer after the final norm, if it has the norm's width."""
+        raise NotImplementedError
+
+    def known_layer(self, layer: Layer) -> Layer:
+        """Returns a layer as `layer_outputs` takes it.
+
+        Raises:
+            ModelError: the model has no such layer.
+        """
+        if isinstance(layer, str) and layer in self.map_names:
+            number = self.map_names[layer]
+            return layer if number is None else number
+        if not isinstance(layer, str) and -self.num_layers - 1 <= layer <= self.num_layers:
+            return int(layer) % (self.num_layers + 1)
+        names = "".join(f", {name!r}" for name in self.map_names)
+        raise ModelError(
+            f"layer {layer!r} of a {type(self).__name__} with {self.num_layers} layers",
+            f"0 to {self.num_layers}{names}",
+            "ask for one of these",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from vit_jax.models.blocks import residual_branch
 from vit_jax.models.family import (
     Family,
     ImageModel,
+    Layer,
     check_image_size,
     check_images,
     check_intermediates,
@@ -224,8 +225,30 @@ class Mixer(ImageModel):
         found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
         return with_intermediates(logits, found, return_intermediates)
 
+    @property
+    def num_layers(self) -> int:
+        return self.depth
+
+    def layer_outputs(
+        self, images: jax.Array, layers: frozenset[Layer]
+    ) -> dict[Layer, Float[Array, "B *N D"]]:
+        check_images(images, self.image_size)
+        x, done, found = self.patch_embedding(images), 0, {}
+        for number in sorted(layer for layer in layers if isinstance(layer, int)):
+            if number > done:
+                x, _ = self._blocks(x, None, (), (done, number))
+            found[number], done = constrain(x, "batch"), number
+        return found
+
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        return self.norm(x)
+
     def _blocks(
-        self, x: Float[Array, "B N D"], key: jax.Array | None, capture: tuple[str, ...]
+        self,
+        x: Float[Array, "B N D"],
+        key: jax.Array | None,
+        capture: tuple[str, ...],
+        span: tuple[int, int] | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         def body(block: MixerBlock, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
@@ -237,6 +260,7 @@ class Mixer(ImageModel):
             body,
             x,
             self.depth,
+            span=span,
             per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
             remat=self.remat,
             scan=self.scan,

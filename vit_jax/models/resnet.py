@@ -18,6 +18,7 @@ from vit_jax.models.convolution import convolve
 from vit_jax.models.family import (
     Family,
     ImageModel,
+    Layer,
     check_images,
     check_intermediates,
     with_intermediates,
@@ -309,19 +310,32 @@ class Trunk(nnx.Module):
             setattr(self, f"stage{i + 1}", stage)
             channels = 4 * width
 
-    def __call__(self, images: Float[Array, "B H W 3"]) -> dict[str, Float[Array, "B _ _ _"]]:
-        """Returns the feature maps by name: "root", "stage1", ..., in this order."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the feature maps, in the order of the forward pass."""
+        return ("root", *(f"stage{i + 1}" for i in range(self.stages)))
+
+    def __call__(
+        self, images: Float[Array, "B H W 3"], maps: frozenset[str] | None = None
+    ) -> dict[str, Float[Array, "B _ _ _"]]:
+        """Returns the feature maps by name: "root", "stage1", ..., in this order.
+
+        Args:
+            images: in [-1, 1].
+            maps: compute no stage after the last of these; None: all stages.
+        """
+        last = self.stages if maps is None else max(map(self.names.index, maps))
         x = self.conv_root(images)
         if self.norm_root is not None:
             x = jax.nn.relu(self.norm_root(x))
         if self.pools:
             padding: Any = self.style.padding(3)  # Flax annotates it as a string only.
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=padding)
-        maps = {"root": x}
-        for i in range(self.stages):
-            x = getattr(self, f"stage{i + 1}")(x)
-            maps[f"stage{i + 1}"] = x
-        return maps
+        found = {"root": x}
+        for name in self.names[1 : last + 1]:
+            x = getattr(self, name)(x)
+            found[name] = x
+        return found
 
 
 class ResNet(ImageModel):
@@ -365,8 +379,26 @@ class ResNet(ImageModel):
     @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
-        stages = (f"stage{i + 1}" for i in range(self.trunk.stages))
-        return ("root", *stages, "encoded", "pre_logits")
+        return (*self.trunk.names, "encoded", "pre_logits")
+
+    @property
+    def num_layers(self) -> int:
+        return self.trunk.stages
+
+    @property
+    def map_names(self) -> dict[str, int | None]:
+        return {name: number for number, name in enumerate(self.trunk.names)}
+
+    def layer_outputs(
+        self, images: jax.Array, layers: frozenset[Layer]
+    ) -> dict[Layer, Float[Array, "B *N D"]]:
+        check_images(images, self.image_size if self.pooling == "flatten" else None)
+        names = {number: self.trunk.names[number] for number in layers if isinstance(number, int)}
+        maps = self.trunk(images, frozenset(names.values()))
+        return {number: maps[name] for number, name in names.items()}
+
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        return jax.nn.relu(self.norm(x)) if x.shape[-1] == self.norm.scale.shape[0] else x
 
     def __call__(
         self,
@@ -392,7 +424,7 @@ class ResNet(ImageModel):
         check_images(images, self.image_size if self.pooling == "flatten" else None)
         check_intermediates(return_intermediates, self.intermediates)
         maps = self.trunk(images)
-        encoded = jax.nn.relu(self.norm(list(maps.values())[-1]))
+        encoded = self.final_norm(list(maps.values())[-1])
         if self.pooling == "gap":
             features = encoded.mean((1, 2), dtype=jnp.float32)
         else:

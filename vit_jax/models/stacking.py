@@ -120,6 +120,7 @@ def scan_stack(
     x: jax.Array,
     depth: int,
     *,
+    span: tuple[int, int] | None = None,
     per_layer: Any = None,
     remat: Remat | Literal["auto"] = "auto",
     scan: bool | Literal["auto"] = "auto",
@@ -131,6 +132,7 @@ def scan_stack(
         body: (layer, x, its slice of `per_layer`) -> (new x, values to collect).
         x: input of the first layer; every layer keeps its shape.
         depth: number of layers.
+        span: (first, end): apply only the layers first to end - 1, counted from 0.
         per_layer: tree of more arrays with a leading axis over the layers.
         remat: see `LayerLoop`; "auto": what `with_layer_loop` has set.
         scan: as remat.
@@ -149,6 +151,9 @@ def scan_stack(
         policy = _REMAT_POLICIES[loop.remat]
         step = jax.checkpoint(step, policy=policy, prevent_cse=not loop.scan)
     layers = (_prepare_kernels(blocks, nnx.to_pure_dict(state)), per_layer)
+    if span not in (None, (0, depth)):
+        depth = span[1] - span[0]
+        layers = jax.tree.map(lambda leaf: leaf[slice(*span)], layers)
     return jax.lax.scan(step, x, layers, length=depth, unroll=1 if loop.scan else depth)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduc
 from vit_jax.models.family import (
     Family,
     ImageModel,
+    Layer,
     check_images,
     check_intermediates,
     with_intermediates,
@@ -193,21 +195,13 @@ class ViT(ImageModel):
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
         embedded = self.embed(images, keys[0], edit_patches)
-        x = embedded
-        padding = self.attention.padded_tokens - self.tokens
-        if padding:
-            x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
-        x, found = self.encoder(
-            x,
-            position=self._position("shared", x.shape[1]),
-            rope=self._rope(padding),
-            valid_tokens=self.tokens if padding else None,
+        x, found = self._encode(
+            self._pad(embedded),
             key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
             reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
         )
-        x = constrain(x[:, : self.tokens] if padding else x, "batch")
-        encoded = x if self.norm is None else self.norm(x)
+        encoded = self.final_norm(self._unpad(x))
 
         if per_patch:
             features = encoded[:, self.num_prefix :]
@@ -223,6 +217,54 @@ class ViT(ImageModel):
         found.update(embedded=embedded, encoded=encoded, pre_logits=pre_logits)
         return with_intermediates(logits, found, return_intermediates)
 
+    @property
+    def num_layers(self) -> int:
+        return self.encoder.num_blocks
+
+    @property
+    def map_names(self) -> dict[str, int | None]:
+        return {} if self.stem is None else dict.fromkeys(self.stem.names)
+
+    def layer_outputs(
+        self, images: jax.Array, layers: frozenset[Layer]
+    ) -> dict[Layer, Float[Array, "B *N D"]]:
+        check_images(images, self.image_size)
+        maps = [layer for layer in layers if isinstance(layer, str)]
+        numbers = sorted(layer for layer in layers if isinstance(layer, int))
+        found: dict[Layer, Array] = {}
+        if self.stem is not None:
+            computed = self.stem(images, maps=None if numbers else frozenset(maps))
+            found = {name: computed[name] for name in maps}
+            images = list(computed.values())[-1]
+        x, done = self._pad(self._tokens(images)) if numbers else images, 0
+        for number in numbers:
+            if number > done:
+                x, _ = self._encode(x, span=(done, number))
+            found[number], done = self._unpad(x), number
+        return found
+
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        return x if self.norm is None or x.ndim == 4 else self.norm(x)
+
+    def _encode(self, x: Float[Array, "B N D"], **options: Any) -> tuple[Array, dict[str, Array]]:
+        """Applies the encoder, or a part of it, to padded tokens; options of an `Encoder`."""
+        padding = x.shape[1] - self.tokens
+        return self.encoder(
+            x,
+            position=self._position("shared", x.shape[1]),
+            rope=self._rope(padding),
+            valid_tokens=self.tokens if padding else None,
+            **options,
+        )
+
+    def _pad(self, x: Float[Array, "B N D"]) -> Float[Array, "B M D"]:
+        """Adds the padding tokens that the attention kernel needs."""
+        padding = self.attention.padded_tokens - self.tokens
+        return jnp.pad(x, ((0, 0), (0, padding), (0, 0))) if padding else x
+
+    def _unpad(self, x: Float[Array, "B M D"]) -> Float[Array, "B N D"]:
+        return constrain(x[:, : self.tokens] if x.shape[1] > self.tokens else x, "batch")
+
     def embed(
         self,
         images: Float[Array, "B H W 3"],
@@ -230,7 +272,23 @@ class ViT(ImageModel):
         edit_patches: EditPatches | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
-        x = self.patch_embedding(self._stem_map(images))
+        stem = images if self.stem is None else list(self.stem(images).values())[-1]
+        return self._tokens(stem, key, edit_patches)
+
+    def _tokens(
+        self,
+        stem: Float[Array, "B h w C"],
+        key: jax.Array | None = None,
+        edit_patches: EditPatches | None = None,
+    ) -> Float[Array, "B N D"]:
+        """Returns the input tokens of the encoder.
+
+        Args:
+            stem: the last map of a hybrid's ResNet; else the images.
+            key: turns dropout on.
+            edit_patches: see `__call__`.
+        """
+        x = self.patch_embedding(stem)
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
@@ -241,9 +299,6 @@ class ViT(ImageModel):
         table = self._position("stem", x.shape[1])
         x = x if table is None else x + table.astype(x.dtype)
         return self.dropout(x, deterministic=key is None, rngs=key)
-
-    def _stem_map(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B h w C"]:
-        return images if self.stem is None else list(self.stem(images).values())[-1]
 
     def _position(self, placement: str, tokens: int) -> Float[Array, "1 N D"] | None:
         """Returns the model's position table if its placement is this one, else None."""

@@ -51,9 +51,11 @@ class Evaluators:
         data, batch_size = config.data, config.data.global_batch_size
         self.splits, self.final_splits = (
             SplitEvaluator(
-                config,
+                data,
                 splits,
                 program.mesh,
+                batch_size=config.evaluation.batch_size or batch_size,
+                num_classes=program.task.num_outputs,
                 preprocessing=program.task.eval_preprocessing,
                 make_totals=program.task.make_totals,
                 report=report,

@@ -1,3 +1,6 @@
 """TFDS builders of bundled datasets: they come with an installed package, without a download."""
 
-BUNDLED = {"digits": "vit_jax.data.builders.digits:Digits"}
+BUNDLED = {
+    "digits": "vit_jax.data.builders.digits:Digits",
+    "digit_scenes": "vit_jax.data.builders.digit_scenes:DigitScenes",
+}

@@ -12,7 +12,7 @@ from vit_jax.data.arrays import Preprocessing, labelled_image
 from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.evaluation.by_class import ByClass, class_outputs
-from vit_jax.evaluation.classification import PredictionTotals, example_outputs
+from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
@@ -152,9 +152,9 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = Fal
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        labels, mask = batch["label"], batch["mask"]
         logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
-        outputs = example_outputs(logits, labels, mask, loss)
+        outputs = outputs_of_batch(logits, batch, loss)
+        labels, mask = outputs["label"], outputs["mask"]
         return outputs | (class_outputs(logits, labels, mask) if by_class else {})
 
     return eval_step_fn

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.errors import ModelError, WeightsError
-from vit_jax.evaluation.classification import PredictionTotals, example_outputs
+from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
@@ -150,7 +150,7 @@ def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> E
         logits = forward(params, {"image": images})
         teacher = teacher_fn(teacher_params, images)
         agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
-        outputs = example_outputs(logits, batch["label"], mask, loss)
+        outputs = outputs_of_batch(logits, batch, loss)
         return outputs | {"agreed": jnp.sum(agreed & mask)}
 
     return eval_step_fn

@@ -1,0 +1,121 @@
+"""Preprocessing for a loaded model, from files, arrays and PIL images."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from weight_files import random_loaded
+
+import vit_jax
+from vit_jax.data.preprocess import Preprocess, preprocess_of
+from vit_jax.errors import DataError
+from vit_jax.interop.load import load
+from vit_jax.interop.save import save
+from vit_jax.models.family import EvalView
+
+_PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3)).astype(np.uint8)
+
+
+def test_every_kind_of_image_gives_the_same_batch(tmp_path):
+    preprocess = Preprocess((16, 16))
+    image = Image.fromarray(_PIXELS)
+    image.save(tmp_path / "a.png")
+    want = preprocess(_PIXELS)
+    assert want.shape == (1, 16, 16, 3)
+    assert want.dtype == np.float32
+    for given in (image, tmp_path / "a.png", str(tmp_path / "a.png"), _PIXELS[None], [image]):
+        np.testing.assert_array_equal(preprocess(given), want)
+    both = preprocess([image, _PIXELS[:, ::-1].copy()])
+    assert both.shape == (2, 16, 16, 3)
+    np.testing.assert_array_equal(both[0], want[0])
+
+
+def test_values_and_crop_by_hand():
+    whole = Preprocess((2, 2), crop="central", central_fraction=0.5)
+    pixels = np.zeros((4, 8, 3), np.uint8)
+    pixels[1:3, 3:5] = [[[255, 0, 51]] * 2] * 2  # The central square of half the height.
+    np.testing.assert_allclose(whole(pixels), np.tile([1, -1, -0.6], (1, 2, 2, 1)), atol=1e-6)
+    own = Preprocess((2, 2), "resize", mean=(0.0, 0.5, 0.2), deviation=(1.0, 0.5, 0.1))
+    white = np.full((2, 2, 3), 255, np.uint8)
+    np.testing.assert_allclose(own(white)[0, 0, 0], [1, 1, 8], atol=1e-5)
+
+
+def test_other_modes_and_orientations_follow_the_decoder():
+    gray = Image.fromarray(_PIXELS[:32, :32, 0])
+    np.testing.assert_array_equal(
+        Preprocess((32, 32), "resize")(gray)[0, :, :, 1],
+        _PIXELS[:32, :32, 0].astype(np.float32) / np.float32(127.5) - 1,
+    )
+    turned = Image.fromarray(_PIXELS[:32, :32])
+    turned.getexif()[0x0112] = 3  # Upside down.
+    flipped = Preprocess((32, 32), "resize")(turned)
+    np.testing.assert_array_equal(
+        flipped, Preprocess((32, 32), "resize")(_PIXELS[31::-1, 31::-1].copy())
+    )
+    for mode in ("CMYK", "YCbCr"):
+        assert Preprocess((8, 8))(Image.fromarray(_PIXELS).convert(mode)).shape == (1, 8, 8, 3)
+
+
+def test_bicubic_is_the_filter_of_pillow():
+    image = Image.fromarray(_PIXELS)
+    found = Preprocess((16, 16), "resize", interpolation="bicubic")(image)
+    want = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(found[0], want.astype(np.float32) / np.float32(127.5) - 1)
+
+
+def _save_with(folder, format, name, **changes):
+    save(random_loaded(), folder, format)
+    path = folder / name
+    config = json.loads(path.read_text())
+    (config["pretrained_cfg"] if format == "timm" else config).update(changes)
+    path.write_text(json.dumps(config))
+    return load(folder).model
+
+
+def test_it_follows_what_the_weights_expect(tmp_path):
+    clip = {"mean": (0.48, 0.46, 0.41), "std": (0.27, 0.26, 0.28)}
+    model = _save_with(
+        tmp_path / "timm", "timm", "config.json", crop_pct=1.0, interpolation="bicubic", **clip
+    )
+    preprocess = vit_jax.preprocess_of(model)
+    assert (preprocess.size, preprocess.crop) == ((32, 32), "central")
+    assert (preprocess.central_fraction, preprocess.interpolation) == (1.0, "bicubic")
+    # The patch embedding expects [-1, 1] after loading, whatever the file expected.
+    original = random_loaded().model
+    x = Preprocess((32, 32), "resize")(_PIXELS)
+    theirs = ((x + 1) / 2 - np.float32(clip["mean"])) / np.float32(clip["std"])
+    np.testing.assert_allclose(model(x), original(theirs.astype(np.float32)), atol=2e-3)
+    hf = _save_with(
+        tmp_path / "hf",
+        "transformers",
+        "preprocessor_config.json",
+        do_center_crop=True,
+        size={"shortest_edge": 256},
+        crop_size={"height": 224, "width": 224},
+        resample=3,
+    )
+    assert hf.view == EvalView("central", 0.875, interpolation="bicubic")
+    new = vit_jax.create_model("ViT-Mini/4", image_size=32)
+    assert preprocess_of(new) == Preprocess((32, 32))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "0 images"),
+        (np.zeros((4, 4), np.uint8), r"an array uint8\[4, 4\] as an image; expected a PIL image"),
+        (np.zeros((4, 4, 3)), r"an array float64\[4, 4, 3\]"),
+        (3, "int as an image"),
+        ("there/is/no.png", "no.png"),
+    ],
+)
+def test_what_is_not_an_image_is_one_line(given, words):
+    with pytest.raises(DataError, match=words):
+        Preprocess((8, 8))(given)
+
+
+def test_a_file_that_is_not_an_image_is_named(tmp_path):
+    (tmp_path / "text.png").write_bytes(b"hello")
+    with pytest.raises(DataError, match=r"text\.png: "):
+        Preprocess((8, 8))(tmp_path / "text.png")

@@ -1,0 +1,160 @@
+"""Preprocesses images for a model as they were when its weights were evaluated."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from vit_jax.config.data import AugmentConfig
+from vit_jax.data.crops import Box, central_box
+from vit_jax.data.decode import EncodedImage, decode, encode_plain
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import DataError, FileError
+from vit_jax.models.family import ImageModel
+from vit_jax.storage.files import LARGEST_IMAGE_BYTES, read_file
+from vit_jax.storage.paths import user_path
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+# Others, such as CMYK, are converted by Pillow.
+_PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+_KINDS = "a PIL image, a uint8 array [H, W, 3], a path, or a list of these"
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocess:
+    """A function from images to the input of a model, f32[B, H, W, 3].
+
+    An image is cropped, resized, and normalised to (x / 255 - mean) / deviation. All models of this
+    package take images in [-1, 1], so mean and deviation are 0.5: if weights expect others, such as
+    those of CLIP, loading folds the difference into the patch embedding.
+
+    Attributes:
+        size: (height, width) of the result in pixels.
+        crop: "central": the central square; "resize": the whole image, squashed.
+        central_fraction: side of a central crop as a fraction of the image's short side.
+        interpolation: "bilinear" or "bicubic".
+        antialias: whether downscaling averages over all pixels; bicubic always does.
+        mean: of each channel.
+        deviation: of each channel.
+    """
+
+    size: tuple[int, int]
+    crop: str = "central"
+    central_fraction: float = 0.875
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    def __call__(self, images: Any) -> Float[np.ndarray, "B H W 3"]:
+        """Returns the images of a model.
+
+        Args:
+            images: a PIL image, a uint8 array [H, W, 3] or [B, H, W, 3], the path of an image file,
+                also in a bucket, or a list of these. One image is a batch of one.
+
+        Raises:
+            DataError: something else, or a file that is not an image.
+        """
+        is_batch = isinstance(images, list | tuple) or getattr(images, "ndim", 3) == 4
+        listed: Sequence[Any] = images if is_batch else [images]
+        if not len(listed):
+            raise DataError("0 images", "at least one image", "pass at least one image")
+        pixels = np.stack([self.pixels(_encoded(image)) for image in listed])
+        mean, deviation = (np.asarray(part, np.float32) for part in (self.mean, self.deviation))
+        if (self.mean, self.deviation) == ((0.5,) * 3, (0.5,) * 3):
+            return pixels.astype(np.float32) / np.float32(127.5) - 1  # As everywhere else.
+        return (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
+
+    def pixels(self, encoded: bytes) -> UInt8[np.ndarray, "H W 3"]:
+        """Returns a cropped and resized image before its normalisation.
+
+        Args:
+            encoded: the bytes of an image file.
+
+        Raises:
+            DataError: not an image, or a damaged one.
+        """
+        height, width = self.size
+        if height == width and self.interpolation == "bilinear":
+            augment = AugmentConfig(
+                central_fraction=self.central_fraction, antialias=self.antialias
+            )
+            transform = make_eval_transform(height, self.crop, augment)
+            return transform(encoded, np.random.default_rng(0))
+        image = decode(encoded)
+        resized = image.resize((width, height), _FILTERS[self.interpolation], self._box(image))
+        return np.asarray(resized)
+
+    def _box(self, image: Image.Image) -> Box:
+        """Returns the part of an image that is resized. One that is not square is squashed."""
+        if self.crop == "resize" or self.size[0] != self.size[1]:
+            return (0, 0, *image.size)
+        return central_box(image.size, self.central_fraction)
+
+
+def preprocess_of(model: ImageModel) -> Preprocess:
+    """Returns the preprocessing of a model.
+
+    Crop and interpolation are those with which the loaded weights were evaluated. For a new model
+    they are the usual ones: the central 7/8, bilinear.
+
+    >>> from vit_jax import create_model
+    >>> preprocess = preprocess_of(create_model("ViT-Mini/4", image_size=32))
+    >>> preprocess.size, preprocess(np.zeros((48, 64, 3), np.uint8)).shape
+    ((32, 32), (1, 32, 32, 3))
+    """
+    view = model.view
+    return Preprocess(
+        model.image_size, view.crop, view.central_fraction, view.interpolation, view.antialias
+    )
+
+
+def _encoded(image: Any) -> bytes:
+    """Returns the bytes of an image file.
+
+    Raises:
+        DataError: not an image.
+    """
+    if isinstance(image, str | Path):
+        path = user_path(str(image))
+        encoded = read_user_file(path)
+        try:
+            EncodedImage(encoded)
+        except DataError as error:
+            raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
+        return encoded
+    if isinstance(image, Image.Image):
+        if image.mode == "RGB" and not image.getexif():
+            return encode_plain(np.asarray(image))
+        if image.mode not in _PNG_MODES:
+            image = image.convert("RGB")
+        file = io.BytesIO()  # The decoder treats orientations, palettes, 16 bits, ...
+        image.save(file, "PNG", exif=image.getexif(), compress_level=1)
+        return file.getvalue()
+    shape, dtype = getattr(image, "shape", None), getattr(image, "dtype", None)
+    if shape is None or dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+        got = type(image).__name__ if shape is None else f"an array {dtype}{list(shape)}"
+        raise DataError(f"{got} as an image", _KINDS, "convert it")
+    return encode_plain(np.ascontiguousarray(image))
+
+
+def read_user_file(path: Path, expected: str = "an image file") -> bytes:
+    """Returns the content of a file of at most the size of an image.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return read_file(path, LARGEST_IMAGE_BYTES)
+    except FileError as error:
+        raise DataError(error.got, expected, error.fix) from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}", expected, "check the path"
+        ) from None

@@ -1,0 +1,185 @@
+"""Evaluates any weights on the test sets that papers print, see `data.benchmarks`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.config.data import DataConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.data.arrays import labelled_image
+from vit_jax.data.benchmarks import BENCHMARKS, NUM_CLASSES, check_classes, find_benchmark
+from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.data.preprocess import preprocess_of
+from vit_jax.errors import ConfigError, DataError, ModelError, nearest
+from vit_jax.evaluation.classification import PredictionTotals, benchmark_outputs
+from vit_jax.evaluation.features import shard_params
+from vit_jax.evaluation.intervals import wilson_interval
+from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.interop.load import Loaded
+from vit_jax.models.activation_sharding import with_mesh
+
+ALL, TABLE_2 = "all", "table2"
+# Columns of Table 2 of arXiv:2010.11929: title -> preset, or the stage of configs/transfer.py.
+_TABLE_2 = {
+    "ImageNet": "imagenet",
+    "ImageNet ReaL": "imagenet_real",
+    "CIFAR-10": "transfer.py:cifar10,test",
+    "CIFAR-100": "transfer.py:cifar100,test",
+    "Oxford-IIIT Pets": "transfer.py:pets,test",
+    "Oxford Flowers-102": "transfer.py:flowers,test",
+    "VTAB (19 tasks)": "transfer.py:vtab_NAME,test",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """One row of the table.
+
+    Attributes:
+        title: name of the test set in papers.
+        preset: its preset; None: a column that needs fine-tuning.
+        accuracy: top-1; None: not measured.
+        interval: 95 % interval of the accuracy over images (Wilson's).
+        accuracy_top5: top-5.
+        examples: number of images that count.
+        note: why it was not measured.
+    """
+
+    title: str
+    preset: str | None
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    accuracy_top5: float | None = None
+    examples: int = 0
+    note: str = ""
+
+
+def preset_rows(given: Sequence[str]) -> dict[str, str]:
+    """Returns title -> preset, or a recipe of configs/, for names on a command line.
+
+    Args:
+        given: keys of `BENCHMARKS`, also with a slice; "all"; "table2".
+
+    Raises:
+        ConfigError: an unknown name.
+
+    >>> preset_rows(["imagenet_v2[:1%]"])
+    {'ImageNet V2[:1%]': 'imagenet_v2[:1%]'}
+    """
+    rows: dict[str, str] = {}
+    for name in given:
+        if name == TABLE_2:
+            rows |= _TABLE_2
+        elif name == ALL:
+            rows |= {chosen.title: preset for preset, chosen in BENCHMARKS.items()}
+        elif (preset := find_benchmark(name)) is not None:
+            rows[BENCHMARKS[preset[0]].title + preset[1]] = name
+        else:
+            known = [*BENCHMARKS, ALL, TABLE_2]
+            raise ConfigError(
+                f"unknown preset {name!r}",
+                f"one of {', '.join(known)}",
+                f"did you mean {nearest(name, known)!r}?",
+            )
+    return rows
+
+
+def evaluate_presets(
+    loaded: Loaded,
+    rows: Mapping[str, str],
+    *,
+    checkpoint: str,
+    data_dir: str | None,
+    mesh: Mesh,
+    batch_size: int,
+    needs_all: bool,
+) -> list[Score]:
+    """Evaluates weights on test sets; opens all of them first.
+
+    Args:
+        loaded: model with its preprocessing.
+        rows: from `preset_rows`.
+        checkpoint: its address, for the notes.
+        data_dir: folder of datasets; None: the default of TFDS.
+        mesh: devices.
+        batch_size: images per batch over all hosts.
+        needs_all: whether a dataset that is not there is an error; else its row says so.
+
+    Raises:
+        ModelError: the model has not ImageNet's classes, or its images are not square.
+        DataError: a dataset is missing, or all are.
+    """
+    height, width = loaded.image_size
+    if height != width:
+        raise ModelError(f"image size {height}x{width}", "a square image", "give --image_size")
+    presets = [preset for preset in rows.values() if find_benchmark(preset)]
+    for preset in presets:
+        check_classes(loaded.num_classes, preset)
+    make_evaluator = _make_evaluators(loaded, data_dir, mesh, batch_size)
+    opened: dict[str, SplitEvaluator] = {}
+    missing: dict[str, DataError] = {}
+    for preset in presets:
+        try:
+            opened[preset] = make_evaluator(preset)
+        except DataError as error:
+            if needs_all:
+                raise
+            missing[preset] = error
+    if missing and not opened:
+        raise next(iter(missing.values()))
+    graphdef, state = nnx.split(loaded.model)
+
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
+        return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
+
+    eval_step = jax.jit(with_mesh(eval_step_fn, mesh))
+    params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
+
+    def score(title: str, preset: str) -> Score:
+        if preset in opened:
+            found = opened[preset](eval_step, params)
+            assert found is not None
+            keys = ("accuracy_top1", "accuracy_top5", "examples")
+            top1, top5, count = (found[f"eval/{preset}/{key}"] for key in keys)
+            return Score(title, preset, top1, wilson_interval(top1, int(count)), top5, int(count))
+        if preset in missing:
+            return Score(title, preset, note=f"{missing[preset].got}; {missing[preset].fix}")
+        note = f"needs fine-tuning: train --config=configs/{preset} --config.init_from={checkpoint}"
+        return Score(title, None, note=note)
+
+    return [score(title, preset) for title, preset in rows.items()]
+
+
+def _make_evaluators(
+    loaded: Loaded, data_dir: str | None, mesh: Mesh, batch_size: int
+) -> Callable[[str], SplitEvaluator]:
+    """Returns the function that opens a preset."""
+    side, preprocess = loaded.image_size[0], preprocess_of(loaded.model)
+    data = DataConfig(
+        name="imagenet2012",
+        data_dir=data_dir,
+        global_batch_size=batch_size,
+        image_size=side,
+        cache_mb=0,
+    )
+
+    def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+        del rng
+        return preprocess.pixels(encoded)
+
+    return lambda preset: SplitEvaluator(
+        data,
+        {preset: preset},
+        mesh,
+        batch_size=batch_size,
+        num_classes=loaded.num_classes,
+        preprocessing=labelled_image(transform, side, NUM_CLASSES),
+        make_totals=lambda names: PredictionTotals(),
+        transform=transform,
+    )
