@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.config.fewshot import UNTRAINED
-from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.errors import ARGUMENT, WeightsError, first_few
 from vit_jax.interop.choose_model import (
     AbstractModel,
     choose_model,
@@ -323,6 +323,9 @@ def _read_parameters(
         task_only = matches(row.ours[0], published.task_only)
         names = _tensors_of(row, original.shapes, all_layers=not task_only)
         if not names or not names <= file.shapes.keys():
+            absent = sorted(names - file.shapes.keys())
+            if len(absent) < len(names):  # Some layers have it.
+                report.file_names |= dict.fromkeys(row.ours, first_few(absent, 2))
             continue
         used |= names
         if task_only or _leaves_head_out(row.ours[0], target, keeps_head):

@@ -45,7 +45,7 @@ class LoadReport:
         file_names: Mapping[str, str] | None = None,
     ):
         self.path, self.format, self.model, self.size_bytes = path, format, model, size_bytes
-        self.file_names = file_names or {}
+        self.file_names = dict(file_names or {})
         self.entries: list[tuple[Status, str, str]] = []
         self.seconds = 0.0
         self.normalization: Normalization | None = None

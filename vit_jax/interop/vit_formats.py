@@ -122,12 +122,13 @@ def checked_options(
 
 
 def _weights_fit(loaded: "Loaded", changes: Mapping[str, Any]) -> bool:
-    """Whether a model with other options has the same parameters, with the same shapes."""
+    """Whether the weights fit a model with other options; it may do without a register head."""
 
     def shapes(options: ModelConfig) -> dict[str, tuple[int, ...]]:
         sizes = {"num_classes": loaded.num_classes, "image_size": loaded.image_size}
         made = nnx.eval_shape(lambda: build_model(options, **sizes, key=jax.random.key(0)))
-        return {name: leaf.shape for name, leaf in parameters(made).items()}
+        named = parameters(made).items()
+        return {n: leaf.shape for n, leaf in named if not n.startswith("register_head/")}
 
     try:
         return shapes(loaded.options.replace(**changes)) == shapes(loaded.options)
