@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import (
@@ -29,7 +29,7 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.patches import PatchEmbedding
+from vit_jax.models.patches import PatchEmbedding, take_patches
 from vit_jax.models.position import TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, Trunk
 from vit_jax.models.stacking import Stack
@@ -159,6 +159,7 @@ class ViT(ImageModel):
         *,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
+        visible: Int[Array, "B V"] | None = None,
         per_patch: bool = False,
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
@@ -170,6 +171,9 @@ class ViT(ImageModel):
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.
+            visible: patches to compute, in raster order numbers; the others are dropped before the
+                patch embedding, so that nothing is computed for them. None: all patches. Positions
+                must be those of the stem or `rope_2d`, and there must be no axial attention.
             per_patch: apply the head to each patch instead of the pooled features: logits
                 [B, N, C].
             return_intermediates: names from `intermediates`. If given, the result is a pair of the
@@ -192,21 +196,21 @@ class ViT(ImageModel):
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
-        embedded = self.embed(images, keys[0], edit_patches)
-        x = embedded
-        padding = self.attention.padded_tokens - self.tokens
+        embedded = self.embed(images, keys[0], edit_patches, visible)
+        x, tokens = embedded, embedded.shape[1]
+        padding = self.attention.padding(tokens)
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
         x, found = self.encoder(
             x,
             position=self._position("shared", x.shape[1]),
-            rope=self._rope(padding),
-            valid_tokens=self.tokens if padding else None,
+            rope=self._rope(padding, visible),
+            valid_tokens=tokens if padding else None,
             key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
-            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
+            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=tokens),
         )
-        x = constrain(x[:, : self.tokens] if padding else x, "batch")
+        x = constrain(x[:, :tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
         if per_patch:
@@ -228,9 +232,10 @@ class ViT(ImageModel):
         images: Float[Array, "B H W 3"],
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
+        visible: Int[Array, "B V"] | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
-        x = self.patch_embedding(self._stem_map(images))
+        x = self.patch_embedding(self._stem_map(images), visible)
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
@@ -238,8 +243,9 @@ class ViT(ImageModel):
             jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix
         ]
         x = jnp.concatenate([*shared, x], axis=1)
-        table = self._position("stem", x.shape[1])
-        x = x if table is None else x + table.astype(x.dtype)
+        table = self._position("stem", self.tokens)
+        if table is not None:
+            x = x + self._of_visible(table.astype(x.dtype), visible)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
     def _stem_map(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B h w C"]:
@@ -251,12 +257,29 @@ class ViT(ImageModel):
             return None
         return self.position_embedding(tokens)
 
-    def _rope(self, padding: int) -> Rope | None:
+    def _of_visible(
+        self, table: Float[Array, "1 N D"], visible: Int[Array, "B V"] | None
+    ) -> Float[Array, "B V D"]:
+        """Returns the rows of a table for the prefix and the visible patches of each image."""
+        if visible is None:
+            return table
+        prefix, patches = (
+            jnp.broadcast_to(part, (len(visible), *part.shape[1:]))
+            for part in (table[:, : self.num_prefix], table[:, self.num_prefix :])
+        )
+        return jnp.concatenate([prefix, take_patches(patches, visible)], axis=1)
+
+    def _rope(self, padding: int, visible: Int[Array, "B V"] | None) -> Rope | None:
         if self.rope_head_dim is None:
             return None
-        cos, sin = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
-        rows = ((0, padding), (0, 0))
-        return jnp.pad(jnp.asarray(cos), rows), jnp.pad(jnp.asarray(sin), rows)
+        tables = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
+        if visible is not None:
+            rows = ((0, 0), (0, padding), (0, 0))
+            cos, sin = (self._of_visible(jnp.asarray(table)[None], visible) for table in tables)
+        else:
+            rows = ((0, padding), (0, 0))
+            cos, sin = (jnp.asarray(table) for table in tables)
+        return jnp.pad(cos, rows), jnp.pad(sin, rows)
 
 
 def _build_stem(shape: ViTShape, options: ViTConfig, rngs: nnx.Rngs) -> Trunk | None:
