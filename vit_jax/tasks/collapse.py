@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +36,47 @@ def feature_std(features: Float[Array, "B D"]) -> Float[Array, ""]:
     >>> float(feature_std(opposite)), float(feature_std(jnp.ones((3, 4))))
     (1.0, 0.0)
     """
+    return jnp.sqrt(jnp.sum(jnp.var(_directions(features), axis=0)))
+
+
+def _directions(features: Float[Array, "B D"]) -> Float[Array, "B D"]:
     features = jax.lax.stop_gradient(features.astype(jnp.float32))
-    unit = features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return jnp.sqrt(jnp.sum(jnp.var(unit, axis=0)))
+    return features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+
+
+def direction_sums(
+    features: Float[Array, "B D"], mask: Bool[Array, " B"]
+) -> dict[str, Float[Array, "..."] | Int[Array, ""]]:
+    """Returns the sums over the valid rows of a batch that `DirectionTotals` adds up."""
+    counted = jnp.where(mask[:, None], _directions(features), 0)
+    return {"directions": jnp.sum(counted, axis=0), "examples": jnp.sum(mask)}
+
+
+class DirectionTotals:
+    """Computes `feature_std` over all examples of a split."""
+
+    def __init__(self):
+        self._sum: float | np.ndarray = 0.0
+        self._examples = 0
+
+    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Adds one batch."""
+        self._sum = self._sum + outputs["directions"].astype(np.float64)
+        self._examples += outputs["examples"].item()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns metric name -> value."""
+        # The mean square of directions is 1.
+        variance = 1 - float(np.sum(np.square(self._sum / self._examples)))
+        return {METRIC: max(variance, 0.0) ** 0.5, "examples": self._examples}
+
+    def warnings(self) -> list[str]:
+        """Returns no warnings."""
+        return []
+
+    def write(self, folder: Path, name: str) -> None:
+        """Writes nothing: there are no tables."""
+        del folder, name
 
 
 class CollapseWarning:

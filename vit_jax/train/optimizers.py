@@ -173,7 +173,7 @@ def _starting_at(
     def init(params: Any) -> _StartingState:
         return _StartingState(jnp.zeros((), jnp.int32), optimizer.init(params))
 
-    def update(updates: Any, state: _StartingState, params: Any = None) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         new, inner = optimizer.update(updates, state.inner, params)
         started = state.step >= first
         new = jax.tree.map(lambda u: jnp.where(started, u, jnp.zeros_like(u)), new)
@@ -275,12 +275,12 @@ def _chain(
             key="optimizer.end_weight_decay",
         )
     if (config.weight_decay or weight_decay is not None) and not decays_inside:
-        amount = weight_decay or (lambda step: config.weight_decay)
+        amount: Any = weight_decay or (lambda step: config.weight_decay)
         decay: Any = -config.weight_decay
         if traits.rate_inside:
             decay = lambda step: -amount(step) * schedule(step)  # noqa: E731
         elif weight_decay is not None:
-            decay = lambda step: -weight_decay(step)  # noqa: E731
+            decay = lambda step: -amount(step)  # noqa: E731
         parts.append(optax.add_decayed_weights(decay, _mask_fn(config)))
     if config.layer_decay < 1:
         parts.append(_scale_layers(layer_scales(params, config.layer_decay)))

@@ -1,9 +1,7 @@
 """Builds the learning-rate schedule from optax's schedules."""
 
 import logging
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -93,22 +91,9 @@ def build_weight_decay(config: OptimizerConfig, total_steps: int) -> optax.Sched
         config: the optimizer section.
         total_steps: steps of the run.
     """
-    first, last = config.weight_decay, config.end_weight_decay
-    return None if last is None else half_cosine(first, last, total_steps)
-
-
-def half_cosine(first: float, last: float, total_steps: int) -> optax.Schedule:
-    """Returns step -> last + (first - last) * (1 + cos(pi * step / total_steps)) / 2.
-
-    It may rise or fall. Source: arXiv:2104.14294, for the weight decay and the teacher's momentum.
-
-    >>> rising = half_cosine(0.0, 1.0, 10)
-    >>> [round(float(rising(step)), 3) for step in (0, 5, 10, 11)]
-    [0.0, 0.5, 1.0, 1.0]
-    """
-
-    def schedule(step: Any) -> jax.Array:
-        share = jnp.minimum(jnp.asarray(step, jnp.float32) / total_steps, 1)
-        return last + (first - last) * (1 + jnp.cos(jnp.pi * share)) / 2
-
-    return schedule
+    last = config.end_weight_decay
+    if last is None:
+        return None
+    # It may rise: the difference is then negative.
+    difference = optax.cosine_decay_schedule(config.weight_decay - last, total_steps)
+    return lambda step: last + difference(step)

@@ -252,7 +252,7 @@ def _choose_on_cpu(work: StepWork, wanted: Wanted) -> StepChoice:
         size = work.stack.layer_values * work.itemsize
         if not work.splits_exactly:
             parts = 1
-            reasons.append("dropout draws differ between microbatches")
+            reasons.append("microbatches would change the result")
         else:
             parts = largest_divisor(work.images, math.ceil(work.images * size / _CACHE_BYTES))
             kept = work.images // parts * size / 2**20

@@ -45,6 +45,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 
     abstract = nnx.eval_shape(build, jax.random.key(0))
     assert isinstance(abstract, MaskedAutoencoder)
+    assert isinstance(config.model, ViTConfig)
     graphdef, patch = nnx.graphdef(abstract), vit_shape(config.model).patch_size
     forward, patches = make_forward(graphdef), abstract.tokens - abstract.num_prefix
     train_preprocessing, eval_preprocessing = labelled_images(config, data.num_classes)
