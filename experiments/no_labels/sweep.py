@@ -1,8 +1,8 @@
 """Probes after pretraining without labels, at equal images and at equal time.
 
 A ViT-Nano/4 is pretrained on nine tenths of CIFAR-10 by masked patches, a masked autoencoder, DINO
-or with labels; beside them an untrained one. Each is probed on a part of the other tenth, and those of equal time
-are fine-tuned on it.
+or with labels; beside them an untrained one. Each is probed on a part of the other tenth, and those
+of equal time are fine-tuned on it.
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/no_labels/sweep.py
         --workdir=runs/no_labels
