@@ -259,7 +259,7 @@ class ViT(ImageModel):
 
     def _of_visible(
         self, table: Float[Array, "1 N D"], visible: Int[Array, "B V"] | None
-    ) -> Float[Array, "B V D"]:
+    ) -> Float[Array, "A T D"]:
         """Returns the rows of a table for the prefix and the visible patches of each image."""
         if visible is None:
             return table

@@ -18,7 +18,7 @@ def centred_targets(
 def sinkhorn_targets(
     logits: Float[Array, "M K"],
     temperature: Float[Array, ""],
-    weights: Float[Array, " M"] | None = None,
+    counted: Bool[Array, " M"] | None = None,
 ) -> Float[Array, "M K"]:
     """Returns probabilities whose mean over the rows is nearly the same for all prototypes.
 
@@ -28,15 +28,17 @@ def sinkhorn_targets(
     Args:
         logits: of all views of the whole batch, or of all masked patches.
         temperature: of the teacher.
-        weights: 1 for rows that count, 0 for the others; None: all count.
+        counted: which rows count; None: all.
 
     Source: arXiv:2006.09882, section 3.1 and listing 1; in DINO: arXiv:2304.07193, section 4.
     """
     scaled = logits / temperature
-    counted = jnp.zeros(len(logits)) if weights is None else jnp.log(jnp.maximum(weights, 1e-30))
+    counted = jnp.ones(len(logits), bool) if counted is None else counted
     for _ in range(_SINKHORN_STEPS):
-        rows = scaled + counted[:, None]
-        scaled = scaled - jax.nn.logsumexp(rows, axis=0, keepdims=True)
+        rows = jnp.where(counted[:, None], scaled, -jnp.inf)
+        total = jax.nn.logsumexp(rows, axis=0, keepdims=True)
+        # Not finite if no row counts.
+        scaled = scaled - jnp.where(jnp.isfinite(total), total, 0)
         scaled = scaled - jax.nn.logsumexp(scaled, axis=1, keepdims=True)
     return jnp.exp(scaled)
 

@@ -22,6 +22,7 @@ from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.data.distortion import distort
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep
+from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import take_patches
 from vit_jax.models.vit_options import ViTConfig, vit_shape
@@ -198,7 +199,8 @@ class Networks:
                 self.local_graphdef, resample_positions(params, self.grid, self.local_grid)
             )
             images = batch["local_images"]
-            features = local(images.reshape(-1, *images.shape[2:]), key=keys[1])
+            images = constrain(images.reshape(-1, *images.shape[2:]), "batch")
+            features = local(images, key=keys[1])
             more = local.projector(features).reshape(size, self.section.local_crops, -1)
             logits = jnp.concatenate([logits, more], axis=1)
         return logits, patches
@@ -210,7 +212,7 @@ def global_views(batch: Batch) -> Float[Array, "M H W 3"]:
     In this order no row moves to another device.
     """
     views = jnp.stack([batch[name] for name in GLOBAL_CROPS], axis=1)
-    return views.reshape(-1, *views.shape[2:])
+    return constrain(views.reshape(-1, *views.shape[2:]), "batch")
 
 
 def make_prepare(config: Config) -> Prepare:
@@ -229,7 +231,7 @@ def make_prepare(config: Config) -> Prepare:
             blur, solarize = _DISTORTIONS[name]
             key = stream(config.seed, f"distort {name}", step)
             x = distort(x, key, blur=blur, solarize=solarize, image_size=size)
-        return x.reshape(images.shape)
+        return constrain(x.reshape(images.shape), "batch")
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
         crops = {n: prepare_crops(batch[n], n, step) for n in _DISTORTIONS if n in batch}
@@ -270,8 +272,7 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
                 )
             else:
                 flat = seen_patches.reshape(-1, seen_patches.shape[-1])
-                weights = counted.reshape(-1).astype(jnp.float32)
-                patch_targets = sinkhorn_targets(flat, temperature, weights)
+                patch_targets = sinkhorn_targets(flat, temperature, counted.reshape(-1))
                 patch_targets = patch_targets.reshape(seen_patches.shape)
             patch_loss = patch_losses(
                 patch_targets, patches, counted, section.student_temperature
