@@ -514,5 +514,5 @@ def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
 
 
 def test_a_freeze_duration_needs_parameters():
-    with pytest.raises(ConfigError, match="'freeze_epochs' is 1.0 without 'freeze'"):
+    with pytest.raises(ConfigError, match=r"'freeze_epochs' is 1\.0 without 'freeze'"):
         OptimizerConfig.from_mapping({"learning_rate": 1.0, "freeze_epochs": 1.0})
