@@ -12,7 +12,7 @@ from eight_devices import run_on_eight
 pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 STEPS = 3
 _DINO = {
-    "local_crops": 2, "local_size": 8, "prototypes": 16, "head_width": 32, "bottleneck": 8,
+    "local_crops": 1, "local_size": 8, "prototypes": 16, "head_width": 32, "bottleneck": 8,
     "momentum": 0.9, "centre_momentum": 0.5, "teacher_temperature": 0.2,
     "first_teacher_temperature": 0.2,
 }  # fmt: skip
@@ -83,7 +83,7 @@ def train_on(task: dict[str, Any], mesh_section: dict, mesh: Any, parts: int) ->
         {
             **task,
             "model": {
-                "name": "ViT-Ti/4", "width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 2,
+                "name": "ViT-Ti/4", "width": 32, "depth": 1, "mlp_dim": 64, "num_heads": 2,
             },
             "data": {"name": "none", "image_size": 16, "global_batch_size": 16},
             "optimizer": {"name": "sgd", "learning_rate": 0.05},
