@@ -9,7 +9,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
 
-from vit_jax.data.device import to_unit_range
 from vit_jax.errors import DataError, ModelError
 from vit_jax.interop.load import fill_parameters
 from vit_jax.interop.native import open_native
@@ -27,7 +26,8 @@ from vit_jax.tasks.mae.task import (
 )
 from vit_jax.tasks.task import Picture
 
-_HIDDEN_GRAY = 128
+# In [-1, 1].
+_HIDDEN_GRAY = 0.0
 
 
 def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
@@ -112,12 +112,11 @@ def reconstruct(
             deviation = jnp.sqrt(jnp.var(true, axis=-1, keepdims=True, ddof=1) + 1e-6)
             scaled = output * deviation + jnp.mean(true, axis=-1, keepdims=True)
         chosen = hidden[..., None] > 0
-        gray = to_unit_range(jnp.full((1, 1, 1, 1), _HIDDEN_GRAY, jnp.uint8))[0]
         return {
             "hidden": hidden > 0,
             "loss": hidden_losses(output, target, hidden),
             "predicted": jnp.where(chosen, scaled, true),
-            "shown": jnp.where(chosen, gray, true),
+            "shown": jnp.where(chosen, _HIDDEN_GRAY, true),
         }
 
     parts = [
