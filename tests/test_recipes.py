@@ -64,6 +64,18 @@ RECIPES = {
             "cifar10": (10, 50_000),
         },
     ),
+    "mae.py": (
+        [
+            "small",
+            "B/16",
+            *("L/16,1600", "H/14", "B/16,finetune", "H/14,finetune", "small,finetune"),
+        ],
+        {"imagenet2012": (1000, 1_281_167), "cifar10": (10, 50_000)},
+    ),
+    "dino.py": (
+        ["small", "S/16", "B/16", "S/16,ibot"],
+        {"imagenet2012": (1000, 1_281_167), "cifar10": (10, 50_000)},
+    ),
     "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
     "augreg.py": (
         [
@@ -115,8 +127,11 @@ def test_the_training_step_of_every_recipe_can_be_traced(name, arg):
     for new, old in zip(jax.tree.leaves(state), jax.tree.leaves(program.abstract), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert metrics["train/loss"].shape == ()
-    outputs = 512 if config.task == "masked_patches" else num_classes
-    assert program.abstract.params["head"]["linear"]["bias"].shape == (outputs,)
+    outputs = {"masked_patches": 512, "mae": 0, "dino": 0}.get(config.task, num_classes)
+    if outputs:
+        assert program.abstract.params["head"]["linear"]["bias"].shape == (outputs,)
+    else:
+        assert not program.abstract.params.get("head")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +141,8 @@ def test_the_training_step_of_every_recipe_can_be_traced(name, arg):
         ("pretrain.py", "imagenet21k,B/16", 311_948),
         ("pretrain.py", "jft,H/14", 1_035_645),
         ("better_plain_vit.py", "90", 111_477),
+        # 1,281,167 x 800 / 4096.
+        ("mae.py", "B/16", 250_228),
     ],
 )
 def test_the_number_of_steps_of_a_recipe(name, arg, steps):
@@ -160,6 +177,21 @@ def test_recipes_follow_table_3(arg, name, representation_size, learning_rate, e
     assert (config.model.name, config.model.representation_size) == (name, representation_size)
     assert config.model.head_bias_init == -10
     assert (config.optimizer.learning_rate, config.train_epochs) == (learning_rate, epochs)
+
+
+@pytest.mark.parametrize(
+    ("arg", "model", "epochs"),
+    [("B/16", "ViT-B/16", 800), ("L/16,1600", "ViT-L/16", 1600), ("H/14", "ViT-H/14", 800)],
+)
+def test_mae_follows_its_table_8(arg, model, epochs):
+    config = load("mae.py", arg)
+    assert (config.model.name, config.train_epochs) == (model, epochs)
+    assert config.optimizer.learning_rate == pytest.approx(2.4e-3)
+    assert config.optimizer.options == {"b2": 0.95}
+    assert (config.mae.decoder_width, config.mae.decoder_depth) == (512, 8)
+    tuned = load("mae.py", f"{arg.split(',')[0]},finetune")
+    assert tuned.optimizer.layer_decay == (0.65 if model == "ViT-B/16" else 0.75)
+    assert tuned.optimizer.learning_rate == pytest.approx(2e-3 if model == "ViT-B/16" else 4e-3)
 
 
 @pytest.mark.parametrize(

@@ -430,3 +430,22 @@ def test_images_of_another_size_and_unknown_intermediates_are_refused():
         model(np.zeros((1, 16, 16, 3), np.uint8))
     with pytest.raises(ModelError, match="unknown intermediate 'logit'"):
         model(random_images(), return_intermediates=("logit",))
+
+
+@pytest.mark.parametrize("position", ["learned_1d", "rope_2d"])
+def test_only_visible_patches_are_computed(position):
+    """All patches in another order give the same class token; dropped pixels change nothing."""
+    model = make(position_embedding=position, num_heads=1, num_registers=1)
+    images = random_images()
+    every = jnp.asarray([[3, 0, 2, 1], [1, 2, 3, 0]], jnp.int32)
+    with jax.default_matmul_precision("highest"):
+        whole = run(model, images)
+        np.testing.assert_allclose(run(model, images, visible=every), whole, rtol=2e-4, atol=2e-4)
+        some = every[:, :3]
+        _, found = run(model, images, visible=some, return_intermediates=("encoded",))
+        assert found["encoded"].shape == (2, 2 + 3, 16)
+        changed = images.copy()
+        changed[0, :8, 8:] += 1  # Patch 1 of the first image is dropped.
+        got, before = (run(model, x, visible=some) for x in (changed, images))
+    np.testing.assert_array_equal(got, before)
+    assert np.abs(before - whole).max() > 1e-3

@@ -24,6 +24,7 @@ from vit_jax.train.optimizers import (
     reason_refused,
     schedule_free_params,
 )
+from vit_jax.train.schedules import build_weight_decay
 
 PARAMS = {
     "patch_embedding": {"kernel": jnp.full((2, 2), 1.0), "bias": jnp.full(2, 1.0)},
@@ -462,3 +463,56 @@ def test_optimizers_that_estimate_their_rate_survive_a_warmup_from_zero(name):
         trained = optax.apply_updates(trained, updates)
     assert jnp.isfinite(trained["dense"]["kernel"]).all()
     assert (trained["dense"]["kernel"] < 1).all()
+
+
+def test_weight_decay_follows_half_a_cosine():
+    config = OptimizerConfig.from_mapping(
+        {"learning_rate": 1.0, "name": "sgd", "weight_decay": 0.1, "end_weight_decay": 0.5}
+    )
+    schedule = build_weight_decay(config, 4)
+    assert schedule is not None
+    want = [0.1, 0.5 - 0.4 * (1 + 0.5**0.5) / 2, 0.3, 0.5 - 0.4 * (1 - 0.5**0.5) / 2, 0.5]
+    assert [float(schedule(step)) for step in range(5)] == pytest.approx(want)
+    rate = optax.constant_schedule(0.1)
+    optimizer = build_optimizer(config, rate, PARAMS, weight_decay=schedule)
+    state, zero = optimizer.init(PARAMS), jax.tree.map(jnp.zeros_like, PARAMS)
+    for decay in want[:3]:
+        updates, state = optimizer.update(zero, state, PARAMS)
+        kernel, bias = (updates["head"]["linear"][name] for name in ("kernel", "bias"))
+        assert float(kernel[0, 0]) == pytest.approx(-0.1 * decay, rel=1e-5)
+        assert float(bias[0]) == 0
+
+
+def test_a_weight_decay_that_changes_needs_an_optimizer_without_its_own():
+    config = OptimizerConfig.from_mapping(
+        {"learning_rate": 1.0, "name": "lamb", "end_weight_decay": 0.5}
+    )
+    with pytest.raises(ConfigError, match=r"'optimizer.end_weight_decay' is 0.5 with lamb"):
+        build_optimizer(
+            config,
+            optax.constant_schedule(0.1),
+            PARAMS,
+            weight_decay=build_weight_decay(config, 4),
+        )
+
+
+def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
+    """With Adam's empty moments, but at the current learning rate."""
+    config = OptimizerConfig.from_mapping(
+        {"learning_rate": 1.0, "name": "adam", "freeze": ("head/.*",), "freeze_steps": 2}
+    )
+    rate = optax.linear_schedule(0.1, 0.5, 4)
+    optimizer = build_optimizer(config, rate, PARAMS, freeze_steps=2)
+    state, found = optimizer.init(PARAMS), []
+    for _ in range(3):
+        updates, state = optimizer.update(GRADS, state, PARAMS)
+        found.append([float(updates[name]["kernel"][0, 0]) for name in ("patch_embedding",)])
+        found[-1].append(float(updates["head"]["linear"]["kernel"][0, 0]))
+    # Adam's first update, and every one with equal gradients, is the learning rate.
+    want = [[-0.1, 0], [-0.2, 0], [-0.3, -0.3]]
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+
+
+def test_a_freeze_duration_needs_parameters():
+    with pytest.raises(ConfigError, match=r"'freeze_epochs' is 1\.0 without 'freeze'"):
+        OptimizerConfig.from_mapping({"learning_rate": 1.0, "freeze_epochs": 1.0})

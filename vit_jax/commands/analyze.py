@@ -14,6 +14,7 @@
   equivariance     how closely each layer's feature map follows a shifted image
   permutation      accuracy with the patches of each image in a random order
   masked_patches   predictions of a run with task masked_patches
+  mae              reconstructions of a run with task mae
 
 Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
 and --dataset, a run folder is analysed with the images that it was evaluated on. --untrained

@@ -60,6 +60,10 @@ class OptimizerConfig(Section):
     """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""
     weight_decay: float = option(0.0, at_least=0)
     """Decoupled weight decay: a step at learning rate lr adds -lr * weight_decay * parameter."""
+    end_weight_decay: float | None = option(None, at_least=0)
+    """Weight decay at the end of the run; it changes from `weight_decay` along half a cosine
+    (arXiv:2104.14294). None: it is constant.
+    """
     weight_decay_mask: tuple[tuple[str, bool], ...] = option(((".*/kernel", True), (".*", False)))
     """(regular expression, whether to decay) pairs. The first that matches the whole parameter
     name is used; every parameter must match one.
@@ -70,6 +74,13 @@ class OptimizerConfig(Section):
     """
     freeze: tuple[str, ...] = option(())
     """Parameters that are not trained, as regular expressions over whole names."""
+    freeze_steps: int | None = option(None, at_least=1)
+    """How long `freeze` holds at the start of the run; without a duration, for all of it. After it
+    the optimizer starts for these parameters with empty moments. Their gradient is clipped
+    separately.
+    """
+    freeze_epochs: float | None = option(None, above=0)
+    freeze_examples: int | None = option(None, at_least=1)
     clip_global_norm: float | None = option(None, above=0)
     """Largest global norm of the gradient; None: no clipping."""
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
@@ -82,6 +93,7 @@ class OptimizerConfig(Section):
 
     def check(self) -> None:
         check_patterns(self.freeze, "freeze")
+        self._check_freeze()
         check_patterns([pattern for pattern, _ in self.weight_decay_mask], "weight_decay_mask")
         if self.schedule.end_learning_rate > self.learning_rate:
             raise ConfigError(
@@ -90,3 +102,22 @@ class OptimizerConfig(Section):
                 "lower it",
                 key="schedule.end_learning_rate",
             )
+
+    def _check_freeze(self) -> None:
+        check_duration(self, "freeze", required=False)
+        keys = ("freeze_steps", "freeze_epochs", "freeze_examples")
+        for key in (key for key in keys if getattr(self, key) is not None):
+            if not self.freeze:
+                raise ConfigError(
+                    f"is {getattr(self, key)} without 'freeze'",
+                    "the parameters to freeze",
+                    "set optimizer.freeze, or leave it out",
+                    key=key,
+                )
+            if self.averages_parameters:
+                raise ConfigError(
+                    f"is {getattr(self, key)} with {self.name}",
+                    "an optimizer that does not average the parameters itself",
+                    "leave it out, or choose another optimizer",
+                    key=key,
+                )

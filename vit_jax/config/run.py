@@ -20,7 +20,7 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
-from vit_jax.config.task import check_task, task_sections
+from vit_jax.config.task import check_task, task_config, task_sections
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, option, section
@@ -200,7 +200,8 @@ class Config(_TaskSections):
     @property
     def keeps_average(self) -> bool:
         """Whether the run keeps an average of the parameters, which is then evaluated."""
-        return self.ema_decay is not None or self.optimizer.averages_parameters
+        own = self.ema_decay is not None or self.optimizer.averages_parameters
+        return own or task_config(self.task).keeps_average
 
     def measures_classes(self, num_classes: int = 0) -> bool:
         """Whether the accuracy of each class is measured; with 0 classes, whether it may be."""

@@ -44,6 +44,7 @@ class TaskConfig:
         class_counts_key: function of the root config; returns the key for which this task needs the
             number of training examples of each class, or None if it does not need them.
         uses_labels: whether it learns from the labels of the dataset.
+        keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
     sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
@@ -53,6 +54,7 @@ class TaskConfig:
     model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
     class_counts_key: Callable[[Any], str | None] = _no_class_counts
     uses_labels: bool = True
+    keeps_average: bool = False
 
 
 @functools.cache
@@ -105,3 +107,42 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
         value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
         if value != usual and (value or usual):  # Earlier versions had False for none.
             raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)
+
+
+# Options for labels, or for a head on the whole image.
+_ABOUT_LABELS = (
+    "data.sampling",
+    "data.augment.erasing_probability",
+    "evaluation.by_class",
+    "init.keep_head",
+    "model.representation_size",
+    "model.register_head",
+)
+_POOLINGS = ("token", "gap")
+
+
+def check_without_labels(config: Any, task: str) -> None:
+    """Checks the options of a task that trains the encoder of a ViT without labels.
+
+    Args:
+        config: root config.
+        task: name of the task.
+
+    Raises:
+        ConfigError: a model that is no ViT or hybrid, or an option for labels.
+    """
+    if not hasattr(config.model, "position_embedding"):
+        raise ConfigError(
+            f"is {config.model.name!r}, {config.model.kind}, with task {task}",
+            "a ViT or hybrid, whose patches are tokens",
+            "use one of them",
+            key="model.name",
+        )
+    check_defaults(config, _ABOUT_LABELS, f"task {task}, which does not use labels")
+    if config.model.pooling not in _POOLINGS:
+        raise ConfigError(
+            f"is {config.model.pooling!r} with task {task}",
+            " or ".join(map(repr, _POOLINGS)),
+            "leave it out; fine-tuning can use another pooling",
+            key="model.pooling",
+        )

@@ -27,7 +27,8 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
-Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
+# Of all images, or of each: [B, N, K].
+Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
 
 # None: `attend` computes self-attention.
 _kernel: contextvars.ContextVar[Callable[..., jax.Array] | None] = contextvars.ContextVar(
@@ -54,6 +55,10 @@ class AttentionChoice:
     implementation: Implementation
     padded_tokens: int
     reason: str
+
+    def padding(self, tokens: int) -> int:
+        """Returns how many tokens to add to a sequence: cuDNN's kernel needs an even number."""
+        return tokens % 2 if self.implementation == "cudnn" else 0
 
 
 def choose_attention(

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.models.activation_sharding import constrain
 
@@ -45,12 +45,36 @@ class PatchEmbedding(nnx.Module):
         self.patch_size = patch_size
         self.dtype = dtype
 
-    def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B N D"]:
-        """Returns the embedded patches in raster order."""
-        batch, height, width, channels = images.shape
-        p = self.patch_size
-        patches = images.reshape(batch, height // p, p, width // p, p, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
-        kernel = self.kernel[...].reshape(p * p * channels, -1)
+    def __call__(
+        self, images: Float[Array, "B H W C"], visible: Int[Array, "B V"] | None = None
+    ) -> Float[Array, "B N D"]:
+        """Returns the embedded patches in raster order, or those in `visible` in its order."""
+        patches = cut_patches(images, self.patch_size)
+        if visible is not None:
+            patches = take_patches(patches, visible)
+        kernel = self.kernel[...].reshape(patches.shape[2], -1)
         embedded = constrain(patches.astype(self.dtype) @ kernel.astype(self.dtype), "batch")
         return embedded + self.bias[...].astype(self.dtype)[None, None]
+
+
+def cut_patches(images: Float[Array, "B H W C"], size: int) -> Float[Array, "B N F"]:
+    """Returns the patches in raster order, each with its pixels in raster order.
+
+    Args:
+        images: height and width are multiples of `size`.
+        size: P, height and width of a patch; F is P * P * C.
+    """
+    batch, height, width, channels = images.shape
+    patches = images.reshape(batch, height // size, size, width // size, size, channels)
+    return patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
+
+
+def take_patches(
+    patches: Float[Array, "B N F"], places: Int[Array, "B V"]
+) -> Float[Array, "B V F"]:
+    """Returns some patches of each image.
+
+    If an image's places differ, the gradient of each patch is a copy and not a sum, so that its
+    value does not depend on the order in which a device adds.
+    """
+    return constrain(jnp.take_along_axis(patches, places[..., None], axis=1), "batch")

@@ -146,10 +146,15 @@ def rope_2d(
 
 
 def rotate(
-    x: Float[Array, "B N H K"], rope: tuple[Float[Array, "N K"], Float[Array, "N K"]]
+    x: Float[Array, "B N H K"], rope: tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
 ) -> Float[Array, "B N H K"]:
-    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle."""
-    cos, sin = (jnp.asarray(a)[None, :, None, :] for a in rope)
+    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle.
+
+    Args:
+        x: queries or keys.
+        rope: cosines and sines, of all images or [B, N, K] of each.
+    """
+    cos, sin = (jnp.asarray(a).reshape(-1, x.shape[1], 1, x.shape[3]) for a in rope)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     swapped = jnp.concatenate([-second, first], axis=-1)
     return (x.astype(jnp.float32) * cos + swapped * sin).astype(x.dtype)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import (
@@ -31,7 +31,7 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.patches import PatchEmbedding
+from vit_jax.models.patches import PatchEmbedding, take_patches
 from vit_jax.models.position import TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, Trunk
 from vit_jax.models.stacking import Stack
@@ -161,6 +161,7 @@ class ViT(ImageModel):
         *,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
+        visible: Int[Array, "B V"] | None = None,
         per_patch: bool = False,
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
@@ -172,6 +173,9 @@ class ViT(ImageModel):
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.
+            visible: patches to compute, in raster order numbers; the others are dropped before the
+                patch embedding, so that nothing is computed for them. None: all patches. Positions
+                must be those of the stem or `rope_2d`, and there must be no axial attention.
             per_patch: apply the head to each patch instead of the pooled features: logits
                 [B, N, C].
             return_intermediates: names from `intermediates`. If given, the result is a pair of the
@@ -194,14 +198,17 @@ class ViT(ImageModel):
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
-        embedded = self.embed(images, keys[0], edit_patches)
+        embedded = self.embed(images, keys[0], edit_patches, visible)
+        tokens = embedded.shape[1]
         x, found = self._encode(
             self._pad(embedded),
+            tokens,
+            visible,
             key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
-            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
+            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=tokens),
         )
-        encoded = self.final_norm(self._unpad(x))
+        encoded = self.final_norm(_unpad(x, tokens))
 
         if per_patch:
             features = encoded[:, self.num_prefix :]
@@ -239,47 +246,59 @@ class ViT(ImageModel):
         x, done = self._pad(self._tokens(images)) if numbers else images, 0
         for number in numbers:
             if number > done:
-                x, _ = self._encode(x, span=(done, number))
-            found[number], done = self._unpad(x), number
+                x, _ = self._encode(x, self.tokens, span=(done, number))
+            found[number], done = _unpad(x, self.tokens), number
         return found
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
         return x if self.norm is None or x.ndim == 4 else self.norm(x)
 
-    def _encode(self, x: Float[Array, "B N D"], **options: Any) -> tuple[Array, dict[str, Array]]:
-        """Applies the encoder, or a part of it, to padded tokens; options of an `Encoder`."""
-        padding = x.shape[1] - self.tokens
+    def _encode(
+        self,
+        x: Float[Array, "B M D"],
+        tokens: int,
+        visible: Int[Array, "B V"] | None = None,
+        **options: Any,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Applies the encoder, or a part of it, to padded tokens.
+
+        Args:
+            x: tokens and padding.
+            tokens: number of tokens without padding.
+            visible: see `__call__`.
+            **options: of `Encoder`.
+        """
+        padding = x.shape[1] - tokens
         return self.encoder(
             x,
             position=self._position("shared", x.shape[1]),
-            rope=self._rope(padding),
-            valid_tokens=self.tokens if padding else None,
+            rope=self._rope(padding, visible),
+            valid_tokens=tokens if padding else None,
             **options,
         )
 
     def _pad(self, x: Float[Array, "B N D"]) -> Float[Array, "B M D"]:
         """Adds the padding tokens that the attention kernel needs."""
-        padding = self.attention.padded_tokens - self.tokens
+        padding = self.attention.padding(x.shape[1])
         return jnp.pad(x, ((0, 0), (0, padding), (0, 0))) if padding else x
-
-    def _unpad(self, x: Float[Array, "B M D"]) -> Float[Array, "B N D"]:
-        return constrain(x[:, : self.tokens] if x.shape[1] > self.tokens else x, "batch")
 
     def embed(
         self,
         images: Float[Array, "B H W 3"],
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
+        visible: Int[Array, "B V"] | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
         stem = images if self.stem is None else list(self.stem(images).values())[-1]
-        return self._tokens(stem, key, edit_patches)
+        return self._tokens(stem, key, edit_patches, visible)
 
     def _tokens(
         self,
         stem: Float[Array, "B h w C"],
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
+        visible: Int[Array, "B V"] | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder.
 
@@ -287,8 +306,9 @@ class ViT(ImageModel):
             stem: the last map of a hybrid's ResNet; else the images.
             key: turns dropout on.
             edit_patches: see `__call__`.
+            visible: see `__call__`.
         """
-        x = self.patch_embedding(stem)
+        x = self.patch_embedding(stem, visible)
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
@@ -296,8 +316,9 @@ class ViT(ImageModel):
             jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix
         ]
         x = jnp.concatenate([*shared, x], axis=1)
-        table = self._position("stem", x.shape[1])
-        x = x if table is None else x + table.astype(x.dtype)
+        table = self._position("stem", self.tokens)
+        if table is not None:
+            x = x + self._of_visible(table.astype(x.dtype), visible)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
     def _position(self, placement: str, tokens: int) -> Float[Array, "1 N D"] | None:
@@ -306,12 +327,33 @@ class ViT(ImageModel):
             return None
         return self.position_embedding(tokens)
 
-    def _rope(self, padding: int) -> Rope | None:
+    def _of_visible(
+        self, table: Float[Array, "1 N D"], visible: Int[Array, "B V"] | None
+    ) -> Float[Array, "A T D"]:
+        """Returns the rows of a table for the prefix and the visible patches of each image."""
+        if visible is None:
+            return table
+        prefix, patches = (
+            jnp.broadcast_to(part, (len(visible), *part.shape[1:]))
+            for part in (table[:, : self.num_prefix], table[:, self.num_prefix :])
+        )
+        return jnp.concatenate([prefix, take_patches(patches, visible)], axis=1)
+
+    def _rope(self, padding: int, visible: Int[Array, "B V"] | None) -> Rope | None:
         if self.rope_head_dim is None:
             return None
-        cos, sin = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
-        rows = ((0, padding), (0, 0))
-        return jnp.pad(jnp.asarray(cos), rows), jnp.pad(jnp.asarray(sin), rows)
+        tables = rope_2d(self.grid, self.rope_head_dim, self.num_prefix)
+        if visible is not None:
+            rows = ((0, 0), (0, padding), (0, 0))
+            cos, sin = (self._of_visible(jnp.asarray(table)[None], visible) for table in tables)
+        else:
+            rows = ((0, padding), (0, 0))
+            cos, sin = (jnp.asarray(table) for table in tables)
+        return jnp.pad(cos, rows), jnp.pad(sin, rows)
+
+
+def _unpad(x: Float[Array, "B M D"], tokens: int) -> Float[Array, "B N D"]:
+    return constrain(x[:, :tokens] if x.shape[1] > tokens else x, "batch")
 
 
 def _build_stem(shape: ViTShape, options: ViTConfig, rngs: nnx.Rngs) -> Trunk | None:

@@ -288,7 +288,7 @@ def _state_bytes(program: Program) -> dict[str, int]:
     parts = {
         "parameters": on_device(state.params),
         "optimizer": on_device((state.opt_state, state.step)),
-        "average": on_device(state.ema),
+        "average": on_device((state.ema, state.extra)),
         "frozen": on_device(program.abstract_frozen),
         "batch": on_device(program.batch_shapes()),
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
+from vit_jax.config.task import task_config
 from vit_jax.errors import CheckpointError, FileError
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.damage import JSON_FILE, damaged_error, read_about, read_item
@@ -72,7 +73,8 @@ def evaluated_item(config: Mapping[str, Any]) -> str:
         config: the run's config, as in the checkpoint.
     """
     averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
-    return "ema" if averages else "params"
+    task = task_config(config.get("task", "classification"))
+    return "ema" if averages or task.keeps_average else "params"
 
 
 def _array_rows(tree: Any) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,7 @@ WRITE_TIMEOUT_S = 1800
 _METADATA = "_CHECKPOINT_METADATA"
 _COMMIT_FILE = ocp.path.atomicity.CommitFileTemporaryPath
 
-ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema"}
+ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema", "extra": "extra"}
 """Item of a checkpoint -> attribute of the training state."""
 
 # Texts in the errors of Orbax and TensorStore when a disk cannot be written.

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +16,12 @@ from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
 from vit_jax.evaluation.loop import EvalStep, Totals
 
-Metrics = dict[str, Float[Array, ""]]
+# Name -> value to log, a scalar; `Teacher.update` may also take arrays.
+Metrics = dict[str, Float[Array, "..."]]
 # (batch on the device, step) -> prepared (augmented) batch.
 Prepare = Callable[[Batch, jax.Array], Batch]
-# (params, prepared batch, key, *frozen) -> (mean loss over the batch, more metrics to log).
+# (params, prepared batch, key, *frozen) -> (mean loss over the batch, more metrics to log). With a
+# teacher, a `TeacherState` comes before the frozen arrays.
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
 # (params, prepared batch, **options of the model's call) -> outputs of the model.
 Forward = Callable[..., Any]
@@ -33,10 +35,14 @@ class DataInfo:
         num_classes: C.
         class_counts: i64[C], training examples of each class; None: not known, because they are not
             needed or because there is no dataset.
+        num_examples: examples per epoch.
+        total_steps: length of the run.
     """
 
     num_classes: int
     class_counts: np.ndarray | None = None
+    num_examples: int = 1
+    total_steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,39 @@ class Frozen:
 
     shapes: Any
     load: Callable[[], Any]
+
+
+class TeacherState(NamedTuple):
+    """What a loss reads of a teacher.
+
+    Attributes:
+        params: the teacher's parameters.
+        extra: the arrays of `Teacher.init`.
+        step: i32 scalar, number of updates made.
+    """
+
+    params: Any
+    extra: Any
+    step: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A teacher whose parameters are a moving average of those that are trained.
+
+    The average is that of the training state, `TrainState.ema`. So it is saved in checkpoints, and
+    it is what is evaluated and what other runs start from.
+
+    Attributes:
+        decay: step -> share of the teacher that this step keeps.
+        init: returns the arrays that the teacher has beside its parameters, such as a centre. They
+            are `TrainState.extra`.
+        update: (these arrays, metrics of the loss) -> (their next values, metrics to log).
+    """
+
+    decay: Callable[[Any], Any]
+    init: Callable[[], Any]
+    update: Callable[[Any, Metrics], tuple[Any, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +113,9 @@ class Task:
         eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
         frozen: arrays that are not trained, if any.
+        teacher: a teacher that follows the trained parameters, if any.
+        activations: activations that training on one image keeps, as a multiple of those of the
+            model's layers for one image: 2 if the model sees every image twice.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -89,6 +131,8 @@ class Task:
     eval_step: EvalStep
     make_totals: Callable[[Sequence[str]], Totals]
     frozen: Frozen | None = None
+    teacher: Teacher | None = None
+    activations: float = 1.0
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:

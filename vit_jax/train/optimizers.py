@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,12 @@ _STACK = re.compile(r"(.*?/)?blocks(?=/)")
 
 
 def build_optimizer(
-    config: OptimizerConfig, schedule: optax.Schedule, params: Any
+    config: OptimizerConfig,
+    schedule: optax.Schedule,
+    params: Any,
+    *,
+    weight_decay: optax.Schedule | None = None,
+    freeze_steps: int | None = None,
 ) -> optax.GradientTransformation:
     """Returns the complete optimizer.
 
@@ -123,6 +128,8 @@ def build_optimizer(
         config: the optimizer section.
         schedule: step -> learning rate.
         params: parameters or their shapes, for masks by name.
+        weight_decay: step -> weight decay; None: that of the config.
+        freeze_steps: number of steps for which `config.freeze` holds; None: all.
 
     Raises:
         ConfigError: an unknown optimizer or option, incompatible options, a parameter that no
@@ -132,14 +139,48 @@ def build_optimizer(
     # adamw is adam with weight decay, which the chain adds for every optimizer.
     name = "adam" if config.name == "adamw" else config.name
     options = _checked_options(config, _arguments(name))
-    if config.averages_parameters:
-        chain = _schedule_free(config, options, schedule, params)
-    else:
-        chain = _chain(config, name, options, schedule, params)
+
+    def chain(delay: int = 0) -> optax.GradientTransformation:
+        rate, decay = _delayed(schedule, delay), _delayed(weight_decay, delay)
+        if config.averages_parameters:
+            return _schedule_free(config, options, rate, decay, params)
+        return _chain(config, name, options, rate, decay, params)
+
     if not config.freeze:
-        return chain
+        return chain()
     labels = freeze_labels(config.freeze, params)
-    return optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
+    frozen = optax.set_to_zero()
+    if freeze_steps is not None:
+        frozen = _starting_at(freeze_steps, chain(freeze_steps))
+    return optax.partition({"trained": chain(), "frozen": frozen}, labels)
+
+
+def _delayed(schedule: Any, delay: int) -> Any:
+    """Returns step -> schedule(step + delay); None for None."""
+    return schedule if schedule is None or not delay else lambda step: schedule(step + delay)
+
+
+class _StartingState(NamedTuple):
+    step: jax.Array
+    inner: Any
+
+
+def _starting_at(
+    first: int, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Returns an optimizer whose updates are zero, and whose state stays new, before a step."""
+
+    def init(params: Any) -> _StartingState:
+        return _StartingState(jnp.zeros((), jnp.int32), optimizer.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        new, inner = optimizer.update(updates, state.inner, params)
+        started = state.step >= first
+        new = jax.tree.map(lambda u: jnp.where(started, u, jnp.zeros_like(u)), new)
+        inner = jax.tree.map(lambda a, b: jnp.where(started, a, b), inner, state.inner)
+        return new, _StartingState(state.step + 1, inner)
+
+    return optax.GradientTransformation(init, update)
 
 
 def schedule_free_params(opt_state: Any, params: Any) -> Any:
@@ -209,6 +250,7 @@ def _chain(
     name: str,
     options: Mapping[str, Any],
     schedule: optax.Schedule,
+    weight_decay: optax.Schedule | None,
     params: Any,
 ) -> optax.GradientTransformation:
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
@@ -224,10 +266,21 @@ def _chain(
     parts = [base]
     if config.clip_global_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
-    if config.weight_decay and not decays_inside:
+    if weight_decay is not None and decays_inside:
+        raise ConfigError(
+            f"is {config.end_weight_decay} with {config.name}, which applies a constant weight"
+            " decay itself",
+            "an optimizer without weight decay of its own, such as adamw",
+            "leave it out, or choose another optimizer",
+            key="optimizer.end_weight_decay",
+        )
+    if (config.weight_decay or weight_decay is not None) and not decays_inside:
+        amount: Any = weight_decay or (lambda step: config.weight_decay)
         decay: Any = -config.weight_decay
         if traits.rate_inside:
-            decay = lambda step: -config.weight_decay * schedule(step)  # noqa: E731
+            decay = lambda step: -amount(step) * schedule(step)  # noqa: E731
+        elif weight_decay is not None:
+            decay = lambda step: -amount(step)  # noqa: E731
         parts.append(optax.add_decayed_weights(decay, _mask_fn(config)))
     if config.layer_decay < 1:
         parts.append(_scale_layers(layer_scales(params, config.layer_decay)))
@@ -263,7 +316,11 @@ def _base_optimizer(
 
 
 def _schedule_free(
-    config: OptimizerConfig, options: Mapping[str, Any], schedule: optax.Schedule, params: Any
+    config: OptimizerConfig,
+    options: Mapping[str, Any],
+    schedule: optax.Schedule,
+    weight_decay: optax.Schedule | None,
+    params: Any,
 ) -> optax.GradientTransformation:
     """Returns a schedule-free optimizer around the whole chain of its base optimizer.
 
@@ -278,9 +335,9 @@ def _schedule_free(
         # Adam without its first moment, as in optax.
         inner = {"decay": settings["b2"], "eps": settings["eps"]}
         inner |= {"eps_in_sqrt": False, "bias_correction": True}
-        chain = _chain(config, "rmsprop", inner, schedule, params)
+        chain = _chain(config, "rmsprop", inner, schedule, weight_decay, params)
     else:
-        chain = _chain(config, "sgd", {}, schedule, params)
+        chain = _chain(config, "sgd", {}, schedule, weight_decay, params)
     return optax.contrib.schedule_free(chain, schedule, **outer)
 
 
@@ -293,7 +350,7 @@ def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
             "set it to 1, or choose another optimizer",
             key="optimizer.layer_decay",
         )
-    if config.weight_decay and not traits.decoupled_decay:
+    if (config.weight_decay or config.end_weight_decay) and not traits.decoupled_decay:
         raise ConfigError(
             f"is {config.weight_decay} with {config.name}, which computes parameters from their"
             " initial values and would undo the decay",

@@ -30,7 +30,7 @@ from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.memory_needs import check_sizes, check_state
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.precompiled import load_step
-from vit_jax.train.schedules import build_schedule
+from vit_jax.train.schedules import build_schedule, build_weight_decay
 from vit_jax.train.state import (
     InitState,
     TrainState,
@@ -204,7 +204,8 @@ def build_program(
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
-    task = build_task(config, DataInfo(num_classes, class_counts), platform=platform)
+    data = DataInfo(num_classes, class_counts, num_examples, total_steps)
+    task = build_task(config, data, platform=platform)
 
     def init_params() -> Any:
         return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
@@ -212,8 +213,15 @@ def build_program(
     schedule = build_schedule(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
-    optimizer = build_optimizer(config.optimizer, schedule, jax.eval_shape(init_params))
-    init_state = make_init_state(optimizer, ema=config.keeps_average)
+    optimizer = build_optimizer(
+        config.optimizer,
+        schedule,
+        jax.eval_shape(init_params),
+        weight_decay=build_weight_decay(config.optimizer, total_steps),
+        freeze_steps=duration_in_steps(config.optimizer, "freeze", **sizes),
+    )
+    extra = None if task.teacher is None else task.teacher.init
+    init_state = make_init_state(optimizer, ema=config.keeps_average, extra=extra)
     abstract = abstract_state(lambda: init_state(init_params()), mesh, config.mesh)
     check_state(abstract, mesh, planned=planned)
     frozen = ()
@@ -229,6 +237,7 @@ def build_program(
         schedule=schedule,
         parts=choice.microbatches,
         shardings=shardings,
+        teacher=task.teacher,
     )
     return Program(
         config=config,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config.durations import duration_in_steps
-from vit_jax.config.optimizer import ScheduleConfig
+from vit_jax.config.optimizer import OptimizerConfig, ScheduleConfig
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +82,18 @@ def _decay(
         ]
         return optax.join_schedules(pieces, boundaries)
     return optax.constant_schedule(peak)
+
+
+def build_weight_decay(config: OptimizerConfig, total_steps: int) -> optax.Schedule | None:
+    """Returns step -> weight decay, half a cosine; None: the weight decay is constant.
+
+    Args:
+        config: the optimizer section.
+        total_steps: steps of the run.
+    """
+    last = config.end_weight_decay
+    if last is None:
+        return None
+    # It may rise: the difference is then negative.
+    difference = optax.cosine_decay_schedule(config.weight_decay - last, total_steps)
+    return lambda step: last + difference(step)

@@ -105,6 +105,7 @@ def restore_or_init(
         found.arrays["params"],
         found.arrays["optimizer"],
         found.arrays.get("ema"),
+        found.arrays.get("extra"),
     )
     return Start(
         state,

@@ -23,7 +23,9 @@ class TrainState:
         params: nested dict of f32 arrays.
         opt_state: state of the optax chain.
         ema: moving average of params, or the averaged parameters of a schedule-free optimizer;
-            None: the run keeps no average.
+            None: the run keeps no average. If the task has a teacher, these are its parameters.
+        extra: arrays that the task's teacher has beside its parameters, such as a centre; None:
+            there are none.
     """
 
     # Any: the same tree also holds shapes, shardings or names instead of arrays.
@@ -31,6 +33,7 @@ class TrainState:
     params: Any
     opt_state: Any
     ema: Any
+    extra: Any = None
 
     @property
     def eval_params(self) -> Any:
@@ -41,8 +44,19 @@ class TrainState:
 InitState = Callable[[Any], TrainState]
 
 
-def make_init_state(optimizer: optax.GradientTransformation, *, ema: bool) -> InitState:
-    """Returns init_state_fn(params) -> TrainState at step 0; may be traced."""
+def make_init_state(
+    optimizer: optax.GradientTransformation,
+    *,
+    ema: bool,
+    extra: Callable[[], Any] | None = None,
+) -> InitState:
+    """Returns init_state_fn(params) -> TrainState at step 0; may be traced.
+
+    Args:
+        optimizer: update rule.
+        ema: whether the state has an average, which starts as a copy of the parameters.
+        extra: makes `TrainState.extra`; None: there is none.
+    """
 
     def init_state_fn(params: Any) -> TrainState:
         return TrainState(
@@ -50,6 +64,7 @@ def make_init_state(optimizer: optax.GradientTransformation, *, ema: bool) -> In
             params=params,
             opt_state=optimizer.init(params),
             ema=jax.tree.map(jnp.copy, params) if ema else None,
+            extra=None if extra is None else extra(),
         )
 
     return init_state_fn

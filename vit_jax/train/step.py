@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
-from vit_jax.tasks.task import BatchLoss, Metrics, Prepare
+from vit_jax.tasks.task import BatchLoss, Metrics, Prepare, Teacher, TeacherState
 from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.state import TrainState
 
@@ -37,6 +37,7 @@ def make_train_step(
     schedule: optax.Schedule,
     parts: int = 1,
     shardings: Any = None,
+    teacher: Teacher | None = None,
 ) -> StepFn:
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
@@ -48,6 +49,7 @@ def make_train_step(
         schedule: learning rate, for the metric only.
         parts: number of microbatches.
         shardings: shardings of the parameters and their gradients; None: the compiler chooses.
+        teacher: a teacher that follows the parameters; the loss reads it.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
@@ -70,12 +72,15 @@ def make_train_step(
         observe("optimizer state", state.opt_state)
         batch = prepare(batch, state.step)
         observe("batch", batch)
+        of_teacher = ()
+        if teacher is not None:
+            of_teacher = (TeacherState(state.ema, state.extra, state.step),)
         (loss, task_metrics), grads = accumulated_gradient(
             sharded_loss,
             state.params,
             batch,
             dropout_key(config, state.step),
-            frozen,
+            (*of_teacher, *frozen),
             parts,
         )
         observe("loss", loss)
@@ -83,8 +88,11 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         observe("updated parameter", params)
-        ema = state.ema
-        if config.optimizer.averages_parameters:
+        ema, extra = state.ema, state.extra
+        if teacher is not None:
+            extra, task_metrics = teacher.update(extra, task_metrics)
+            ema = optax.incremental_update(params, ema, 1 - teacher.decay(state.step))
+        elif config.optimizer.averages_parameters:
             ema = schedule_free_params(opt_state, params)
         elif config.ema_decay is not None:
             ema = optax.incremental_update(params, ema, 1 - config.ema_decay)
@@ -97,7 +105,7 @@ def make_train_step(
             **{f"train/{name}": value for name, value in task_metrics.items()},
         }
         observe("metric", metrics)
-        return TrainState(state.step + 1, params, opt_state, ema), metrics
+        return TrainState(state.step + 1, params, opt_state, ema, extra), metrics
 
     return step_fn
 

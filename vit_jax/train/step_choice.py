@@ -197,7 +197,7 @@ def choose_step(
     images = config.data.global_batch_size // num_batch_shards(mesh)
     side = config.data.image_size
     work = StepWork(
-        stack=stack(options, (side, side)),
+        stack=_in_training(stack(options, (side, side)), task.activations),
         images=images,
         itemsize=jax.numpy.dtype(options.dtype).itemsize,
         flops=task.flops_per_image * config.data.global_batch_size / mesh.size,
@@ -207,6 +207,12 @@ def choose_step(
         total_steps=total_steps,
     )
     return choose(_device(mesh.devices.flat[0]), work, wanted)
+
+
+def _in_training(stack: Stack, activations: float) -> Stack:
+    """Returns the sizes of a stack that keeps a multiple of the activations of one image."""
+    tokens, values = (round(n * activations) for n in (stack.tokens, stack.layer_values))
+    return dataclasses.replace(stack, tokens=tokens, layer_values=values)
 
 
 def choose(
@@ -246,7 +252,7 @@ def _choose_on_cpu(work: StepWork, wanted: Wanted) -> StepChoice:
         size = work.stack.layer_values * work.itemsize
         if not work.splits_exactly:
             parts = 1
-            reasons.append("dropout draws differ between microbatches")
+            reasons.append("microbatches would change the result")
         else:
             parts = largest_divisor(work.images, math.ceil(work.images * size / _CACHE_BYTES))
             kept = work.images // parts * size / 2**20

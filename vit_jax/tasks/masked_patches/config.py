@@ -2,20 +2,9 @@
 
 from typing import Any
 
-from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.config.task import TaskConfig, check_without_labels
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
-
-# Options for labels, or for a head on the whole image.
-_ABOUT_LABELS = (
-    "data.sampling",
-    "data.augment.erasing_probability",
-    "evaluation.by_class",
-    "init.keep_head",
-    "model.representation_size",
-    "model.register_head",
-)
-_POOLINGS = ("token", "gap")
 
 
 class MaskedPatchesConfig(Section):
@@ -51,21 +40,7 @@ class MaskedPatchesConfig(Section):
 
 
 def _check(config: Any) -> None:
-    if not hasattr(config.model, "position_embedding"):
-        raise ConfigError(
-            f"is {config.model.name!r}, {config.model.kind}, with task masked_patches",
-            "a ViT or hybrid, in which a learned embedding can replace a patch",
-            "use one of them",
-            key="model.name",
-        )
-    check_defaults(config, _ABOUT_LABELS, "task masked_patches, which predicts colours of patches")
-    if config.model.pooling not in _POOLINGS:
-        raise ConfigError(
-            f"is {config.model.pooling!r} with task masked_patches, which does not pool",
-            " or ".join(map(repr, _POOLINGS)),
-            "leave it out; fine-tuning can use another pooling",
-            key="model.pooling",
-        )
+    check_without_labels(config, "masked_patches")
 
 
 # The head predicts colours, not classes of images.

@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax.data.loader import Feed
 from vit_jax.run.compile_cache import watch_compile_cache
+from vit_jax.tasks.collapse import CollapseWarning
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.divergence import divergence_error
 from vit_jax.train.memory_needs import check_step
@@ -37,6 +38,7 @@ class LogHook:
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._skipped = 0
         self._compile_time_s = 0.0
+        self._collapse = CollapseWarning()
 
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles the training step, and prints the sizes of the run and how long this took."""
@@ -100,6 +102,7 @@ class LogHook:
             self._context.account.step = step
             self._context.progress.advance(step, values["train/loss"], self._telemetry.speed)
             if step in self._context.logged:
+                self._collapse.check(step, values)
                 self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:

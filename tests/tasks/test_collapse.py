@@ -1,0 +1,46 @@
+"""Collapse: the metric by hand, over a split as over a batch, and one warning."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.tasks.collapse import (
+    COLLAPSED,
+    CollapseWarning,
+    DirectionTotals,
+    direction_sums,
+    feature_std,
+)
+
+
+def test_the_metric_is_the_deviation_of_directions_scaled_by_the_width():
+    features = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32) + 0.5
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    want = np.sqrt(np.mean(unit.std(axis=0) ** 2)) * np.sqrt(8)
+    assert float(feature_std(jnp.asarray(features))) == pytest.approx(want, rel=1e-5)
+    nearly_equal = 5 + 1e-3 * features
+    assert float(feature_std(jnp.asarray(nearly_equal))) < COLLAPSED
+
+
+def test_a_split_has_the_metric_of_one_batch():
+    features = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
+    totals = DirectionTotals()
+    for start in (0, 8):
+        rows = np.concatenate([features[start : start + 8], np.ones((8, 8), np.float32)])[:8]
+        mask = np.arange(start, start + 8) < 12
+        sums = direction_sums(jnp.asarray(rows), jnp.asarray(mask))
+        totals.add({name: np.asarray(value) for name, value in sums.items()})
+    found = totals.metrics()
+    assert found["examples"] == 12
+    want = float(feature_std(jnp.asarray(features)))
+    assert found["feature_std"] == pytest.approx(want, rel=1e-5)
+
+
+def test_collapse_is_said_once_and_in_one_line(caplog):
+    warning = CollapseWarning()
+    for step, value in enumerate((0.5, COLLAPSED / 2, COLLAPSED / 4)):
+        warning.check(step, {"train/feature_std": value, "train/loss": 1.0})
+    warning.check(9, {"train/loss": 1.0})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("train/feature_std is 0.01 at step 1, below 0.02:")
+    assert "\n" not in record.getMessage()

@@ -1,0 +1,347 @@
+"""Self-distillation: targets, losses, crops, the teacher, resume, and fine-tuning from it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from shared_programs import shared_program, stop_after
+
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
+from vit_jax.data.decode import EncodedImage, encode_plain
+from vit_jax.data.sources.base import Example
+from vit_jax.errors import ConfigError
+from vit_jax.interop.load import load
+from vit_jax.interop.native import open_native
+from vit_jax.named_tree import named_leaves
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.metrics import read_metrics
+from vit_jax.tasks.dino.crops import crop_preprocessing, draw_blocks, draw_masked
+from vit_jax.tasks.dino.losses import (
+    centred_targets,
+    entropy,
+    patch_losses,
+    sinkhorn_targets,
+    view_losses,
+)
+from vit_jax.tasks.dino.model import resample_positions
+from vit_jax.tasks.dino.task import make_teacher, masked_places, teacher_temperature
+from vit_jax.tasks.task import DataInfo
+from vit_jax.train.init_from import model_of_weights
+from vit_jax.train.loop import train
+from vit_jax.train.signals import Stopped, StopSignals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+MODEL = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
+SECTION = {
+    "local_crops": 1, "local_size": 8, "prototypes": 16, "head_width": 16, "bottleneck": 8,
+    "momentum": 0.9, "distort": False, "first_teacher_temperature": 0.04,
+    "teacher_temperature": 0.08, "temperature_warmup_steps": 4,
+}  # fmt: skip
+LAST_LAYER = "projector/prototypes/kernel"
+
+
+def mapping(dino=None, **changes):
+    content = {
+        "task": "dino",
+        "dino": SECTION | (dino or {}),
+        "model": MODEL,
+        "data": {
+            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
+        },
+        "optimizer": {
+            "learning_rate": 1e-2, "weight_decay": 0.04, "end_weight_decay": 0.4,
+            "freeze": (LAST_LAYER,), "freeze_steps": 2,
+        },
+        "train_steps": 6,
+        "evaluation": {"splits": {"test": "test"}},
+        "checkpoint": {"interval_steps": 6},
+        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
+    }  # fmt: skip
+    return content | changes
+
+
+@pytest.fixture(scope="module")
+def config(digits_dir):
+    found = Config.from_mapping(mapping())
+    return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The folder of a finished run, and its result."""
+    folder = tmp_path_factory.mktemp("dino") / "run"
+    return folder, train(config, folder, StopSignals())
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def test_centred_targets_are_those_of_numpy():
+    logits, centre = normal(3, 5), normal(5, seed=1)
+    found = centred_targets(jnp.asarray(logits), jnp.asarray(centre), jnp.float32(0.5))
+    np.testing.assert_allclose(found, softmax((logits - centre) / 0.5), rtol=1e-5)
+
+
+def test_sinkhorn_is_that_of_its_authors():
+    """SwAV's listing 1, without logarithms, in float64."""
+    logits = normal(8, 5)
+    q = np.exp(logits.astype(np.float64) / 0.3).T
+    q /= q.sum()
+    for _ in range(3):
+        q /= q.sum(axis=1, keepdims=True) * 5
+        q /= q.sum(axis=0, keepdims=True) * 8
+    want = (q * 8).T
+    found = np.asarray(sinkhorn_targets(jnp.asarray(logits), jnp.float32(0.3)))
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(found.mean(0), 1 / 5, atol=0.05)
+    # Rows that do not count change nothing, and temperatures near 0 do not overflow.
+    more = np.concatenate([logits, 100 * normal(3, 5, seed=2)])
+    counted = jnp.array([True] * 8 + [False] * 3)
+    padded = sinkhorn_targets(jnp.asarray(more), jnp.float32(0.3), counted)
+    np.testing.assert_allclose(padded[:8], want, rtol=1e-4)
+    assert np.isfinite(sinkhorn_targets(jnp.asarray(100 * logits), jnp.float32(0.01))).all()
+    none = sinkhorn_targets(jnp.asarray(logits), jnp.float32(0.3), jnp.zeros(8, bool))
+    assert np.isfinite(none).all()
+
+
+def test_every_pair_of_different_views_counts_once():
+    targets, logits = softmax(normal(2, 2, 5)), normal(2, 3, 5, seed=1)
+    log_probs = np.log(softmax(logits / 0.2))
+    pairs = [(t, s) for t in range(2) for s in range(3) if t != s]
+    want = np.mean([-(targets[:, t] * log_probs[:, s]).sum(-1) for t, s in pairs], axis=0)
+    found = view_losses(jnp.asarray(targets), jnp.asarray(logits), 0.2)
+    assert len(pairs) == 4
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+def test_patch_losses_are_means_over_masked_patches():
+    targets, logits = softmax(normal(2, 3, 4)), normal(2, 3, 4, seed=1)
+    masked = jnp.array([[True, False, True], [False, False, False]])
+    each = -(targets * np.log(softmax(logits / 0.5))).sum(-1)
+    found = patch_losses(jnp.asarray(targets), jnp.asarray(logits), masked, 0.5)
+    np.testing.assert_allclose(found, [(each[0, 0] + each[0, 2]) / 2, 0], rtol=1e-5)
+
+
+def test_entropy_is_between_0_and_log_k():
+    assert float(entropy(jnp.eye(3))) == pytest.approx(0, abs=1e-6)
+    assert float(entropy(jnp.full((2, 8), 1 / 8))) == pytest.approx(np.log(8), rel=1e-6)
+
+
+def test_the_centre_and_the_momentum_follow_their_formulas(config):
+    teacher = make_teacher(config.dino, 6)
+    extra = {"centre": jnp.full(16, 2.0)}
+    new, logged = teacher.update(extra, {"centre": jnp.full(16, 4.0), "loss": jnp.float32(1)})
+    np.testing.assert_allclose(new["centre"], 0.9 * 2 + 0.1 * 4, rtol=1e-6)
+    assert list(logged) == ["loss"]
+    decays = [float(teacher.decay(step)) for step in range(7)]
+    want = [1 - 0.1 * (1 + np.cos(np.pi * step / 6)) / 2 for step in range(7)]
+    np.testing.assert_allclose(decays, want, rtol=1e-5)
+    temperature = teacher_temperature(config, DataInfo(10))
+    assert [round(float(temperature(s)), 3) for s in (0, 2, 4, 9)] == [0.04, 0.06, 0.08, 0.08]
+
+
+def test_crops_lie_inside_the_image_and_have_the_areas(config, monkeypatch):
+    boxes = []
+    part = EncodedImage.part
+
+    def noted(self, box, shrink=1):
+        boxes.append(box)
+        return part(self, box, shrink)
+
+    monkeypatch.setattr(EncodedImage, "part", noted)
+    section = config.dino.replace(local_crops=6, ibot_weight=1.0)
+    made = crop_preprocessing(config.replace(dino=section), (4, 4))
+    pixels = np.broadcast_to(np.array([7, 130, 250], np.uint8), (50, 70, 3))
+    example = Example(encode_plain(np.ascontiguousarray(pixels)), 0, "a")
+    rows = [made.make_row(example, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    for name, array in made.arrays.items():
+        assert rows[0][name].shape == array.shape
+        assert (rows[0][name] == rows[1][name]).all()  # By the generator alone.
+        if name != "masked":
+            assert (rows[0][name] == [7, 130, 250]).all(), name  # No pixel from elsewhere.
+    assert all(0 <= x < r <= 70 and 0 <= y < b <= 50 for x, y, r, b in boxes)
+    areas = np.array([(r - x) * (b - y) / 3500 for x, y, r, b in boxes]).reshape(3, 8)
+    assert (areas[:, :2] > 0.38).all()
+    assert ((areas[:, 2:] > 0.03) & (areas[:, 2:] < 0.42)).all()
+    assert len(np.unique(areas[1:])) > 12
+
+
+def test_blocks_mask_exactly_as_many_patches(config):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        count = int(rng.integers(1, 60))
+        assert draw_blocks((6, 10), count, rng).sum() == count
+    section = config.dino.replace(ibot_weight=1.0)
+    counts = [draw_masked(section, (8, 8), np.random.default_rng(s)).sum() for s in range(60)]
+    assert set(counts) - {0} <= set(range(6, 33))
+    assert 15 <= counts.count(0) <= 45
+
+
+def test_masked_patches_come_first(config):
+    section = config.dino.replace(ibot_weight=1.0)
+    masked = np.zeros((2, 2, 16), bool)
+    masked[0, 1, [3, 9]] = True
+    places, counted = masked_places(section, {"masked": jnp.asarray(masked)})
+    assert places.shape == (4, 8)
+    assert places[1, :2].tolist() == [3, 9]
+    assert counted.sum(1).tolist() == [0, 2, 0, 0]
+
+
+def test_position_tables_cover_small_crops():
+    """A ramp from left to right stays one, between the same ends; the class token keeps its row."""
+    ramp = np.tile(np.arange(8.0), (8, 1)).reshape(1, 64, 1).astype(np.float32)
+    table = jnp.asarray(np.concatenate([np.full((1, 1, 1), 99, np.float32), ramp], axis=1))
+    params = {"position_embedding": {"table": table}, "head": jnp.ones(2)}
+    found = resample_positions(params, (8, 8), (4, 4))
+    resized = np.asarray(found["position_embedding"]["table"])
+    assert resized[0, 0, 0] == 99
+    rows = resized[0, 1:, 0].reshape(4, 4)
+    np.testing.assert_allclose(rows, np.tile([0.5, 2.5, 4.5, 6.5], (4, 1)), atol=0.15)
+    assert found["head"] is params["head"]
+    assert resample_positions(params, (8, 8), (8, 8)) is params
+
+
+def test_steps_move_the_teacher_and_free_the_last_layer_in_time(config):
+    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    state = program.init()
+    first = jax.device_get(state)
+    np.testing.assert_array_equal(first.params["class_token"], first.ema["class_token"])
+    batch = to_devices(program.example_batch(), program.mesh)
+    states = [first]
+    for _ in range(3):
+        state, metrics = program.compiled(state, batch)
+        states.append(jax.device_get(state))
+    assert 0 < float(metrics["train/feature_std"]) <= 1
+    assert float(metrics["train/teacher_temperature"]) == pytest.approx(0.06)
+    assert "train/centre" not in metrics
+    for step in range(3):
+        old, new = states[step], states[step + 1]
+        decay = 1 - 0.1 * (1 + np.cos(np.pi * step / 6)) / 2
+        for name, value in named_leaves(new.ema).items():
+            before, student = named_leaves(old.ema)[name], named_leaves(new.params)[name]
+            want = decay * before + (1 - decay) * student
+            np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert np.abs(new.extra["centre"] - 0.9 * old.extra["centre"]).max() > 0
+        moved = (named_leaves(new.params)[LAST_LAYER] != named_leaves(old.params)[LAST_LAYER]).any()
+        assert moved == (step >= 2)
+
+
+def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
+    """With the teacher and its centre, which are part of the checkpoint."""
+    folder, want = finished
+    with pytest.raises(Stopped, match="step 2"):
+        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
+    got = train(config, tmp_path / "stopped", StopSignals())
+    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
+    logs = [
+        [
+            (row["step"], row["train/loss"], row["train/feature_std"])
+            for row in read_metrics(run / "metrics.jsonl")
+            if "train/loss" in row
+        ]
+        for run in (folder, tmp_path / "stopped")
+    ]
+    assert logs[0] == logs[1]
+    for item in ("params", "ema", "extra"):
+        assert (folder / "checkpoints" / "6" / item).is_dir()
+    assert 0 < want["eval/test/feature_std"] < 1
+
+
+@pytest.mark.slow
+def test_the_teacher_is_what_other_runs_start_from(config, finished, tmp_path):
+    folder, _ = finished
+    file, _ = open_native(folder)
+    loaded = load(folder)
+    assert loaded.num_classes == 0
+    assert not hasattr(loaded.model, "projector")
+    teacher = np.asarray(file.read("class_token"))
+    np.testing.assert_array_equal(loaded.model.class_token[...], teacher)
+    tuned = mapping(
+        task="classification",
+        model={"name": "auto"},
+        optimizer={"learning_rate": 1e-3},
+        init_from=str(folder),
+        train_steps=1,
+        evaluation={"splits": {}},
+    )
+    del tuned["dino"]
+    tuned["data"] = tuned["data"] | {"data_dir": config.data.data_dir}
+    path = tmp_path / "config.py"
+    path.write_text(f"def get_config():\n    return {tuned!r}\n")
+    found = load_config(str(path), auto_model=model_of_weights)
+    train(found, tmp_path / "tuned", StopSignals())
+    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+    assert {name.split("/")[0] for name in report["left_out"]} == {"projector"}
+    assert report["missing"] == report["unexpected"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
+def test_ibot_trains_the_mask_token(config, centring):
+    changes = {"ibot_weight": 1.0, "centring": centring, "distort": True}
+    found = Config.from_mapping(mapping(changes))
+    program = shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=1437)
+    assert program.task.splits_exactly == (centring == "mean")
+    state = program.init()
+    first = jax.device_get(state.params)
+    batch = program.example_batch()
+    batch["masked"][:, :, :6] = True
+    for _ in range(2):
+        state, metrics = program.compiled(state, to_devices(batch, program.mesh))
+    assert float(metrics["train/patch_loss"]) > 0
+    assert np.isfinite(float(metrics["train/gradient_norm"]))
+    last = named_leaves(jax.device_get(state.params))
+    for name in ("mask_token", "patch_projector/first/kernel"):
+        assert (last[name] != named_leaves(first)[name]).any(), name
+    assert (state.extra is None) == (centring == "sinkhorn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task dino"),
+        ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
+        ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map' with task dino"),
+        ({"dino": {"local_size": 32}}, "'dino.local_size' is 32, larger than the global crops"),
+        ({"dino": {"local_min_area": 0.5}}, "'dino.local_min_area' is 0.5 and 'local_max_area'"),
+        ({"model": {**MODEL, "position_embedding": "sincos_2d"}}, "is 'sincos_2d' with local"),
+        ({"ema_decay": 0.99}, "'ema_decay' is 0.99 with task dino, whose teacher"),
+        (
+            {"optimizer": {"name": "schedule_free_adamw", "learning_rate": 1e-3}},
+            "'optimizer.name' is 'schedule_free_adamw' with task dino",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(**changes))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("augment", "key"), [({"crop": "resize"}, "crop"), ({"color_jitter": 0.1}, "color_jitter")]
+)
+def test_other_crops_are_refused(augment, key):
+    content = mapping()
+    content["data"] = content["data"] | {"augment": augment}
+    with pytest.raises(
+        ConfigError, match=f"'data.augment.{key}' is .* with task dino, which draws"
+    ):
+        Config.from_mapping(content)
+
+
+def test_local_crops_are_multiples_of_the_patch():
+    found = Config.from_mapping(mapping({"local_size": 10}))
+    with pytest.raises(ConfigError, match=r"'dino.local_size' is 10 with patches of 4 pixels"):
+        shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=100)

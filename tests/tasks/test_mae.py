@@ -1,0 +1,307 @@
+"""The masked autoencoder: masks, targets, loss, decoder, resume, and fine-tuning from it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from processes import one_line
+from random_models import randomize
+from shared_programs import shared_program, stop_after
+
+from vit_jax.__main__ import main
+from vit_jax.config.file import load_config
+from vit_jax.config.run import Config
+from vit_jax.errors import ConfigError, ModelError
+from vit_jax.evaluation.loop import evaluate
+from vit_jax.interop.load import load
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run.metrics import read_metrics
+from vit_jax.tasks.mae.model import num_visible
+from vit_jax.tasks.mae.task import (
+    build_autoencoder,
+    hidden_losses,
+    hidden_patches,
+    masked_batch,
+    pixel_targets,
+)
+from vit_jax.train.init_from import model_of_weights
+from vit_jax.train.loop import train
+from vit_jax.train.signals import Stopped, StopSignals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
+MODEL = {
+    "name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2,
+    "position_embedding": "sincos_2d",
+}  # fmt: skip
+SECTION = {"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def mapping(**changes):
+    content = {
+        "task": "mae",
+        "mae": SECTION,
+        "model": MODEL,
+        "data": {
+            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
+            "augment": {"crop": "resize"},
+        },
+        "optimizer": {"learning_rate": 1e-2},
+        "train_steps": 30,
+        "evaluation": {"splits": {"test": "test"}},
+        "checkpoint": {"interval_steps": 30},
+        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
+    }  # fmt: skip
+    return content | changes
+
+
+@pytest.fixture(scope="module")
+def config(digits_dir):
+    found = Config.from_mapping(mapping())
+    return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
+
+
+@pytest.fixture(scope="module")
+def program(config):
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    """A model with random values, also where they start at zero."""
+    return randomize(lambda: build_autoencoder(config, key=jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def reconstruct(model):
+    graphdef, state = nnx.split(model)
+    jitted = jax.jit(lambda state, *args: nnx.merge(graphdef, state).reconstruct(*args)[0])
+    return lambda images, order: np.asarray(jitted(state, images, order))
+
+
+def images(count=2, seed=0):
+    values = np.random.default_rng(seed).uniform(-1, 1, (count, 16, 16, 3))
+    return jnp.asarray(values, jnp.float32)
+
+
+def order(*rows):
+    return jnp.asarray(rows, jnp.int32)
+
+
+def test_the_number_of_visible_patches_is_that_of_the_authors():
+    assert [num_visible(n, 0.75) for n in (196, 256, 64, 7)] == [49, 64, 16, 1]
+    assert num_visible(10, 0.9) == 1  # 10 * (1 - 0.9) is 0.99999...
+
+
+def test_each_patch_is_in_the_order_exactly_once(program):
+    keys = jax.random.split(jax.random.key(1), 5)
+    found = np.asarray(masked_batch(images(5), keys, 16)["order"])
+    assert (np.sort(found, axis=1) == np.arange(16)).all()
+    assert len({tuple(row) for row in found}) == 5
+    hidden = np.asarray(hidden_patches(jnp.asarray(found), 4))
+    assert (hidden.sum(1) == 12).all()
+    assert all(hidden[i, found[i, :4]].sum() == 0 for i in range(5))
+    prepare = jax.jit(program.task.prepare)
+    batch = {"image": jnp.zeros((16, 16, 16, 3), jnp.uint8)}
+    first, again, later = (prepare(batch, jnp.int32(step))["order"] for step in (3, 3, 4))
+    assert (first == again).all()
+    assert (first != later).any()
+
+
+def test_targets_are_the_pixels_of_each_patch_normalised():
+    found = np.asarray(pixel_targets(images(), 4, normalize=True))
+    raw = np.asarray(pixel_targets(images(), 4, normalize=False))
+    patch = np.asarray(images())[1, 4:8, 12:16].reshape(-1)  # Row 1, column 3 of the grid.
+    np.testing.assert_array_equal(raw[1, 7], patch)
+    want = (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6)
+    np.testing.assert_allclose(found[1, 7], want, rtol=1e-5, atol=1e-6)
+
+
+def test_only_hidden_patches_count_in_the_loss():
+    target = jnp.array([[[0.0, 2.0], [1.0, 1.0], [4.0, 0.0]]])
+    pixels = jnp.array([[[9.0, 9.0], [1.0, 3.0], [3.0, 2.0]]])
+    hidden = hidden_patches(order([0, 2, 1]), 1)
+    # Patch 1: (0 + 4) / 2, patch 2: (1 + 4) / 2; patch 0 is visible.
+    assert float(hidden_losses(pixels, target, hidden)[0]) == pytest.approx((2.0 + 2.5) / 2)
+
+
+def test_hidden_pixels_do_not_reach_the_prediction(reconstruct):
+    rows = order([3, 9, 0, 14, *(n for n in range(16) if n not in (3, 9, 0, 14))])
+    before = reconstruct(images(1), rows)
+    assert before.shape == (1, 16, 48)
+    hidden = images(1).at[0, 4:8, 0:4].add(1.0)  # Patch 4.
+    np.testing.assert_array_equal(reconstruct(hidden, rows), before)
+    visible = images(1).at[0, 0:4, 12:16].add(1.0)  # Patch 3.
+    assert np.abs(reconstruct(visible, rows) - before).max() > 1e-3
+
+
+def test_the_decoder_puts_every_patch_at_its_place(model):
+    """Tokens whose features are their place; the mask token stands for hidden patches."""
+    rows = order([5, 2, 11, 8, *(n for n in range(16) if n not in (5, 2, 11, 8))])
+    tokens = jnp.array([-1.0, 5.0, 2.0, 11.0, 8.0]).reshape(1, 5, 1) * jnp.ones((1, 1, 8))
+    placed = np.asarray(model.decoder.place(tokens, rows))
+    mask = np.asarray(model.decoder.mask_token[...])[0, 0]
+    want = [np.full(8, n) if n in (5, 2, 11, 8) else mask for n in range(16)]
+    np.testing.assert_allclose(placed[0], np.stack([np.full(8, -1), *want]), rtol=1e-6)
+
+
+def test_the_order_within_visible_and_within_hidden_patches_does_not_matter(reconstruct):
+    first = [5, 2, 11, 8, *(n for n in range(16) if n not in (5, 2, 11, 8))]
+    other = [8, 11, 5, 2, *reversed(first[4:])]
+    np.testing.assert_allclose(
+        reconstruct(images(1), order(first)), reconstruct(images(1), order(other)), atol=2e-5
+    )
+
+
+def test_only_visible_tokens_are_counted_as_work(program):
+    """Multiply-accumulates by hand: 4 visible patches and the class token in the encoder."""
+
+    def blocks(tokens, width, mlp):
+        return tokens * (4 * width**2 + 2 * width * mlp) + 2 * tokens**2 * width
+
+    encoder = 4 * 48 * 16 + blocks(5, 16, 32)
+    decoder = 5 * 16 * 8 + blocks(17, 8, 32) + 16 * 8 * 48
+    assert program.flops_per_image == 6 * (encoder + decoder)
+    assert program.task.activations == pytest.approx(5 / 17 + 8 / 16)
+
+
+def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program, model):
+    params = nnx.to_pure_dict(nnx.state(model))
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
+
+    def loss(order, size, padding):
+        batches = []
+        for start in range(0, 12, size - padding):
+            rows = pixels[order][start : start + size - padding]
+            filled = np.concatenate([rows, np.zeros((size - len(rows), 16, 16, 3), np.uint8)])
+            mask = np.arange(size) < len(rows)
+            batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
+        totals = program.task.make_totals(())
+        return evaluate(program.eval_step, params, batches, program.mesh, totals)
+
+    want = loss(np.arange(12), 8, 2)
+    found = loss(np.random.default_rng(1).permutation(12), 8, 4)
+    assert want["examples"] == found["examples"] == 12
+    assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The folder of a finished run, and its result."""
+    folder = tmp_path_factory.mktemp("mae") / "run"
+    return folder, train(config, folder, StopSignals())
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
+    folder, want = finished
+    with pytest.raises(Stopped, match="step 2"):
+        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
+    got = train(config, tmp_path / "stopped", StopSignals())
+    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    assert all(0 < row["train/feature_std"] <= 1 for row in rows)
+    assert want["eval/test/loss"] < rows[0]["train/loss"]
+
+
+@pytest.mark.slow
+def test_fine_tuning_leaves_out_the_decoder(config, finished, tmp_path):
+    tuned = mapping(
+        task="classification",
+        mae={},
+        model={"name": "auto"},
+        init_from=str(finished[0]),
+        train_steps=1,
+        evaluation={"splits": {}},
+    )
+    tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
+    path = tmp_path / "config.py"
+    path.write_text(f"def get_config():\n    return {tuned!r}\n")
+    found = load_config(str(path), auto_model=model_of_weights)
+    train(found, tmp_path / "tuned", StopSignals())
+    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+    assert {name.split("/")[0] for name in report["left_out"]} == {"decoder"}
+    assert report["reinitialised"] == ["head/linear/bias", "head/linear/kernel"]
+    assert report["missing"] == report["unexpected"] == []
+
+
+@pytest.mark.slow
+def test_a_trained_run_loads_as_an_encoder(finished):
+    loaded = load(finished[0])
+    assert loaded.num_classes == 0
+    assert not hasattr(loaded.model, "decoder")
+
+
+@pytest.mark.slow
+def test_analyze_draws_what_is_reconstructed(finished, tmp_path, capsys):
+    output = tmp_path / "pictures"
+    arguments = ["--what=mae", "--num_pictures=3", f"--output={output}"]
+    assert main(["analyze", str(finished[0]), *arguments]) == 0
+    assert "images: 3, 12 of 16 patches hidden" in capsys.readouterr().out
+    arrays = np.load(output / "mae.npz")
+    assert arrays["predicted"].shape == (3, 16, 16, 3)
+    assert arrays["hidden"].sum() == 3 * 12
+    assert (output / "mae.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task mae"),
+        ({"evaluation": {"by_class": True}}, "'evaluation.by_class' is True"),
+        ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map' with task mae"),
+        ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
+        ({"model": {"name": "Mixer-S/4"}}, "'model.name' is 'Mixer-S/4', an MLP-Mixer"),
+        ({"model": {**MODEL, "position_embedding": "relative"}}, "is 'relative' with task mae"),
+        (
+            {"model": {**MODEL, "position_placement": "shared"}},
+            "'model.position_placement' is 'shared' with task mae",
+        ),
+        ({"mae": {"mask_ratio": 1.0}}, "'mae.mask_ratio' is 1"),
+        ({"mae": {"mask_ratio": 0.0}}, "'mae.mask_ratio' is 0"),
+        ({"mae": {"decoder_width": 20}}, "'mae.decoder_width' is 20 with 16 heads"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(**changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        (
+            {"mae": {**SECTION, "mask_ratio": 0.95}},
+            ConfigError,
+            "'mae.mask_ratio' is 0.95, which leaves none visible of 16 patches",
+        ),
+        (
+            {"data": {"name": "none", "image_size": 4, "global_batch_size": 8}},
+            ConfigError,
+            "which leaves none visible of 1 patches",
+        ),
+        (
+            {"model": {"name": "R+ViT-Nano/4"}},
+            ModelError,
+            "R+ViT-Nano/4 with task mae; expected a ViT without a ResNet stem",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_the_first_step(changes, kind, message):
+    found = Config.from_mapping(mapping(**changes))
+    with pytest.raises(kind) as caught:
+        shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=100)
+    assert message in str(caught.value)
+
+
+def test_the_command_prints_one_line(digits_dir, tmp_path, capfd):
+    path = tmp_path / "config.py"
+    content = mapping(mae={**SECTION, "mask_ratio": 0.99})
+    path.write_text(f"def get_config():\n    return {content!r}\n")
+    arguments = [f"--config={path}", f"--workdir={tmp_path / 'run'}"]
+    assert main(["train", *arguments, f"--config.data.data_dir={digits_dir}"]) == 2
+    assert "'mae.mask_ratio' is 0.99" in one_line(capfd)

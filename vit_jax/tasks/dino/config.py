@@ -1,0 +1,125 @@
+"""Config section of self-distillation without labels, and options that it does not support."""
+
+from typing import Any, Literal
+
+from vit_jax.config.durations import check_duration
+from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option
+
+# Replaced by the crops and the distortion of this task.
+_ABOUT_CROPS = tuple(
+    f"data.augment.{key}"
+    for key in (
+        "crop", "random_fraction", "min_area", "max_area", "pad_pixels", "randaugment_layers",
+        "randaugment_magnitude", "randaugment_flavour", "three_augment", "color_jitter",
+    )
+)  # fmt: skip
+
+
+class DinoConfig(Section):
+    """Self-distillation: a student predicts what its own moving average says of other crops.
+
+    Source: arXiv:2104.14294; the iBOT term: arXiv:2111.07832, as in arXiv:2304.07193.
+    """
+
+    local_crops: int = option(8, at_least=0)
+    """Small crops of each image, which only the student sees, beside the two global crops."""
+    local_size: int = option(96, at_least=1)
+    """Height and width of local crops in pixels; those of global crops are `data.image_size`."""
+    global_min_area: float = option(0.4, above=0, at_most=1)
+    """Smallest area of a global crop, as a fraction of the image's; the largest is the image."""
+    local_min_area: float = option(0.05, above=0, at_most=1)
+    local_max_area: float = option(0.4, above=0, at_most=1)
+    distort: bool = option(True)
+    """Colour jitter, grayscale, blur and solarisation of the crops, on the device."""
+
+    prototypes: int = option(65_536, at_least=2)
+    """K, number of outputs of the projection head."""
+    head_width: int = option(2048, at_least=1)
+    """Features of the two hidden layers of the head."""
+    bottleneck: int = option(256, at_least=1)
+    """Features of the last layer before the prototypes; they are scaled to length 1."""
+    prototype_scale: bool = option(False)
+    """Learn the length of each prototype; False: it is 1, which is more stable."""
+
+    student_temperature: float = option(0.1, above=0)
+    teacher_temperature: float = option(0.04, above=0)
+    first_teacher_temperature: float = option(0.04, above=0)
+    """Changes linearly to `teacher_temperature` during the warmup."""
+    temperature_warmup_steps: int | None = option(None, at_least=1)
+    temperature_warmup_epochs: float | None = option(None, above=0)
+    temperature_warmup_examples: int | None = option(None, at_least=1)
+    momentum: float = option(0.996, at_least=0, below=1)
+    """Share of the teacher that the first step keeps. It rises to 1 along half a cosine."""
+    centring: Literal["mean", "sinkhorn"] = option("mean")
+    """What keeps the teacher from giving all images the same output. mean: subtract the moving
+    average of its outputs; sinkhorn: make the batch use all prototypes equally (arXiv:2006.09882).
+    """
+    centre_momentum: float = option(0.9, at_least=0, below=1)
+    """Share of the average that a step keeps, for centring by the mean."""
+
+    ibot_weight: float = option(0.0, at_least=0)
+    """Weight of the iBOT term: the student, for whom patches of the global crops are masked,
+    predicts what the teacher says of these patches. 0: off.
+    """
+    ibot_probability: float = option(0.5, above=0, at_most=1)
+    """Probability that a global crop is masked."""
+    ibot_min_ratio: float = option(0.1, above=0, below=1)
+    """Smallest fraction of a masked crop's patches that are masked, in blocks."""
+    ibot_max_ratio: float = option(0.5, above=0, below=1)
+
+    def check(self) -> None:
+        check_duration(self, "temperature_warmup", required=False)
+        for what in ("local_{}_area", "ibot_{}_ratio"):
+            low, high = what.format("min"), what.format("max")
+            if getattr(self, low) > getattr(self, high):
+                raise ConfigError(
+                    f"is {getattr(self, low):g} and '{high}' {getattr(self, high):g}",
+                    f"{low} <= {high}",
+                    "swap them",
+                    key=low,
+                )
+
+
+def _check(config: Any) -> None:
+    check_without_labels(config, "dino")
+    check_defaults(config, _ABOUT_CROPS, "task dino, which draws its own crops")
+    check_defaults(config, ("model.position_placement",), "task dino")
+    section: DinoConfig = config.dino
+    side = config.data.image_size
+    if section.local_crops and section.local_size > side:
+        raise ConfigError(
+            f"is {section.local_size}, larger than the global crops of {side} pixels",
+            f"at most data.image_size = {side}",
+            f"e.g. {max(side * 3 // 7, 1)}, as 96 for 224",
+            key="dino.local_size",
+        )
+    resized = section.local_crops and section.local_size != side
+    if resized and config.model.position_embedding in ("sincos_2d", "relative"):
+        raise ConfigError(
+            f"is {config.model.position_embedding!r} with local crops of another size",
+            "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",
+            "use one of them, or set dino.local_crops=0",
+            key="model.position_embedding",
+        )
+    averages = {"ema_decay": config.ema_decay, "optimizer.name": None}
+    if config.optimizer.averages_parameters:
+        averages["optimizer.name"] = config.optimizer.name
+    for key, value in averages.items():
+        if value is not None:
+            raise ConfigError(
+                f"is {value!r} with task dino, whose teacher is the average of the parameters",
+                "no other average; the momentum is dino.momentum",
+                "leave it out, or use another optimizer",
+                key=key,
+            )
+
+
+TASK = TaskConfig(
+    sections={"dino": DinoConfig},
+    check=_check,
+    own_parameters=("(patch_)?projector/.*", "mask_token"),
+    uses_labels=False,
+    keeps_average=True,
+)

@@ -1,0 +1,379 @@
+"""The task of DINO: a student predicts what its own moving average says of other crops.
+
+The teacher is the moving average of the training state, so checkpoints have it, and evaluation and
+fine-tuning use it.
+
+Source: arXiv:2104.14294; the iBOT term: arXiv:2304.07193, section 4.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Num
+
+from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.run import Config
+from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.distortion import distort
+from vit_jax.errors import ConfigError
+from vit_jax.evaluation.loop import EvalStep
+from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.flops import traced_macs, training_flops
+from vit_jax.models.patches import take_patches
+from vit_jax.models.vit_options import ViTConfig, vit_shape
+from vit_jax.rng import stream
+from vit_jax.tasks.classification.task import labelled_images
+from vit_jax.tasks.collapse import METRIC, DirectionTotals, direction_sums, feature_std
+from vit_jax.tasks.dino.config import DinoConfig
+from vit_jax.tasks.dino.crops import GLOBAL_CROPS, crop_preprocessing, most_masked
+from vit_jax.tasks.dino.losses import (
+    centred_targets,
+    entropy,
+    patch_losses,
+    sinkhorn_targets,
+    view_losses,
+)
+from vit_jax.tasks.dino.model import SelfDistilled, resample_positions
+from vit_jax.tasks.task import (
+    BatchLoss,
+    DataInfo,
+    Forward,
+    Metrics,
+    Prepare,
+    Task,
+    Teacher,
+    TeacherState,
+)
+
+# Probabilities of blur and solarisation. Source: arXiv:2104.14294, section 3.2 and its code.
+_DISTORTIONS = {"image": (1.0, 0.0), "second_image": (0.1, 0.2), "local_images": (0.5, 0.0)}
+_CENTRE, _PATCH_CENTRE = "centre", "patch_centre"
+
+
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
+    """Returns the task. Labels of the data are not used.
+
+    Raises:
+        ModelError: sizes that are not compatible.
+        ConfigError: local crops that are no multiple of the patches.
+    """
+    networks = Networks.build(config, platform=platform)
+    passes = 2 + config.dino.local_crops * networks.local_tokens / networks.tokens
+    _, eval_preprocessing = labelled_images(config, data.num_classes)
+    return Task(
+        build=functools.partial(_build_model, config, platform=platform),
+        graphdef=networks.graphdef,
+        num_outputs=0,
+        flops_per_image=_flops(config),
+        train_preprocessing=crop_preprocessing(config, networks.grid),
+        eval_preprocessing=eval_preprocessing,
+        prepare=make_prepare(config),
+        forward=networks.forward,
+        batch_loss=make_batch_loss(config, data, networks),
+        splits_exactly=config.dino.centring == "mean" and not config.model.draws_random_numbers,
+        eval_step=make_eval_step(networks.forward),
+        make_totals=lambda class_names: DirectionTotals(),
+        teacher=make_teacher(config.dino, data.total_steps),
+        activations=passes,
+    )
+
+
+def _build_model(config: Config, key: jax.Array, *, platform: str, local: bool = False) -> Any:
+    return SelfDistilled(
+        config.model,  # pyright: ignore[reportArgumentType]
+        config.dino,
+        image_size=config.dino.local_size if local else config.data.image_size,
+        platform=platform,
+        rngs=nnx.Rngs(params=key),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """The model at both sizes of crops, without its parameters.
+
+    Attributes:
+        section: the section of the task.
+        graphdef: for global crops.
+        local_graphdef: for local crops; the same if there are none.
+        grid: rows and columns of patches of a global crop.
+        local_grid: the same of a local crop.
+        tokens: of a global crop, class token and registers included.
+        local_tokens: of a local crop.
+    """
+
+    section: DinoConfig
+    graphdef: nnx.GraphDef
+    local_graphdef: nnx.GraphDef
+    grid: tuple[int, int]
+    local_grid: tuple[int, int]
+    tokens: int
+    local_tokens: int
+
+    @classmethod
+    def build(cls, config: Config, *, platform: str) -> "Networks":
+        """Builds both.
+
+        Raises:
+            ModelError: sizes that are not compatible.
+            ConfigError: local crops that are no multiple of the patches.
+        """
+        section, stride = config.dino, vit_shape(config.model).stride  # pyright: ignore[reportArgumentType]
+        has_local = section.local_crops > 0
+        if has_local and section.local_size % stride:
+            raise ConfigError(
+                f"is {section.local_size} with patches of {stride} pixels",
+                f"a multiple of {stride}",
+                f"e.g. {max(section.local_size // stride, 1) * stride}",
+                key="dino.local_size",
+            )
+        whole, small = (
+            nnx.eval_shape(
+                functools.partial(_build_model, config, platform=platform, local=local),
+                jax.random.key(0),
+            )
+            for local in (False, has_local)
+        )
+        return cls(
+            section,
+            nnx.graphdef(whole),
+            nnx.graphdef(small),
+            whole.grid,
+            small.grid,
+            whole.tokens,
+            small.tokens,
+        )
+
+    def forward(self, params: Any, batch: Batch, **options: Any) -> Any:
+        """Returns the features of the first global crops, and intermediates if asked for."""
+        return nnx.merge(self.graphdef, params)(batch["image"], **options)
+
+    def teacher(
+        self, params: Any, images: Float[Array, "M H W 3"], places: Int[Array, "M P"] | None
+    ) -> tuple[Float[Array, "M K"], Float[Array, "M P K"] | None, Float[Array, "M D"]]:
+        """Returns the logits of global crops, of some of their patches, and the pooled features.
+
+        Args:
+            params: the teacher's.
+            images: global crops, without masks.
+            places: patches whose logits are needed; None: none.
+        """
+        model = nnx.merge(self.graphdef, params)
+        features, found = model(images, return_intermediates=("encoded",))
+        patches = None
+        if places is not None:
+            chosen = take_patches(found["encoded"][:, model.num_prefix :], places)
+            patches = model.patch_projector(chosen)
+        return model.projector(features), patches, features
+
+    def student(
+        self, params: Any, batch: Batch, places: Int[Array, "M P"] | None, key: jax.Array | None
+    ) -> tuple[Float[Array, "B S K"], Float[Array, "M P K"] | None]:
+        """Returns the logits of all crops, global ones first, and of some masked patches."""
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        model = nnx.merge(self.graphdef, params)
+
+        def mask(patches: jax.Array) -> jax.Array:
+            masked = batch["masked"].reshape(*patches.shape[:2], 1)
+            return jnp.where(masked, model.mask_token[...].astype(patches.dtype), patches)
+
+        features, found = model(
+            global_views(batch),
+            key=keys[0],
+            edit_patches=None if places is None else mask,
+            return_intermediates=("encoded",),
+        )
+        size = len(batch["image"])
+        logits = model.projector(features).reshape(size, 2, -1)
+        patches = None
+        if places is not None:
+            chosen = take_patches(found["encoded"][:, model.num_prefix :], places)
+            patches = model.patch_projector(chosen)
+        if self.section.local_crops:
+            local = nnx.merge(
+                self.local_graphdef, resample_positions(params, self.grid, self.local_grid)
+            )
+            images = batch["local_images"]
+            images = constrain(images.reshape(-1, *images.shape[2:]), "batch")
+            features = local(images, key=keys[1])
+            more = local.projector(features).reshape(size, self.section.local_crops, -1)
+            logits = jnp.concatenate([logits, more], axis=1)
+        return logits, patches
+
+
+def global_views(batch: Batch) -> Float[Array, "M H W 3"]:
+    """Returns the global crops as one batch; row 2 b + v is crop v of image b.
+
+    In this order no row moves to another device.
+    """
+    views = jnp.stack([batch[name] for name in GLOBAL_CROPS], axis=1)
+    return constrain(views.reshape(-1, *views.shape[2:]), "batch")
+
+
+def make_prepare(config: Config) -> Prepare:
+    """Returns prepare_fn(batch, step): scale u8 crops to [-1, 1], flip and distort each of them.
+
+    The random draws depend on (seed, step).
+    """
+    size = config.data.image_size
+
+    def prepare_crops(images: Num[Array, "B *K H W 3"], name: str, step: jax.Array) -> jax.Array:
+        x = images.reshape(-1, *images.shape[-3:])
+        if config.data.augment.flip:
+            x = flip(x, stream(config.seed, f"flip {name}", step))
+        x = to_unit_range(x)
+        if config.dino.distort:
+            blur, solarize = _DISTORTIONS[name]
+            key = stream(config.seed, f"distort {name}", step)
+            x = distort(x, key, blur=blur, solarize=solarize, image_size=size)
+        return constrain(x.reshape(images.shape), "batch")
+
+    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        crops = {n: prepare_crops(batch[n], n, step) for n in _DISTORTIONS if n in batch}
+        return crops | ({"masked": batch["masked"]} if "masked" in batch else {})
+
+    return prepare_fn
+
+
+def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> BatchLoss:
+    """Returns batch_loss_fn(params, batch, key, teacher), the mean loss over all images."""
+    section: DinoConfig = config.dino
+    temperature_fn = teacher_temperature(config, data)
+
+    def batch_loss_fn(
+        params: Any, batch: Batch, key: jax.Array, teacher: TeacherState
+    ) -> tuple[Float[Array, ""], Metrics]:
+        temperature = jnp.asarray(temperature_fn(teacher.step), jnp.float32)
+        places, counted = masked_places(section, batch)
+        seen, seen_patches, features = networks.teacher(teacher.params, global_views(batch), places)
+        logits, patches = networks.student(params, batch, places, key)
+        if section.centring == "mean":
+            targets = centred_targets(seen, teacher.extra[_CENTRE], temperature)
+        else:
+            targets = sinkhorn_targets(seen, temperature)
+        size = len(batch["image"])
+        losses = view_losses(targets.reshape(size, 2, -1), logits, section.student_temperature)
+        loss = losses.mean()
+        metrics = {
+            METRIC: feature_std(features),
+            "teacher_entropy": entropy(targets),
+            "teacher_temperature": temperature,
+            _CENTRE: seen.mean(0),
+        }
+        if seen_patches is not None and patches is not None and counted is not None:
+            if section.centring == "mean":
+                patch_targets = centred_targets(
+                    seen_patches, teacher.extra[_PATCH_CENTRE], temperature
+                )
+            else:
+                flat = seen_patches.reshape(-1, seen_patches.shape[-1])
+                patch_targets = sinkhorn_targets(flat, temperature, counted.reshape(-1))
+                patch_targets = patch_targets.reshape(seen_patches.shape)
+            patch_loss = patch_losses(
+                patch_targets, patches, counted, section.student_temperature
+            ).mean()
+            metrics |= {"view_loss": loss, "patch_loss": patch_loss}
+            metrics[_PATCH_CENTRE] = seen_patches.mean((0, 1))
+            loss = loss + section.ibot_weight * patch_loss
+        return loss, metrics
+
+    return batch_loss_fn
+
+
+def masked_places(
+    section: DinoConfig, batch: Batch
+) -> tuple[Int[Array, "M P"], Bool[Array, "M P"]] | tuple[None, None]:
+    """Returns as many patches of each global crop as can be masked, and which of them are.
+
+    The number is the same for all crops, because shapes are fixed: masked patches come first.
+    """
+    if not section.ibot_weight:
+        return None, None
+    masked = batch["masked"].reshape(-1, batch["masked"].shape[-1])
+    count = most_masked(section, masked.shape[1])
+    places = jnp.argsort(~masked, axis=1, stable=True)[:, :count]
+    return places, jnp.take_along_axis(masked, places, axis=1)
+
+
+def teacher_temperature(config: Config, data: DataInfo) -> optax.Schedule:
+    """Returns step -> temperature of the teacher: linear during the warmup, then constant."""
+    section: DinoConfig = config.dino
+    steps = duration_in_steps(
+        section,
+        "temperature_warmup",
+        batch_size=config.data.global_batch_size,
+        num_examples=data.num_examples,
+    )
+    first, last = section.first_teacher_temperature, section.teacher_temperature
+    return optax.linear_schedule(first if steps else last, last, steps or 1)
+
+
+def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
+    """Returns the teacher: its momentum, and the centres of its outputs.
+
+    Args:
+        section: the section of the task.
+        total_steps: length of the run.
+    """
+    # It rises from a negative number to 0.
+    rise = optax.cosine_decay_schedule(section.momentum - 1, total_steps)
+    names = [_CENTRE] + [_PATCH_CENTRE] * (section.ibot_weight > 0)
+
+    def init() -> dict[str, Float[Array, " K"]] | None:
+        if section.centring != "mean":
+            return None
+        return {name: jnp.zeros(section.prototypes) for name in names}
+
+    def update(extra: Any, metrics: Metrics) -> tuple[Any, Metrics]:
+        means = {name: metrics[name] for name in names}
+        logged = {name: value for name, value in metrics.items() if name not in means}
+        if extra is None:
+            return None, logged
+        return optax.incremental_update(means, extra, 1 - section.centre_momentum), logged
+
+    return Teacher(decay=lambda step: 1 + rise(step), init=init, update=update)
+
+
+def make_eval_step(forward: Forward) -> EvalStep:
+    """Returns eval_step_fn(params, batch) -> sums for `DirectionTotals`."""
+
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        features = forward(params, {"image": to_unit_range(batch["image"])})
+        return direction_sums(features, batch["mask"])
+
+    return eval_step_fn
+
+
+def _flops(config: Config) -> int:
+    """Returns the model FLOPs of training on one image: student and teacher."""
+    assert isinstance(config.model, ViTConfig)
+    options = config.model.on_any_platform().replace(scan=True, remat="none")
+    config = config.replace(model=options)
+    section, networks = config.dino, Networks.build(config, platform="cpu")
+    params = nnx.to_pure_dict(
+        nnx.state(
+            nnx.eval_shape(
+                functools.partial(_build_model, config, platform="cpu"), jax.random.key(0)
+            )
+        )
+    )
+    shapes = crop_preprocessing(config, networks.grid).arrays
+    batch = {
+        name: jax.ShapeDtypeStruct((1, *a.shape), a.dtype if name == "masked" else jnp.float32)
+        for name, a in shapes.items()
+    }
+
+    def student(params: Any, batch: Batch) -> Any:
+        return networks.student(params, batch, masked_places(section, batch)[0], None)
+
+    def teacher(params: Any, batch: Batch) -> Any:
+        places, _ = masked_places(section, batch)
+        return networks.teacher(params, global_views(batch), places)
+
+    macs = traced_macs(student, params, batch)
+    return training_flops(macs) + 2 * traced_macs(teacher, params, batch)

@@ -1,0 +1,53 @@
+"""Config section of the masked autoencoder, and options that it does not support."""
+
+from typing import Any
+
+from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option
+
+
+class MaeConfig(Section):
+    """Masked autoencoder: encode the visible patches, decode the pixels of the hidden ones.
+
+    Source: arXiv:2111.06377; defaults from Table 1 and appendix A.1.
+    """
+
+    mask_ratio: float = option(0.75, above=0, below=1)
+    """Fraction of an image's patches that are hidden. The encoder does not compute them."""
+    normalize_pixels: bool = option(True)
+    """Predict each patch's pixels minus their mean, divided by their standard deviation."""
+    decoder_width: int = option(512, at_least=4)
+    """Features of a token in the decoder; a multiple of 4, for its sin-cos positions."""
+    decoder_depth: int = option(8, at_least=1)
+    decoder_heads: int = option(16, at_least=1)
+
+    def check(self) -> None:
+        if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
+            raise ConfigError(
+                f"is {self.decoder_width} with {self.decoder_heads} heads",
+                "a multiple of 4 and of 'decoder_heads'",
+                "change one of the two",
+                key="decoder_width",
+            )
+
+
+def _check(config: Any) -> None:
+    check_without_labels(config, "mae")
+    reason = "task mae, in which an encoder sees a part of the patches"
+    check_defaults(config, ("model.position_placement", "model.attention"), reason)
+    if config.model.position_embedding == "relative":
+        raise ConfigError(
+            f"is 'relative' with {reason}",
+            "learned_1d, learned_2d, sincos_2d, rope_2d or none",
+            "use one of them; the paper has sincos_2d",
+            key="model.position_embedding",
+        )
+
+
+TASK = TaskConfig(
+    sections={"mae": MaeConfig},
+    check=_check,
+    own_parameters=("decoder/.*",),
+    uses_labels=False,
+)

@@ -1,0 +1,227 @@
+"""The masked autoencoder: a ViT whose encoder sees some patches, and a small decoder of all."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.attention import choose_attention
+from vit_jax.models.blocks import BlockSpec, Encoder
+from vit_jax.models.layers import LayerNorm
+from vit_jax.models.patches import take_patches
+from vit_jax.models.position import Sincos2d, TableSpec
+from vit_jax.models.vit import ViT
+from vit_jax.models.vit_options import ViTConfig, has_class_token, vit_shape
+from vit_jax.tasks.mae.config import MaeConfig
+
+
+def num_visible(num_patches: int, mask_ratio: float) -> int:
+    """Returns the number of visible patches of an image, rounded down as in the authors' code.
+
+    Raises:
+        ConfigError: no patch is left, or none is hidden.
+
+    >>> num_visible(196, 0.75), num_visible(16, 0.7)
+    (49, 4)
+    """
+    # The product is rounded first, so that 10 * (1 - 0.9) is 1.
+    count = int(round(num_patches * (1 - mask_ratio), 6))
+    if not 0 < count < num_patches:
+        effect = "leaves none visible" if count == 0 else "hides none"
+        raise ConfigError(
+            f"is {mask_ratio:g}, which {effect} of {num_patches} patches",
+            "at least one visible and one hidden patch of an image",
+            "change it, or use smaller patches",
+            key="mae.mask_ratio",
+        )
+    return count
+
+
+class MaskedAutoencoder(ViT):
+    """A ViT without a head, and a decoder that predicts the pixels of hidden patches.
+
+    Called like any ViT, it encodes whole images.
+
+    Args:
+        options: the model section of a config.
+        section: the section of the task.
+        image_size: height and width in pixels.
+        platform: see `ViT`.
+        rngs: source of the initial values. The encoder's are those of a ViT without decoder.
+
+    Attributes:
+        num_visible: V, number of visible patches of an image.
+
+    Raises:
+        ModelError: sizes that are not compatible, or a hybrid.
+        ConfigError: a mask ratio that leaves no patch, or hides none.
+
+    Source: arXiv:2111.06377.
+    """
+
+    def __init__(
+        self,
+        options: ViTConfig,
+        section: MaeConfig,
+        *,
+        image_size: int,
+        platform: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        shape = vit_shape(options)
+        if shape.stem is not None:
+            raise ModelError(
+                f"{options.name} with task mae",
+                "a ViT without a ResNet stem, which would see the hidden patches",
+                "use a model such as ViT-B/16",
+            )
+        super().__init__(
+            shape,
+            options,
+            num_classes=0,
+            image_size=(image_size, image_size),
+            platform=platform,
+            rngs=rngs,
+        )
+        self.num_visible = num_visible(self.grid[0] * self.grid[1], section.mask_ratio)
+        width = section.decoder_width
+        self.decoder = Decoder(
+            section,
+            shape.width,
+            3 * shape.patch_size**2,
+            TableSpec(
+                "sincos_2d", self.grid, width, has_class_token(options), options.num_registers
+            ),
+            options=options,
+            platform=platform,
+            rngs=rngs,
+        )
+
+    def reconstruct(
+        self,
+        images: Float[Array, "B H W 3"],
+        order: Int[Array, "B N"],
+        *,
+        key: jax.Array | None = None,
+        return_intermediates: tuple[str, ...] = (),
+    ) -> tuple[Float[Array, "B N F"], dict[str, jax.Array]]:
+        """Returns the predicted pixels of all patches, f32, and the encoder's intermediates.
+
+        Args:
+            images: in [-1, 1].
+            order: each image's patches, the visible ones first.
+            key: turns dropout and stochastic depth of the encoder on.
+            return_intermediates: as in `ViT`, of the visible tokens.
+        """
+        names = tuple(dict.fromkeys((*return_intermediates, "encoded")))
+        _, found = self(
+            images, key=key, visible=order[:, : self.num_visible], return_intermediates=names
+        )
+        pixels = self.decoder(found["encoded"], order)
+        return pixels, {name: found[name] for name in return_intermediates}
+
+
+class Decoder(nnx.Module):
+    """A small Transformer over all patches: encoded ones, and mask tokens for the hidden ones.
+
+    Args:
+        section: width, depth and heads.
+        features: D, features of an encoded token.
+        pixels: F, number of values of a patch.
+        table: the fixed positions of all tokens.
+        options: of the encoder; its norm epsilon, GELU, dtype and execution are used.
+        platform: see `ViT`.
+        rngs: source of the initial values.
+
+    Source: arXiv:2111.06377, section 3 and appendix A.1.
+    """
+
+    def __init__(
+        self,
+        section: MaeConfig,
+        features: int,
+        pixels: int,
+        table: TableSpec,
+        *,
+        options: ViTConfig,
+        platform: str | None,
+        rngs: nnx.Rngs,
+    ):
+        width, heads, dtype = section.decoder_width, section.decoder_heads, jnp.dtype(options.dtype)
+        self.num_prefix = table.class_token + table.num_registers
+        tokens = self.num_prefix + table.grid[0] * table.grid[1]
+        requested = options.attention_implementation
+        self.attention = choose_attention(
+            # Kernels that were requested for the encoder may not support these sizes.
+            requested if requested in ("xla", "einsum") else "auto",
+            tokens=tokens,
+            head_dim=width // heads,
+            num_heads=heads,
+            dtype=dtype,
+            has_bias=False,
+            platform=platform,
+        )
+        self.embed = _linear(features, width, dtype, rngs)
+        init = nnx.initializers.normal(stddev=0.02)
+        self.mask_token = nnx.Param(init(rngs.params(), (1, 1, width), jnp.float32))
+        self.position_embedding = Sincos2d(table)
+        self.stack = Encoder(
+            BlockSpec(
+                width=width,
+                num_heads=heads,
+                tokens=tokens,
+                position_table=None,
+                mlp="gelu",
+                mlp_hidden=4 * width,
+                gelu_approximate=options.gelu_approximate,
+                norm_placement="pre",
+                norm_epsilon=options.norm_epsilon,
+                layer_scale=None,
+                relative=False,
+                qk_norm=False,
+                qkv_bias=True,
+                dropout=0.0,
+                attention_implementation=self.attention.implementation,
+                dtype=dtype,
+            ),
+            section.decoder_depth,
+            remat=options.remat,
+            scan=options.scan,
+            token_rows=(platform or jax.default_backend()) in ("gpu", "cuda"),
+            rngs=rngs,
+        )
+        self.norm = LayerNorm(width, epsilon=options.norm_epsilon, dtype=dtype)
+        self.predict = _linear(width, pixels, dtype, rngs)
+
+    def __call__(
+        self, encoded: Float[Array, "B T D"], order: Int[Array, "B N"]
+    ) -> Float[Array, "B N F"]:
+        """Returns the predicted pixels of all patches in raster order, f32.
+
+        Args:
+            encoded: class token and registers, then the visible patches in their order.
+            order: each image's patches, the visible ones first.
+        """
+        x = self.place(self.embed(encoded), order)
+        x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
+        tokens = x.shape[1]
+        padding = self.attention.padding(tokens)
+        if padding:
+            x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
+        x, _ = self.stack(x, valid_tokens=tokens if padding else None)
+        return self.predict(self.norm(x[:, self.num_prefix : tokens])).astype(jnp.float32)
+
+    def place(self, x: Float[Array, "B T W"], order: Int[Array, "B N"]) -> Float[Array, "B M W"]:
+        """Returns the tokens with every patch at its place, and mask tokens for the hidden ones."""
+        prefix, visible = x[:, : self.num_prefix], x[:, self.num_prefix :]
+        shape = (x.shape[0], order.shape[1] - visible.shape[1], x.shape[2])
+        hidden = jnp.broadcast_to(self.mask_token[...].astype(x.dtype), shape)
+        patches = jnp.concatenate([visible, hidden], axis=1)
+        return jnp.concatenate([prefix, take_patches(patches, jnp.argsort(order))], axis=1)
+
+
+def _linear(features: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+    init = nnx.initializers.xavier_uniform()
+    return nnx.Linear(features, outputs, kernel_init=init, dtype=dtype, rngs=rngs)

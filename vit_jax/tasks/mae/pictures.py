@@ -1,0 +1,156 @@
+"""The picture of a masked autoencoder: images, visible patches, and reconstructions."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Float, UInt8
+
+from vit_jax.errors import DataError, ModelError
+from vit_jax.interop.load import fill_parameters
+from vit_jax.interop.native import open_native
+from vit_jax.interop.tensors import to_jax
+from vit_jax.models.patches import cut_patches
+from vit_jax.run.folder import read_config
+from vit_jax.tasks.mae.config import MaeConfig
+from vit_jax.tasks.mae.model import MaskedAutoencoder
+from vit_jax.tasks.mae.task import (
+    build_autoencoder,
+    evaluation_batch,
+    hidden_losses,
+    hidden_patches,
+    pixel_targets,
+)
+from vit_jax.tasks.task import Picture
+
+# In [-1, 1].
+_HIDDEN_GRAY = 0.0
+
+
+def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
+    """Draws what a run reconstructs, with the masks of evaluation.
+
+    Args:
+        run: run folder.
+        checkpoint: that folder, or one step in it.
+        pixels: u8[M, H, W, 3] images of the size that the model was trained at.
+        batch_size: number of images at once.
+
+    Raises:
+        ModelError: a run of another task, or images of another size.
+        WeightsError: there is no checkpoint.
+        DataError: no images.
+    """
+    config = read_config(run)
+    if config.task != "mae":
+        raise ModelError(
+            f"{run} is a run of task {config.task}",
+            "the run folder of a run with task mae",
+            "train one with configs/mae.py",
+        )
+    file, _ = open_native(checkpoint)
+    model = fill_parameters(
+        nnx.eval_shape(lambda: build_autoencoder(config, key=jax.random.key(0))),
+        lambda name: to_jax(file.read(name)),
+    )
+    if pixels.shape[1:3] != model.image_size:
+        height, width = pixels.shape[1:3]
+        raise ModelError(
+            f"mae at {height}x{width} pixels of a model for {model.image_size[0]}",
+            "the size that it was trained at",
+            "leave --image_size out",
+        )
+    if not len(pixels):
+        raise DataError("0 images", "at least one", "give some")
+    found = reconstruct(model, pixels, config.mae, batch_size=batch_size)
+    rows = [{"image": i, "loss": float(loss)} for i, loss in enumerate(found["loss"])]
+    summary = (
+        f"images: {len(pixels)}, {found['hidden'][0].sum()} of {found['hidden'][0].size} patches"
+        f" hidden, mean loss {found['loss'].mean():.3f}"
+    )
+    return Picture(_draw(found, pixels), found, rows, summary)
+
+
+def reconstruct(
+    model: MaskedAutoencoder,
+    pixels: UInt8[np.ndarray, "M H W 3"],
+    section: MaeConfig,
+    *,
+    batch_size: int = 16,
+) -> dict[str, np.ndarray]:
+    """Returns what a model makes of images.
+
+    If the model predicts normalised pixels, each patch gets the mean and deviation of the true one,
+    which it does not predict.
+
+    Args:
+        model: the model.
+        pixels: images of the model's size.
+        section: the section that it was trained with.
+        batch_size: images at once.
+
+    Returns:
+        "hidden" bool[M, N]; "predicted" u8[M, H, W, 3], with the true pixels of visible patches;
+        "shown" u8[M, H, W, 3], with hidden patches in gray; "loss" f32[M].
+    """
+    graphdef, state = nnx.split(model)
+    patch = model.image_size[0] // model.grid[0]
+
+    @jax.jit
+    def predict(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        model = nnx.merge(graphdef, params)
+        batch = evaluation_batch(images, model.tokens - model.num_prefix)
+        output, _ = model.reconstruct(batch["image"], batch["order"])
+        hidden = hidden_patches(batch["order"], model.num_visible)
+        target = pixel_targets(batch["image"], patch, normalize=section.normalize_pixels)
+        true = cut_patches(batch["image"], patch)
+        scaled = output
+        if section.normalize_pixels:
+            deviation = jnp.sqrt(jnp.var(true, axis=-1, keepdims=True, ddof=1) + 1e-6)
+            scaled = output * deviation + jnp.mean(true, axis=-1, keepdims=True)
+        chosen = hidden[..., None] > 0
+        return {
+            "hidden": hidden > 0,
+            "loss": hidden_losses(output, target, hidden),
+            "predicted": jnp.where(chosen, scaled, true),
+            "shown": jnp.where(chosen, _HIDDEN_GRAY, true),
+        }
+
+    parts = [
+        jax.device_get(predict(state, jnp.asarray(pixels[start : start + batch_size])))
+        for start in range(0, len(pixels), batch_size)
+    ]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for name in ("predicted", "shown"):
+        found[name] = _image(found[name], model.grid, patch)
+    return found
+
+
+def _image(
+    patches: Float[np.ndarray, "M N F"], grid: tuple[int, int], patch: int
+) -> UInt8[np.ndarray, "M H W 3"]:
+    """Joins patches in [-1, 1] into images."""
+    tiles = patches.reshape(-1, *grid, patch, patch, 3).transpose(0, 1, 3, 2, 4, 5)
+    images = tiles.reshape(-1, grid[0] * patch, grid[1] * patch, 3)
+    return np.clip(np.round((images + 1) * 127.5), 0, 255).astype(np.uint8)
+
+
+def _draw(found: dict[str, np.ndarray], pixels: np.ndarray) -> Any:
+    """Draws three rows: images, visible patches, reconstructions."""
+    from matplotlib.figure import Figure
+
+    rows = {"input": pixels, "visible": found["shown"], "reconstructed": found["predicted"]}
+    figure = Figure(figsize=(0.6 + 1.25 * len(pixels), 4.3), layout="constrained")
+    panels = figure.subplots(len(rows), len(pixels), squeeze=False)
+    for number, (name, images) in enumerate(rows.items()):
+        for column, image in enumerate(images):
+            axes = panels[number, column]
+            axes.imshow(image, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        panels[number, 0].set_ylabel(name, fontsize=8)
+    figure.suptitle(f"Masked autoencoder: mean loss {found['loss'].mean():.2f}", fontsize=10)
+    return figure

@@ -1,0 +1,243 @@
+"""The task of the masked autoencoder: predict the pixels of hidden patches from visible ones.
+
+The encoder computes only the visible patches, a quarter of an image.
+
+Source: arXiv:2111.06377.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from vit_jax.config.run import Config
+from vit_jax.data.colours import content_key
+from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.evaluation.loop import EvalStep
+from vit_jax.evaluation.means import MeanTotals
+from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.flops import traced_macs, training_flops
+from vit_jax.models.patches import cut_patches
+from vit_jax.models.vit_options import ViTConfig, vit_shape
+from vit_jax.rng import stream
+from vit_jax.tasks.classification.task import labelled_images
+from vit_jax.tasks.collapse import METRIC, feature_std
+from vit_jax.tasks.mae.config import MaeConfig
+from vit_jax.tasks.mae.model import MaskedAutoencoder
+from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, Task
+
+# Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
+_EVAL_SEED = 0
+
+
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
+    """Returns the task. Labels of the data are read but not used.
+
+    Raises:
+        ModelError: sizes that are not compatible, or a hybrid.
+        ConfigError: a mask ratio that leaves no patch, or hides none.
+    """
+
+    def build(key: jax.Array) -> nnx.Module:
+        return build_autoencoder(config, key=key, platform=platform)
+
+    abstract = nnx.eval_shape(build, jax.random.key(0))
+    assert isinstance(abstract, MaskedAutoencoder)
+    assert isinstance(config.model, ViTConfig)
+    graphdef, patch = nnx.graphdef(abstract), vit_shape(config.model).patch_size
+    forward, patches = make_forward(graphdef), abstract.tokens - abstract.num_prefix
+    train_preprocessing, eval_preprocessing = labelled_images(config, data.num_classes)
+    return Task(
+        build=build,
+        graphdef=graphdef,
+        num_outputs=0,
+        flops_per_image=training_flops(_forward_macs(config, patches)),
+        train_preprocessing=train_preprocessing,
+        eval_preprocessing=eval_preprocessing,
+        prepare=make_prepare(config, patches),
+        forward=forward,
+        batch_loss=make_batch_loss(graphdef, config.mae, patch),
+        splits_exactly=not config.model.draws_random_numbers,
+        eval_step=make_eval_step(graphdef, config.mae, patch),
+        make_totals=lambda class_names: MeanTotals(),
+        activations=_activations(config, abstract),
+    )
+
+
+def build_autoencoder(
+    config: Config, *, key: jax.Array, platform: str | None = None
+) -> MaskedAutoencoder:
+    """Makes the model of a run of this task."""
+    return MaskedAutoencoder(
+        config.model,  # pyright: ignore[reportArgumentType]
+        config.mae,
+        image_size=config.data.image_size,
+        platform=platform,
+        rngs=nnx.Rngs(params=key),
+    )
+
+
+def make_forward(graphdef: nnx.GraphDef) -> Forward:
+    """Returns forward_fn(params, batch, **options) -> predicted pixels f32[B, N, F]."""
+
+    def forward_fn(params: Any, batch: Batch, **options: Any) -> Any:
+        model = nnx.merge(graphdef, params)
+        pixels, found = model.reconstruct(batch["image"], batch["order"], **options)
+        return (pixels, found) if "return_intermediates" in options else pixels
+
+    return forward_fn
+
+
+def make_prepare(config: Config, num_patches: int) -> Prepare:
+    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip them, draw the masks.
+
+    Args:
+        config: the run. The random draws depend on (seed, step).
+        num_patches: N.
+    """
+
+    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        images = batch["image"]
+        if config.data.augment.flip:
+            images = flip(images, stream(config.seed, "flip", step))
+        keys = jax.random.split(stream(config.seed, "mask", step), len(images))
+        return masked_batch(to_unit_range(images), keys, num_patches)
+
+    return prepare_fn
+
+
+def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: int) -> Batch:
+    """Returns "image", and "order" i32[B, N]: each image's patches in random order.
+
+    The first patches of this order are the visible ones.
+
+    Args:
+        images: in [-1, 1].
+        keys: one random key per image.
+        num_patches: N.
+    """
+
+    def draw(key: jax.Array) -> Int[Array, " N"]:
+        return jax.random.permutation(key, num_patches).astype(jnp.int32)
+
+    return {"image": images, "order": constrain(jax.vmap(draw)(keys), "batch")}
+
+
+def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> BatchLoss:
+    """Returns batch_loss_fn(params, batch, key), the mean loss over all images.
+
+    Args:
+        graphdef: the model without its parameters.
+        config: the section of the task.
+        patch: height and width of a patch in pixels.
+    """
+
+    def batch_loss_fn(
+        params: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Float[Array, ""], Metrics]:
+        model, order = nnx.merge(graphdef, params), batch["order"]
+        pixels, found = model.reconstruct(
+            batch["image"], order, key=key, return_intermediates=("pre_logits",)
+        )
+        target = pixel_targets(batch["image"], patch, normalize=config.normalize_pixels)
+        losses = hidden_losses(pixels, target, hidden_patches(order, model.num_visible))
+        return losses.mean(), {METRIC: feature_std(found["pre_logits"])}
+
+    return batch_loss_fn
+
+
+def hidden_patches(order: Int[Array, "B N"], visible: int) -> Float[Array, "B N"]:
+    """Returns 1 for hidden patches and 0 for the first `visible` of the order.
+
+    >>> hidden_patches(jnp.array([[2, 0, 1]]), 1)
+    Array([[1., 1., 0.]], dtype=float32)
+    """
+    return (jnp.argsort(order) >= visible).astype(jnp.float32)
+
+
+def pixel_targets(
+    images: Float[Array, "B H W 3"], patch: int, *, normalize: bool
+) -> Float[Array, "B N F"]:
+    """Returns the pixels to predict of all patches.
+
+    Args:
+        images: in [-1, 1]. The authors divide by a deviation for each channel first.
+        patch: height and width of a patch in pixels.
+        normalize: subtract each patch's mean, and divide by sqrt(variance + 1e-6). As in the
+            authors' code, the variance is a sum divided by F - 1.
+    """
+    pixels = cut_patches(images.astype(jnp.float32), patch)
+    if not normalize:
+        return pixels
+    mean = jnp.mean(pixels, axis=-1, keepdims=True)
+    variance = jnp.var(pixels, axis=-1, keepdims=True, ddof=1)
+    return (pixels - mean) * jax.lax.rsqrt(variance + 1e-6)
+
+
+def hidden_losses(
+    pixels: Float[Array, "B N F"], target: Float[Array, "B N F"], hidden: Float[Array, "B N"]
+) -> Float[Array, " B"]:
+    """Returns each image's mean squared error over the pixels of its hidden patches."""
+    errors = jnp.mean(jnp.square(pixels - target), axis=-1)
+    return jnp.sum(errors * hidden, axis=-1) / jnp.sum(hidden, axis=-1)
+
+
+def make_eval_step(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> EvalStep:
+    """Returns eval_step_fn(params, batch) -> sums over valid examples.
+
+    An image's mask depends only on its pixels: it is the same in every evaluation and batch.
+
+    Args:
+        graphdef: the model without its parameters.
+        config: the section of the task.
+        patch: height and width of a patch in pixels.
+    """
+
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        model = nnx.merge(graphdef, params)
+        ready = evaluation_batch(batch["image"], model.tokens - model.num_prefix)
+        pixels, _ = model.reconstruct(ready["image"], ready["order"])
+        target = pixel_targets(ready["image"], patch, normalize=config.normalize_pixels)
+        losses = hidden_losses(pixels, target, hidden_patches(ready["order"], model.num_visible))
+        counted = batch["mask"]
+        return {
+            "loss": jnp.sum(jnp.where(counted, losses, 0)),
+            "examples": jnp.sum(counted),
+        }
+
+    return eval_step_fn
+
+
+def evaluation_batch(images: jax.Array, num_patches: int) -> Batch:
+    """Returns `masked_batch` of u8 images with keys that depend only on each image's pixels."""
+    return masked_batch(to_unit_range(images), content_key(_EVAL_SEED, images), num_patches)
+
+
+def _forward_macs(config: Config, num_patches: int) -> int:
+    """Returns the multiply-accumulates of the visible tokens in the encoder, and of the decoder."""
+    assert isinstance(config.model, ViTConfig)
+    # One scanned block is quick to trace, and attention must be traceable on any platform.
+    options = config.model.on_any_platform().replace(scan=True, remat="none")
+    model = nnx.eval_shape(
+        lambda: build_autoencoder(
+            config.replace(model=options), key=jax.random.key(0), platform="cpu"
+        )
+    )
+    graphdef, state = nnx.split(model)
+    side = config.data.image_size
+    batch = {
+        "image": jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32),
+        "order": jax.ShapeDtypeStruct((1, num_patches), jnp.int32),
+    }
+    return traced_macs(make_forward(graphdef), nnx.to_pure_dict(state), batch)
+
+
+def _activations(config: Config, model: MaskedAutoencoder) -> float:
+    """Returns what encoder and decoder keep, as a multiple of an encoder that sees all patches."""
+    section: MaeConfig = config.mae
+    shape = vit_shape(config.model)  # pyright: ignore[reportArgumentType]
+    encoder = (model.num_prefix + model.num_visible) / model.tokens
+    decoder = section.decoder_width * section.decoder_depth
+    return encoder + decoder / (shape.width * shape.depth)
