@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.report.exit_codes import explain_exit
 from vit_jax.report.frame import differing_settings, text_column
 from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.run import Run
@@ -168,7 +169,7 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
             reasons = [
                 *run.problems,
                 *(f"see report/{path.name}" for path in run.divergence_reports),
-                attempt.why_failed if attempt else None,
+                explain_exit(attempt.why_failed) if attempt and attempt.why_failed else None,
                 *([line for line in log if line.startswith("error: ")] or log)[-1:],
             ]
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))
