@@ -22,8 +22,8 @@ class Trace:
         look: "colour" (light, dark), "symbol" and "dash", see `style.page_look`.
         kind: "means", "runs" (faint points behind means), "curve", "end" (the end of a run without
             a result), "band" (between low and high) or "bars".
-        x: places, or shares of bars.
-        y: values.
+        x: places: a sequence, or an array [n].
+        y: values, one per place; shares of bars.
         low: lower ends of intervals; [] if there are none.
         high: upper ends.
         n: runs in each mean.
@@ -33,10 +33,10 @@ class Trace:
     series: str
     look: Mapping[str, Any]
     kind: str
-    x: Sequence[Any]
-    y: Sequence[Any]
-    low: Sequence[Any] = ()
-    high: Sequence[Any] = ()
+    x: Any
+    y: Any
+    low: Any = ()
+    high: Any = ()
     n: Sequence[int] = ()
     runs: Sequence[Any] = ()
 

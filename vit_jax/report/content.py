@@ -58,6 +58,7 @@ class Content:
         fits: the scaling laws, for scaling.json.
         left_out: number of runs with damaged files, which are in no table.
         runs: all runs, in the order of the rows of `csv`.
+        above: the folder whose path the report does not show; None: there is none.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Content:
     fits: list[ScalingFit]
     left_out: int = 0
     runs: list[Run] = dataclasses.field(default_factory=list)
+    above: Path | None = None
 
     @property
     def scores(self) -> list[Table]:
@@ -177,6 +179,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         fits=[law for laws, *_ in fits for law in laws],
         left_out=len(found.left_out),
         runs=found.runs,
+        above=found.above,
     )
 
 

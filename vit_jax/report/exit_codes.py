@@ -3,6 +3,8 @@
 import re
 import signal
 
+from vit_jax.run.job_folder import Attempt
+
 _CAUSES = {
     "SIGTERM": "asked to stop, for example by `kill` or by a scheduler at its time limit",
     "SIGKILL": "ended by force, often because memory ran out",
@@ -14,6 +16,14 @@ _CAUSES = {
 }
 # The shell adds this to the number of a signal.
 _SHELL = 128
+
+
+def why_ended(attempt: Attempt | None) -> str:
+    """Returns why the latest start of a job has no result; "" if it did not end, or is not known."""
+    if attempt is None:
+        return ""
+    stopped = attempt.ended is not None and attempt.exit_code
+    return explain_exit(attempt.why_failed or (f"exit code {attempt.exit_code}" if stopped else ""))
 
 
 def explain_exit(text: str) -> str:

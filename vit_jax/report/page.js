@@ -90,18 +90,20 @@ function layoutOf(panel, width) {
   const rows = panel.rows.length, axis = {gridcolor: css("--plot-grid"), linecolor: css("--plot-muted"), zeroline: false, automargin: true, color: css("--plot-ink"), fixedrange: matchMedia("(pointer: coarse)").matches};
   const longest = Math.max(8, Math.floor(width / 18));
   const names = panel.rows.map(name => plain(name.length > longest ? `${name.slice(0, longest / 2)}…${name.slice(-longest / 2)}` : name));
-  const wrap = text => plain(text).replace(/(.{28,}?) /g, "$1<br>");
-  const xaxis = {...axis, title: {text: wrap(panel.x), standoff: 8}, showgrid: true, nticks: Math.max(3, Math.floor(width / 70))};
+  const wrap = (text, length) => String(text).split(" ").reduce((lines, word) => (lines.at(-1) + word).length < length ? [...lines.slice(0, -1), `${lines.at(-1)} ${word}`.trim()] : [...lines, word], [""]).filter(Boolean).map(plain);
+  const title = panel.title ? wrap(panel.title, width / 8) : [];
+  const xaxis = {...axis, title: {text: wrap(panel.x, width / 9).join("<br>"), standoff: 8}, showgrid: true, nticks: Math.max(3, Math.floor(width / 70))};
   const xs = panel.traces.filter(trace => trace.kind !== "band").flatMap(trace => trace.x);
   if (panel.log_x) {
     const places = [...new Set(panel.traces.filter(trace => trace.kind === "means").flatMap(trace => trace.x))].sort((a, b) => a - b);
     Object.assign(xaxis, {type: "log"});
     if (places.length > 0 && places.length <= width / 55) Object.assign(xaxis, {tickvals: places, ticktext: places.map(x => Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 3}).format(x))});
   } else if (xs.every(x => typeof x === "number") && !rows) Object.assign(xaxis, {tickformat: "~s"});
-  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: wrap(panel.y), standoff: 6}};
+  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}};
   return {
-    title: panel.title ? {text: `<b>${wrap(panel.title)}</b>`, x: 0.01, xanchor: "left", y: 0.98, yanchor: "top", font: {size: 13}} : undefined,
-    height: rows ? 100 + 30 * rows + (panel.title ? 20 : 0) : 300, margin: {l: 48, r: 14, t: panel.title ? 40 : 14, b: 44}, barmode: "stack",
+    title: {text: title.map(line => `<b>${line}</b>`).join("<br>"), x: 0, xref: "container", xanchor: "left", yref: "container", y: 1, yanchor: "top", pad: {t: 6, l: 4}, font: {size: 13}},
+    height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44}, barmode: "stack",
+    modebar: {bgcolor: css("--card"), color: css("--soft"), activecolor: css("--accent")},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", hoverdistance: 14,
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--plot-ink")},
     hoverlabel: {bgcolor: css("--card"), bordercolor: css("--soft"), font: {color: css("--ink"), size: 12}, align: "left", namelength: -1}, xaxis, yaxis,
@@ -113,7 +115,7 @@ async function drawPanel(box, panel, hidden) {
   const traces = panel.traces.map(trace => toPlotly(panel, trace, shift, dark, hidden));
   traces.sort((a, b) => (a.mode === "markers" && !a.error_x ? 0 : 1) - (b.mode === "markers" && !b.error_x ? 0 : 1));
   const fresh = !box.classList.contains("js-plotly-plot");
-  await Plotly.react(box, traces, layoutOf(panel, box.clientWidth), {responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: {format: "svg"}});
+  await Plotly.react(box, traces, layoutOf(panel, box.clientWidth), {responsive: true, displaylogo: false, displayModeBar: "hover", showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: {format: "svg"}});
   if (fresh) box.on("plotly_click", event => {
     const run = event.points.map(point => point.customdata).find(found => found !== null && found !== undefined);
     if (run !== undefined) openRun(run);
@@ -127,6 +129,7 @@ function makeChart(panels, legend, place) {
   const hidden = new Set(), boxes = panels.map(() => element("div", undefined, {class: "panel"}));
   const draw = () => Promise.all(boxes.map((box, i) => drawPanel(box, panels[i], hidden)));
   place.classList.toggle("single", panels.length === 1);
+  place.classList.toggle("pairs", panels.length % 2 === 0);
   place.replaceChildren(...boxes);
   panels.forEach((panel, i) => { boxes[i].style.minHeight = `${layoutOf(panel, 400).height}px`; });
   const series = new Map(panels.flatMap(panel => panel.traces).map(trace => [trace.series, trace]).reverse());
@@ -206,6 +209,11 @@ document.getElementById("filter")?.addEventListener("input", event => {
   }
 });
 
+const marked = new ResizeObserver(entries => {
+  for (const {target} of entries) target.classList.toggle("cut", target.scrollWidth > target.clientWidth + 1);
+});
+document.querySelectorAll("main .scroll").forEach(scroll => marked.observe(scroll));
+
 // ---- One run
 
 const dialog = document.getElementById("run");
@@ -234,13 +242,14 @@ function part(title, content, open = false) {
 }
 
 const configOf = run => ({...DATA.config, ...run.settings});
+const comparedOf = run => ({...Object.fromEntries(Object.entries(run.labels).map(([name, value]) => [`label ${name}`, value])), ...configOf(run)});
 const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
 // The runs with the fewest different settings; the seed alone counts less than any other setting.
 function neighbours(run) {
-  const mine = configOf(run);
+  const mine = comparedOf(run);
   return DATA.runs.filter(other => other !== run).map(other => {
-    const theirs = configOf(other), keys = DATA.compared.filter(key => !same(mine[key], theirs[key]));
+    const theirs = comparedOf(other), keys = DATA.compared.filter(key => !same(mine[key], theirs[key]));
     return {other, keys, distance: keys.filter(key => key !== "seed").length + (keys.includes("seed") ? 0.5 : 0)};
   }).sort((a, b) => a.distance - b.distance).slice(0, 3);
 }
@@ -249,7 +258,7 @@ function differences(run) {
   const near = neighbours(run), keys = [...new Set(near.flatMap(one => one.keys))].sort();
   if (!near.length) return null;
   if (!keys.length) return element("p", "The runs nearest to it have the same settings.", {class: "note"});
-  const values = key => [run, ...near.map(one => one.other)].map(one => configOf(one)[key]);
+  const values = key => [run, ...near.map(one => one.other)].map(one => comparedOf(one)[key]);
   const table = keyTable(keys.map(key => [key, ...values(key)]), ["setting", "this run", ...near.map(one => one.other.name)]);
   [...table.querySelectorAll("tbody tr")].forEach((row, i) => values(keys[i]).forEach((value, j) => {
     if (j && !same(value, values(keys[i])[0])) row.cells[j + 1].classList.add("best");

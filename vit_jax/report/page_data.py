@@ -1,7 +1,7 @@
 """The data of the HTML page: its charts, and for each run what a click on it shows.
 
-What all runs have in common is stored once, and curves have few points, so that the page of hundreds
-of runs stays small.
+What all runs have in common is stored once, and curves have few points, so that the page of
+hundreds of runs stays small.
 """
 
 import json
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from vit_jax.report.chart import short, thin
 from vit_jax.report.content import Content
-from vit_jax.report.exit_codes import explain_exit
+from vit_jax.report.exit_codes import why_ended
 from vit_jax.report.frame import differing
 from vit_jax.report.labels import natural_key
 from vit_jax.report.run import Run, flatten
@@ -23,8 +23,18 @@ from vit_jax.run.job_folder import last_log_lines
 _POINTS, _MOST, _LEAST = 40_000, 200, 20
 # Curves of a run: those whose names match an earlier pattern first.
 _MAX_CURVES = 6
-_CURVES = (r"train/loss", r"eval/[^/]*/accuracy_top1", r"eval/[^/]*/loss", r"fewshot/.*accuracy_top1",
-           r"train/learning_rate", r"train/(?!.*(per_second|_s$|_mb$)).*")  # fmt: skip
+_CURVES = (
+    r"train/loss",
+    r"eval/[^/]*/accuracy_top1",
+    r"eval/[^/]*/loss",
+    r"fewshot/.*accuracy_top1",
+    r"train/learning_rate",
+    r"train/(?!.*(per_second|_s$|_mb$)).*",
+)
+# Bookkeeping in which the page compares runs nevertheless.
+_ALSO_COMPARED = ("seed", "init_from", "checkpoint", "fewshot.checkpoint")
+# A published page need not name the machines.
+_NOT_SHOWN = ("hostname",)
 # Lines of the log of a finished run, and of one without a result.
 _FEW_LINES, _LINES = 6, 30
 _LONGEST_LINE = 300
@@ -42,16 +52,19 @@ def page_data(content: Content, folder: Path) -> dict[str, Any]:
     runs = content.runs
     index = {run: i for i, run in enumerate(runs)}
     names = sorted({name for run in runs for name in run.figures}, key=natural_key)
-    configs, environments = [run.config for run in runs], [flatten(run.environment) for run in runs]
-    config, settings = _shared(configs)
-    environment, machines = _shared(environments)
+    config, settings = _shared([run.config for run in runs])
+    environment, machines = _shared(
+        [{k: v for k, v in flatten(run.environment).items() if k not in _NOT_SHOWN} for run in runs]
+    )
     curves = [_curve_names(run) for run in runs]
     most = max(_LEAST, min(_MOST, _POINTS // max(1, sum(map(len, curves)))))
-    compared = {*differing([run.settings for run in runs]), "seed"}
-    return {
+    compared = {*differing([run.settings for run in runs]), *_ALSO_COMPARED}
+    compared &= {key for one in settings for key in one}
+    labels = differing([run.labels for run in runs])
+    made = {
         "config": config,
         "environment": environment,
-        "compared": sorted(compared & {key for one in settings for key in one}),
+        "compared": [*(f"label {name}" for name in labels), *sorted(compared)],
         "metrics": names,
         "runs": [
             {
@@ -71,6 +84,16 @@ def page_data(content: Content, folder: Path) -> dict[str, Any]:
         ],
         "charts": {p.file: [one.to_json(index) for one in p.panels] for p in content.pictures},
     }
+    return _without(made, f"{content.above}/") if content.above else made
+
+
+def _without(value: Any, prefix: str) -> Any:
+    """Returns JSON in which paths begin below a folder: it does not show where runs were stored."""
+    if isinstance(value, str):
+        return value.replace(prefix, "")
+    if isinstance(value, dict):
+        return {key: _without(inner, prefix) for key, inner in value.items()}
+    return [_without(inner, prefix) for inner in value] if isinstance(value, list) else value
 
 
 def to_script(data: Any) -> str:
@@ -125,9 +148,10 @@ def _curve(run: Run, metric: str, most: int) -> list[list[Any]]:
 
 def _why(run: Run) -> str:
     """Returns why a run has no result, if that is known."""
-    failed = run.attempt.why_failed if run.attempt and not run.finished else None
+    if run.finished:
+        return "; ".join(run.problems)
     reports = [f"see report/{path.name}" for path in run.divergence_reports]
-    return "; ".join([*run.problems, *reports, *([explain_exit(failed)] if failed else [])])
+    return "; ".join([*run.problems, *reports, *filter(None, [why_ended(run.attempt)])])
 
 
 def _log(run: Run) -> list[str]:

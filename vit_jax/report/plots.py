@@ -171,7 +171,9 @@ def _own_name(x: str, points: pd.DataFrame) -> str:
 
 
 def _heading(request: PlotRequest, points: pd.DataFrame) -> str:
-    return request.replace(x=_own_name(request.x, points)).heading
+    if _own_name(request.x, points) != request.x:
+        return request.heading.replace("pre-training", "training")
+    return request.heading
 
 
 def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str) -> Any:
@@ -221,13 +223,13 @@ def _chart_panels(
             look = page_look(palette.style(request.series, str(member)))
             shift = _shift(i, len(series), of_panel)
             at = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
-            single = [len(values) == 1 and isinstance(runs[0], Run)
-                      for values, runs in zip(line["values"], line["runs"], strict=True)]  # fmt: skip
-            traces.append(
-                Trace(str(member), look, "means", at, *(scale * line[n] for n in ("mean", "low", "high")),
-                      n=[len(values) for values in line["values"]],
-                      runs=[r[0] if one else None for r, one in zip(line["runs"], single, strict=True)])
-            )  # fmt: skip
+            means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
+            counts = [len(values) for values in line["values"]]
+            own = [
+                runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
+                for runs in line["runs"]
+            ]
+            traces.append(Trace(str(member), look, "means", at, means, low, high, counts, own))
             behind = [
                 (place, scale * value, run if isinstance(run, Run) else None)
                 for place, values, runs in zip(at, line["values"], line["runs"], strict=True)

@@ -66,7 +66,7 @@ def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
         panel.grid(visible=False)
         panel.spines["left"].set_visible(False)
         add_legend(figure, {part: handles[part] for part in PARTS if part in handles})
-    panel = _chart_panel({run: seconds for run, seconds in accounts})
+    panel = _chart_panel(dict(accounts))
     return [Drawing("Where the time went", figure, notes, [panel])]
 
 

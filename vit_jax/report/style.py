@@ -30,7 +30,7 @@ MODEL_COLUMNS = ("model", "model.name", "family")
 _FILLS = ("full", "top", "left", "bottom")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 # Colours of matplotlib's pictures -> those on dark.
-_ON_DARK = {light: dark for light, dark in COLOURS} | {MUTED: "#a3abb8", GRID: "#454c58"}
+_ON_DARK = dict(COLOURS) | {MUTED: "#a3abb8", GRID: "#454c58"}
 # Markers and dashes of matplotlib -> Plotly's.
 _SYMBOLS = dict(zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down",
                               "cross", "x"), strict=True))  # fmt: skip
