@@ -38,7 +38,7 @@ def write_runs(folder, *, points=True):
         job={"name": EVIL, "labels": {"model": EVIL, "fraction": 0.1}},
         config=config(EVIL, data__subset__fraction=0.1),
         env=ENVIRONMENT,
-        metrics=curve(0.4, 400, "test", state, until=80),
+        metrics=curve(0.4, 400, "test", state, until=80 if points else 10),
     )
     attempt = {"number": 1, "host": "vm", "pid": 1, "started": 1.0, "ended": 2.0, "exit_code": -15}
     (failed / ".sweep").mkdir()

@@ -76,7 +76,8 @@ def test_the_figures_of_every_run_equal_those_of_runs_csv(report, data):
         shown = dict(zip(data["metrics"], run["figures"], strict=True))
         assert len(shown) >= 7
         for name, value in shown.items():
-            assert (value is None and row[name] == "") or float(row[name]) == value, name
+            if value is not None:
+                assert float(row[name]) == value, name
         config = data["config"] | run["settings"]
         assert str(config["seed"]) == row["seed"]
         assert str(config["data.subset.fraction"]) == row["data.subset.fraction"]
@@ -147,12 +148,12 @@ def test_a_stopped_run_says_which_signal_ended_it(page, data):
     assert why.startswith("exit code -15 (SIGTERM: ")
     assert explain_exit("exit code -15").startswith("exit code -15 (SIGTERM: asked to stop")
     assert "memory ran out" in explain_exit("exit code 137")
-    assert [explain_exit(f"exit code {n}") for n in (1, 130)][0] == "exit code 1"
+    assert explain_exit("exit code 1") == "exit code 1"
 
 
 def test_runs_and_pictures_are_links(page, data):
     assert {"plot-1.png", "plot-1.svg", "runs.csv", "tables.csv", "report.md"} <= {*page.links}
-    run = data["runs"][0]
+    run = data["runs"][-1]
     assert run["url"] == f"../jobs/{run['name']}/"
     assert run["files"] == ["config.json", "env.json", "metrics.jsonl", "result.json"]
 
@@ -167,7 +168,7 @@ def test_runs_with_one_logged_point_have_points_in_their_curves(tmp_path, monkey
     folder = make_page(write_runs(tmp_path / "short", points=False), monkeypatch)
     data = json.loads(Page((folder / "report.html").read_text()).scripts[0])
     traces = [t for panel in data["charts"]["curves-1"] for t in panel["traces"]]
-    assert sum(len(trace["x"]) == 1 for trace in traces if trace["kind"] == "curve") >= 8
+    assert sum(len(trace["x"]) == 1 for trace in traces if trace["kind"] == "curve") == 9
 
 
 def test_plotly_is_the_pinned_file_of_npm():

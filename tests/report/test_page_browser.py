@@ -1,4 +1,4 @@
-"""The page in headless Chromium: layout at two widths and in both themes, and everything one can do.
+"""The page in headless Chromium: its layout at two widths and in both themes, and every action.
 
 Needs playwright of requirements-dev.txt and Chromium, for example `apt-get install chromium`.
 """
@@ -86,9 +86,10 @@ def test_texts_have_the_contrast_of_wcag(visit, width, theme):
         const [r, g, b] = [0, 2, 4].map(i => parseInt(c.slice(i, i + 2), 16) / 255).map(
           v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
         return .2126 * r + .7152 * g + .0722 * b; };
-      return [["ink", "card"], ["soft", "card"], ["soft", "ground"], ["accent", "card"], ["warn", "card"],
-        ["bad", "bad-ground"], ["good", "good-ground"], ["warn", "warn-ground"], ["idle", "idle-ground"],
-        ["plot-ink", "card"]].map(([a, b]) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+      const pairs = [["ink", "card"], ["soft", "card"], ["soft", "ground"], ["accent", "card"],
+        ["warn", "card"], ["bad", "bad-ground"], ["good", "good-ground"], ["warn", "warn-ground"],
+        ["idle", "idle-ground"], ["plot-ink", "card"]];
+      return pairs.map(pair => { const [x, y] = pair.map(light).sort((p, q) => q - p);
           return (x + .05) / (y + .05); }); }""")
     assert min(ratios) >= 4.5
 
@@ -121,7 +122,7 @@ def test_the_legend_hides_a_series_with_the_keyboard(visit):
     button.focus()
     page.keyboard.press("Enter")
     page.wait_for_function(
-        "n => document.querySelectorAll(\"figure[data-chart='plot-1'] .scatterlayer .trace\").length < n",
+        "n => document.querySelectorAll('[data-chart=plot-1] .scatterlayer .trace').length < n",
         arg=before,
     )
     assert button.get_attribute("aria-pressed") == "false"

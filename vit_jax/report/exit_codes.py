@@ -3,6 +3,7 @@
 import re
 import signal
 
+from vit_jax.errors import EXIT_STOPPED
 from vit_jax.run.job_folder import Attempt
 
 _CAUSES = {
@@ -19,7 +20,7 @@ _SHELL = 128
 
 
 def why_ended(attempt: Attempt | None) -> str:
-    """Returns why the latest start of a job has no result; "" if it did not end, or is not known."""
+    """Returns why the latest start of a job ended without a result; "" if that is not known."""
     if attempt is None:
         return ""
     stopped = attempt.ended is not None and attempt.exit_code
@@ -39,6 +40,8 @@ def explain_exit(text: str) -> str:
 
 def _explained(match: re.Match[str]) -> str:
     code = abs(int(match[2]))
+    if code == EXIT_STOPPED:
+        return f"{match[0]} (stopped after saving: the same command resumes it)"
     if match[1] == "exit code" and not match[2].startswith("-"):
         code -= _SHELL
     try:
