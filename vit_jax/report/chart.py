@@ -72,9 +72,10 @@ class Panel:
     rows: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
-        """Returns the panel as JSON."""
+        """Returns the panel as JSON, without traces that have no point."""
         made = {"title": self.title, "x": self.x, "y": self.y, "log_x": self.log_x}
-        return {**made, "rows": self.rows, "traces": [one.to_json(index) for one in self.traces]}
+        traces = [one.to_json(index) for one in self.traces if len(one.x)]
+        return {**made, "rows": self.rows, "traces": traces}
 
 
 def short(value: Any) -> Any:
