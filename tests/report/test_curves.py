@@ -70,7 +70,7 @@ def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
             metrics=[ROWS[0], *shots],
             result=result(0, 2),
         )
-    ((_, figure, _),) = sheets(tmp_path)
+    ((_, figure, *_),) = sheets(tmp_path)
     _, right = figure.axes
     drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
     assert drawn == [[10, 20], [20, 30]]
@@ -87,7 +87,7 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     rows = curve(0.5, 400, "test", state)
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
-    ((_, figure, notes),) = sheets(tmp_path)
+    ((_, figure, notes, _),) = sheets(tmp_path)
     loss, score = figure.axes
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
@@ -114,7 +114,7 @@ def test_many_runs_become_means_of_their_series_and_many_series_several_panels(t
             job = {"name": at, "labels": {"model": name}}
             done = result(0.5, 2) if at != "m3-1" else None
             put(tmp_path / at, job=job, config=config(seed=seed), metrics=rows, result=done)
-    ((_, figure, notes),) = sheets(tmp_path)
+    ((_, figure, notes, _),) = sheets(tmp_path)
     first, _ = figure.axes
     assert [len(panel.lines) for panel in figure.axes] == [8, 2]
     assert first.get_title(loc="left") == "cifar10 (1 of 2), training loss"
@@ -127,7 +127,7 @@ def test_many_runs_become_means_of_their_series_and_many_series_several_panels(t
 def test_a_long_loss_is_smoothed_by_a_rolling_mean(tmp_path):
     rows = [{"step": s, "train/loss": 1.0 + s % 2} for s in range(1, 121)]
     put(tmp_path / "a", config=config(), metrics=rows, result=result(0.5, 120))
-    ((_, figure, notes),) = sheets(tmp_path)
+    ((_, figure, notes, _),) = sheets(tmp_path)
     (line,) = figure.axes[0].lines
     # Over three steps: 1.5 at the ends, else two of one kind and one of the other.
     wanted = [1.5, *(4 / 3 if s % 2 == 0 else 5 / 3 for s in range(1, 119)), 1.5]
@@ -152,7 +152,7 @@ def test_a_score_measured_only_once_is_not_drawn(tmp_path):
 
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
-    ((_, figure, _),) = sheets(tmp_path)
+    ((_, figure, *_),) = sheets(tmp_path)
     (panel,) = figure.axes
     assert panel.get_title(loc="left").endswith("training loss")
     assert panel.get_xlabel() == "step"
@@ -165,7 +165,7 @@ def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
     frame = run_frame(read_runs([tmp_path]).runs)
     assert row_column(frame) == "placement"
     (request,) = suggest_curves(frame)
-    ((_, figure, _),) = sheets(tmp_path, series=request.series)
+    ((_, figure, *_),) = sheets(tmp_path, series=request.series)
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
 
 
@@ -176,7 +176,7 @@ def test_a_figure_grows_with_its_legend(tmp_path):
         for i in range(count):
             job = {"name": f"{i}", "labels": {"model": f"a model with a long name, number {i}"}}
             put(tmp_path / f"{count}" / f"{i}", job=job, config=config(), metrics=ROWS)
-        ((_, figure, _),) = sheets(tmp_path / f"{count}")
+        ((_, figure, *_),) = sheets(tmp_path / f"{count}")
         figure.draw_without_rendering()
         (legend,) = figure.legends
         lowest = legend.get_window_extent().y0
@@ -191,7 +191,7 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
             labels = {"model": f"ViT-{size}", "task": task, "size": size}
             job = {"name": f"{task}{size}", "labels": labels}
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
-    ((title, figure, notes),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
+    ((title, figure, notes, _),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
     titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
     assert titles == [
         "10 · classification",
@@ -202,7 +202,7 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
     assert title == "Both"
     first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
     assert first != second
-    ((title, figure, notes),) = sheets(tmp_path, where={"task": "masked"})
+    ((title, figure, notes, _),) = sheets(tmp_path, where={"task": "masked"})
     assert notes == ["A line for each of 2 runs. A cross marks the end of a run without a result."]
     first, _, second, _ = figure.axes[0].lines  # Each with its cross.
     assert first.get_color() == second.get_color()  # Both are ViTs.
@@ -239,7 +239,7 @@ def test_a_row_without_scores_is_as_wide_as_one_with_them(tmp_path):
     for name, rows in (("a", scored), ("b", ROWS[:2])):
         job = {"name": name, "labels": {"model": "ViT", "dataset": name}}
         put(tmp_path / name, job=job, config=config(), metrics=rows)
-    ((_, figure, _),) = sheets(tmp_path)
+    ((_, figure, *_),) = sheets(tmp_path)
     figure.draw_without_rendering()
     first, second, whole = [panel.get_window_extent() for panel in figure.axes]
     assert whole.x0 == pytest.approx(first.x0)

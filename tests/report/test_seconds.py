@@ -34,7 +34,7 @@ def runs(tmp_path):
 
 
 def test_each_run_has_a_bar_of_its_shares(runs):
-    ((title, figure, notes),) = draw_seconds(runs)
+    ((title, figure, notes, _),) = draw_seconds(runs)
     assert title == "Where the time went"
     assert len(notes) == 1
     (panel,) = figure.axes
@@ -64,7 +64,7 @@ def test_of_many_runs_those_that_took_longest_are_shown(tmp_path):
         run_at(tmp_path, f"run{i:02}", result_json={"seconds": SECONDS | {"steps": 100.0 + i}})
         for i in range(33)
     ]
-    ((_, figure, notes),) = draw_seconds(runs)
+    ((_, figure, notes, _),) = draw_seconds(runs)
     names = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
     assert names == [f"run{i:02}" for i in range(3, 33)]
     assert notes[-1] == "The 30 of 33 runs that took longest."

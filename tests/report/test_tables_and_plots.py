@@ -12,7 +12,7 @@ from vit_jax.report.overview import models_table
 from vit_jax.report.plots import draw_plot, plot_points
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
-from vit_jax.report.style import COLOURS, Palette, inline_svg, plot_style, save
+from vit_jax.report.style import COLOURS, Palette
 from vit_jax.report.suggest import suggest_plots, suggest_tables
 from vit_jax.report.tables import score_table
 
@@ -59,7 +59,7 @@ def make_points(folder, x, y=SCORE, **request):
 
 
 def make_figure(folder, x, y=SCORE, **request):
-    ((_, figure, _),) = draw_plot(PlotRequest(x=x, y=y, **request), read(folder), Palette())
+    ((_, figure, *_),) = draw_plot(PlotRequest(x=x, y=y, **request), read(folder), Palette())
     return figure
 
 
@@ -382,19 +382,6 @@ def test_a_family_looks_the_same_in_all_reports_and_its_models_differ():
     assert joined[0]["linestyle"] != joined[1]["linestyle"]
     styles = [reports[0].style("model", f"ViT-B/{i}") for i in range(1, 13)]
     assert len({tuple(map(str, style.values())) for style in styles}) == 12
-
-
-def test_an_inlined_picture_uses_the_colours_of_the_page(tmp_path):
-    from matplotlib.figure import Figure
-
-    with plot_style():
-        figure = Figure()
-        figure.subplots().plot([1, 2], color=COLOURS[0][0])
-    svg = inline_svg(save(figure, tmp_path / "a"), "p0", 'a "b" <c>')
-    assert "var(--series-1)" in svg
-    assert 'aria-label="a &quot;b&quot; &lt;c&gt;"' in svg
-    assert "http" not in svg
-    assert COLOURS[0][0] not in svg
 
 
 def test_numbers_are_rounded_by_metric_and_size():

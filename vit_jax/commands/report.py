@@ -158,7 +158,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
                 _write(local / f"{name}.csv", frame.to_csv(index=False, lineterminator="\r\n"))
             if content.fits:
                 write_json(local / SCALING_FILE, {"fits": [fit.to_json() for fit in content.fits]})
-            _write(local / "report.html", html_page(content))
+            _write(local / "report.html", html_page(content, folder))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
             _write(local / "report.md", "\n\n".join(part for part in parts if part))
         if args.into is not None:

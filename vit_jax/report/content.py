@@ -12,13 +12,14 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.plan.scaling_fit import ScalingFit
 from vit_jax.report import overview, suggest
+from vit_jax.report.chart import Panel
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.differences import difference_table
 from vit_jax.report.fits import draw_fits, fit_runs, fit_tables
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import FitRequest, ReportRequest, TableRequest, read_report
-from vit_jax.report.run import STATES
+from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
 from vit_jax.report.seconds import draw_seconds
 from vit_jax.report.style import Drawing, Palette, save
@@ -29,19 +30,19 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture, written as PNG and SVG.
+    """A picture, written as PNG and SVG, and its chart.
 
     Attributes:
         title: heading.
         notes: sentences below the picture.
         file: name without a suffix.
-        svg: its text.
+        panels: the interactive chart of the page.
     """
 
     title: str
     notes: list[str]
     file: str
-    svg: str
+    panels: list[Panel]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Content:
         csv: one row per run with all columns, for runs.csv.
         fits: the scaling laws, for scaling.json.
         left_out: number of runs with damaged files, which are in no table.
+        runs: all runs, in the order of the rows of `csv`.
+        above: the folder whose path the report does not show; None: there is none.
     """
 
     title: str
@@ -65,6 +68,8 @@ class Content:
     csv: pd.DataFrame
     fits: list[ScalingFit]
     left_out: int = 0
+    runs: list[Run] = dataclasses.field(default_factory=list)
+    above: Path | None = None
 
     @property
     def scores(self) -> list[Table]:
@@ -173,14 +178,17 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         csv=csv,
         fits=[law for laws, *_ in fits for law in laws],
         left_out=len(found.left_out),
+        runs=found.runs,
+        above=found.above,
     )
 
 
 def _save_all(drawings: Iterable[Drawing], folder: Path, name: str) -> list[Picture]:
     pictures = []
-    for i, (title, figure, notes) in enumerate(drawings, 1):
+    for i, drawing in enumerate(drawings, 1):
         file = f"{name}-{i}"
-        pictures.append(Picture(title, notes, file, save(figure, folder / file)))
+        save(drawing.figure, folder / file)
+        pictures.append(Picture(drawing.title, drawing.notes, file, drawing.panels))
     return pictures
 
 

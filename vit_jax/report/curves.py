@@ -7,11 +7,20 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.report.chart import Panel, Trace, thin
 from vit_jax.report.frame import in_natural_order, place
 from vit_jax.report.labels import lower_first, natural_key, short_number, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
-from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style, start_at_zero
+from vit_jax.report.style import (
+    Drawing,
+    Palette,
+    add_legend,
+    new_figure,
+    page_look,
+    plot_style,
+    start_at_zero,
+)
 from vit_jax.run.metrics import split_of
 
 # Lines in a panel. With more runs than this, each line is the mean of the runs of a series.
@@ -51,7 +60,8 @@ def draw_learning_curves(
     drawings, parts = [], [rows[i : i + _MAX_ROWS] for i in range(0, len(rows), _MAX_ROWS)]
     for i, part in enumerate(parts, 1):
         title = (request.title or "Runs") + (f", part {i} of {len(parts)}" if parts[1:] else "")
-        drawings.append((title, _draw_rows(request, part, palette), _notes(part)))
+        panels = _chart_panels(request, part, palette)
+        drawings.append(Drawing(title, _draw_rows(request, part, palette), _notes(part), panels))
     return drawings
 
 
@@ -114,6 +124,47 @@ def _window(points: pd.Series) -> int:
     return max(1, len(points) // _SMOOTHED)
 
 
+def _chart_panels(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> list[Panel]:
+    """Returns the panels for the page: training loss and main score of each row."""
+    panels = []
+    for name, lines in rows:
+        score = _drawn_score([run for line in lines for run in line.runs])
+        for metric, scale in [("train/loss", 1), *([(score, 100)] if score else [])]:
+            shown = (_traces(request, line, metric, scale, palette) for line in lines)
+            title = _panel_title(metric)
+            traces = [trace for of_line in shown for trace in of_line]
+            panels.append(Panel(", ".join(filter(None, [str(name), title])), "step", title, traces))
+    return panels
+
+
+def _traces(
+    request: CurvesRequest, line: _Line, metric: str, scale: float, palette: Palette
+) -> list[Trace]:
+    points, look = (
+        _points(line, metric, scale),
+        page_look(palette.style(request.series, line.member)),
+    )
+    kept = points.iloc[thin(len(points))] if len(points) else points
+    run = line.runs[0] if len(line.runs) == 1 else None
+    traces = [Trace(line.member, look, "curve", [*kept.index], [*kept], runs=[run] * len(kept))]
+    if len(points) and line.is_cut:
+        end = points[-1:]
+        traces.append(Trace(line.member, look, "end", [*end.index], [*end], runs=[run]))
+    return traces
+
+
+def _points(line: _Line, metric: str, scale: float) -> pd.Series:
+    """Returns the values that are drawn, by step."""
+    points = scale * line.curve(metric)
+    if metric == "train/loss":
+        points = points.rolling(_window(points), center=True, min_periods=1).mean()
+    return points
+
+
+def _panel_title(metric: str) -> str:
+    return "training loss" if metric == "train/loss" else f"{lower_first(title_of(metric))}, %"
+
+
 def _draw_rows(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> Any:
     """Returns a figure with two panels, training loss and main score, for each row.
 
@@ -134,9 +185,9 @@ def _draw_rows(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -
                 handles.setdefault(line.member, handle)
                 if score is not None:
                     _draw_line(right[0], line, score, 100, style)
-            titles = ["training loss"]
+            titles = [_panel_title("train/loss")]
             if score is not None:
-                titles.append(f"{lower_first(title_of(score))}, %")
+                titles.append(_panel_title(score))
             elif right:
                 right.pop().remove()
                 left.set_subplotspec(left.get_gridspec()[i, :])
@@ -160,19 +211,22 @@ def main_score(names: Iterable[str]) -> str | None:
 def _drawn_score(runs: Iterable[Run]) -> str | None:
     """Returns the main score, else the few-shot accuracy with the fewest shots.
 
-    Metrics that were measured only once are left out: one point is no curve.
+    Metrics that were measured only once are left out, because one point is no curve, unless the
+    runs are so short that no training loss has two points either.
     """
-    repeated = {name for run in runs for name, times in run.measured.items() if times > 1}
+    runs = [*runs]
+    least = 1 + any(run.measured.get("train/loss", 0) > 1 for run in runs)
+    repeated = {name for run in runs for name, times in run.measured.items() if times >= least}
     few_shot = [n for n in repeated if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
     return main_score(repeated) or min(few_shot, key=natural_key, default=None)
 
 
 def _draw_line(panel: Any, line: _Line, metric: str, scale: float, style: dict[str, Any]) -> Any:
-    points = scale * line.curve(metric)
-    if metric == "train/loss":
-        points = points.rolling(_window(points), center=True, min_periods=1).mean()
+    points = _points(line, metric, scale)
     every = max(1, len(points) // _MARKS)
-    look = {"linewidth": 1.2, "alpha": 0.8, "markersize": 4, "markeredgewidth": 0}
+    # A single point has no line that would show where it is.
+    size = 4 if len(points) > 1 else 7
+    look = {"linewidth": 1.2, "alpha": 0.8, "markersize": size, "markeredgewidth": 0}
     (drawn,) = panel.plot(points, **look, **style, markevery=every)
     if len(points) and line.is_cut:
         panel.plot(points[-1:], "x", color=style["color"], markersize=8, markeredgewidth=2)

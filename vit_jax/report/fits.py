@@ -11,6 +11,7 @@ import pandas as pd
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.plan.scaling_fit import ScalingFit
 from vit_jax.plan.scaling_law import DRAWS, bootstrap_laws, fit_law
+from vit_jax.report.chart import Panel, Trace
 from vit_jax.report.curves import main_score
 from vit_jax.report.frame import column, in_natural_order
 from vit_jax.report.labels import (
@@ -24,7 +25,14 @@ from vit_jax.report.labels import (
 )
 from vit_jax.report.requests import FitRequest
 from vit_jax.report.scores import VALUE, observe
-from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style
+from vit_jax.report.style import (
+    Drawing,
+    Palette,
+    add_legend,
+    new_figure,
+    page_look,
+    plot_style,
+)
 from vit_jax.report.tables import Cell, Table
 from vit_jax.rng import generator
 
@@ -308,7 +316,41 @@ def draw_fits(request: FitRequest, fitted: Iterable[FittedRuns], palette: Palett
         "Points: runs. Lines: the law at the best size for an amount of compute, with its 95 %"
         " interval; the dotted part is beyond the runs."
     ]
-    return [("Loss against compute, and the scaling law", figure, notes)]
+    shown = [
+        Panel(
+            name,
+            f"Training compute, {unit}",
+            title_of(metric),
+            [trace for one in members for trace in _fit_traces(request, one, palette, factor)],
+            log_x=True,
+        )
+        for name, members in panels.items()
+    ]
+    return [Drawing("Loss against compute, and the scaling law", figure, notes, shown)]
+
+
+def _law(one: FittedRuns) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields dashes, exaFLOPs [30] and losses [30, 3] of the law: over the runs, and beyond."""
+    low, high = _flops_range(one)
+    for start, stop, dashes in ((low, high, "-"), (high, 10 * high, ":")):
+        flops = np.geomspace(start, stop, 30)
+        yield dashes, flops / 1e18, np.array([one.fit.best_loss(value) for value in flops])
+
+
+def _fit_traces(
+    request: FitRequest, one: FittedRuns, palette: Palette, factor: float
+) -> Iterable[Trace]:
+    """Yields the runs of a series, its law and the interval of the law, for the page."""
+    name, look = one.fit.series, page_look(palette.style(request.series, one.fit.series))
+    runs = [*one.runs.index]
+    spent = [run.train_exaflops * factor for run in runs]
+    yield Trace(name, look, "runs", spent, [*one.runs["loss"]], runs=runs)
+    for dashes, exaflops, losses in _law(one):
+        drawn = look | {"dash": "solid" if dashes == "-" else "dot"}
+        yield Trace(name, drawn, "curve", exaflops * factor, losses[:, 0])
+        yield Trace(
+            name, drawn, "band", exaflops * factor, losses[:, 0], losses[:, 1], losses[:, 2]
+        )
 
 
 def _draw_fit(
@@ -319,11 +361,8 @@ def _draw_fit(
     points = panel.plot(
         spent, one.runs["loss"], **{**style, "linestyle": "none"}, markersize=4, alpha=0.7
     )
-    low, high = _flops_range(one)
-    for start, stop, dashes in ((low, high, "-"), (high, 10 * high, ":")):
-        flops = np.geomspace(start, stop, 30)
-        losses = np.array([one.fit.best_loss(value) for value in flops])
-        at = flops / 1e18 * factor
+    for dashes, exaflops, losses in _law(one):
+        at = exaflops * factor
         panel.plot(at, losses[:, 0], color=style["color"], linestyle=dashes)
         panel.fill_between(at, losses[:, 1], losses[:, 2], color=style["color"], alpha=0.15)
     return points[0]

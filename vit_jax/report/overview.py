@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.report.exit_codes import why_ended
 from vit_jax.report.frame import differing_settings, text_column
 from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.run import Run
@@ -164,11 +165,12 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
             total, attempt = run.config.get("train_steps"), run.attempt
             progress = "" if row["step"] is None else f"{row['step']:,}"
             progress += f" of {total:,}" if progress and total else ""
-            log = last_log_lines(run.path) if row["state"] in ("failed", "diverged") else []
+            ended = why_ended(attempt) or row["state"] == "diverged"
+            log = last_log_lines(run.path) if ended else []
             reasons = [
                 *run.problems,
                 *(f"see report/{path.name}" for path in run.divergence_reports),
-                attempt.why_failed if attempt else None,
+                why_ended(attempt),
                 *([line for line in log if line.startswith("error: ")] or log)[-1:],
             ]
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))

@@ -8,6 +8,7 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
+from vit_jax.report.chart import Panel, Trace
 from vit_jax.report.frame import column, in_natural_order
 from vit_jax.report.intervals import describe_means, with_intervals
 from vit_jax.report.labels import (
@@ -22,7 +23,14 @@ from vit_jax.report.labels import (
 from vit_jax.report.requests import PlotRequest
 from vit_jax.report.run import Run
 from vit_jax.report.scores import WITHIN, differing_within, means_over, observe, summarize
-from vit_jax.report.style import Drawing, Palette, add_legend, new_figure, plot_style
+from vit_jax.report.style import (
+    Drawing,
+    Palette,
+    add_legend,
+    new_figure,
+    page_look,
+    plot_style,
+)
 
 # The axes of a plot: together they say which point an observation belongs to.
 _KEYS = ["@panel", "@series", "@x"]
@@ -43,8 +51,8 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         frame: of the runs to report.
 
     Returns:
-        One row per point, with the columns panel, series, x, mean, values and the ends of its bar,
-        low and high; and the sentences to put below the plot.
+        One row per point, with the columns panel, series, x, mean, values, the ends of its bar,
+        low and high, and runs (one per value); and the sentences to put below the plot.
 
     Raises:
         ConfigError: no run has a column or metric of that name.
@@ -77,6 +85,8 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
     notes.insert(0, _describe(points, observed))
+    members = pd.concat([means, observed]).reset_index(names="@run").groupby(_KEYS, sort=False)
+    points["runs"] = members["@run"].agg(tuple)
     points = points.reset_index(names=["panel", "series", "x"])
     for end, sign in (("low", -1), ("high", 1)):  # The deviation inside a run, if nothing else.
         points[end] = points[end].fillna(points["mean"] + sign * points["within"])
@@ -142,21 +152,36 @@ def draw_plot(request: PlotRequest, frame: pd.DataFrame, palette: Palette) -> li
     points, notes = plot_points(request, frame)
     if points.empty:
         return []
-    return [(request.heading, _draw_panels(request, points, palette), notes)]
-
-
-def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -> Any:
     palette.add(request.series, points["series"])
-    x_title = title_of(request.x)
+    x_title = title_of(_own_name(request.x, points))
     if request.x.endswith("exaflops") and all(map(is_number, points["x"])):
         factor, unit = flops_unit(max(points["x"]))
         points = points.assign(x=[x * factor for x in points["x"]])
         x_title = x_title.replace("exaFLOPs", unit)
+    panels = _chart_panels(request, points, palette, x_title)
+    figure = _draw_panels(request, points, palette, x_title)
+    return [Drawing(_heading(request, points), figure, notes, panels)]
+
+
+def _own_name(x: str, points: pd.DataFrame) -> str:
+    """Returns the column for a run's own training if no run was initialised from another one."""
+    runs = [run for runs in points["runs"] for run in runs if isinstance(run, Run)]
+    scratch = runs and all(run.init_from is None for run in runs)
+    return x.replace("pretrain_", "train_") if scratch else x
+
+
+def _heading(request: PlotRequest, points: pd.DataFrame) -> str:
+    if _own_name(request.x, points) != request.x:
+        return request.heading.replace("pre-training", "training")
+    return request.heading
+
+
+def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str) -> Any:
     panels = [*points.groupby("panel", sort=False)]
     numeric = all(map(is_number, points["x"]))
     columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
     members = [_members(of_panel) for _, of_panel in panels]
-    score = title_of(request.y) + (", %" if is_fraction(request.y) else "")
+    score = _score_title(request)
     if numeric:
         size = {"width": 3.6, "height": 3.1} if columns > 1 else {"width": 6.2, "height": 3.7}
         y_title = score
@@ -181,6 +206,50 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette) -
     return figure
 
 
+def _score_title(request: PlotRequest) -> str:
+    return title_of(request.y) + (", %" if is_fraction(request.y) else "")
+
+
+def _chart_panels(
+    request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str
+) -> list[Panel]:
+    """Returns the panels for the page: for each series its means, and the runs behind them."""
+    scale = 100 if is_fraction(request.y) else 1
+    numeric, panels = all(map(is_number, points["x"])), []
+    for name, of_panel in points.groupby("panel", sort=False):
+        rows, traces = [] if numeric else _members(of_panel), []
+        series = [*of_panel.groupby("series", sort=False)]
+        for i, (member, line) in enumerate(series):
+            look = page_look(palette.style(request.series, str(member)))
+            shift = _shift(i, len(series), of_panel)
+            at = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
+            means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
+            counts = [len(values) for values in line["values"]]
+            own = [
+                runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
+                for runs in line["runs"]
+            ]
+            traces.append(Trace(str(member), look, "means", at, means, low, high, counts, own))
+            behind = [
+                (place, scale * value, run if isinstance(run, Run) else None)
+                for place, values, runs in zip(at, line["values"], line["runs"], strict=True)
+                for value, run in zip(values, runs, strict=True)
+                if len(values) > 1
+            ]
+            if behind:
+                xs, ys, of = zip(*behind, strict=True)
+                traces.append(Trace(str(member), look, "runs", xs, ys, runs=of))
+        panels.append(Panel(str(name), x_title if numeric else _score_title(request),
+                            _score_title(request) if numeric else "", traces,
+                            log_x=numeric and request.log_x, rows=rows))  # fmt: skip
+    return panels
+
+
+def _shift(i: int, count: int, points: pd.DataFrame) -> float:
+    """Returns how far below its row a series is drawn: series that share a row are apart."""
+    return (i - (count - 1) / 2) * (0.6 / count if points["x"].duplicated().any() else 0.0)
+
+
 def _draw_panel(
     panel: Any, request: PlotRequest, points: pd.DataFrame, palette: Palette, *, numeric: bool
 ) -> dict[str, Any]:
@@ -191,11 +260,9 @@ def _draw_panel(
     """
     scale = 100 if is_fraction(request.y) else 1
     handles, rows, series = {}, _members(points), [*points.groupby("series", sort=False)]
-    # Series that share a row are drawn below each other.
-    step = 0.6 / len(series) if points["x"].duplicated().any() else 0.0
     for i, (name, line) in enumerate(series):
         style = palette.style(request.series, str(name)) | {"markeredgecolor": "none", "capsize": 0}
-        shift = (i - (len(series) - 1) / 2) * step
+        shift = _shift(i, len(series), points)
         places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
         means = scale * line["mean"]
         bars = [(means - scale * line["low"]).fillna(0), (scale * line["high"] - means).fillna(0)]

@@ -46,9 +46,15 @@ class Runs(NamedTuple):
 
         So a report that is shared does not show where the runs were stored.
         """
-        above, path = _folder_above([run.path for run in self.runs]), user_path(str(path))
-        inside = above is not None and path.is_relative_to(above.parent)
-        return path.relative_to(above.parent).as_posix() if above and inside else str(path)
+        above, path = self.above, user_path(str(path))
+        inside = above is not None and path.is_relative_to(above)
+        return path.relative_to(above).as_posix() if above and inside else str(path)
+
+    @property
+    def above(self) -> Path | None:
+        """The folder that contains the innermost folder of all runs; None: there is none."""
+        inner = _folder_above([run.path for run in self.runs])
+        return None if inner is None else inner.parent
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:

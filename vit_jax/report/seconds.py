@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from vit_jax.report.chart import Panel, Trace
 from vit_jax.report.run import Run
 from vit_jax.report.style import (
     COLOURS,
@@ -13,6 +14,7 @@ from vit_jax.report.style import (
     Drawing,
     add_legend,
     new_figure,
+    page_look,
     plot_style,
 )
 from vit_jax.run.time_account import PARTS, duration_text, read_sessions
@@ -45,7 +47,7 @@ def run_seconds(run: Run) -> dict[str, float]:
 
 def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
     """Draws a bar for each run; returns nothing if no run has an account of its time."""
-    accounts = [(run.name, seconds) for run in runs if (seconds := run_seconds(run))]
+    accounts = [(run, seconds) for run in runs if (seconds := run_seconds(run))]
     if not accounts:
         return []
     notes = ["A bar covers all sessions of a run. Lost: steps that were repeated after a restart."]
@@ -58,13 +60,28 @@ def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
         panel, handles = axes[0, 0], dict[str, Any]()
         for row, (_, seconds) in enumerate(accounts):
             handles |= _draw_bar(panel, row, seconds)
-        names = [f"{name}\n{duration_text(sum(seconds.values()))}" for name, seconds in accounts]
+        names = [f"{run.name}\n{duration_text(sum(seconds.values()))}" for run, seconds in accounts]
         panel.set_yticks(range(len(names)), names)
         panel.set(xlim=(0, 100), ylim=(len(names) - 0.5, -0.5), xlabel="share of the time, %")
         panel.grid(visible=False)
         panel.spines["left"].set_visible(False)
         add_legend(figure, {part: handles[part] for part in PARTS if part in handles})
-    return [("Where the time went", figure, notes)]
+    panel = _chart_panel(dict(accounts))
+    return [Drawing("Where the time went", figure, notes, [panel])]
+
+
+def _chart_panel(accounts: dict[Run, dict[str, float]]) -> Panel:
+    """Returns the bars for the page."""
+    totals = [sum(seconds.values()) for seconds in accounts.values()]
+    rows = [f"{run.name}, {duration_text(t)}" for run, t in zip(accounts, totals, strict=True)]
+    traces = []
+    for part, colour in _COLOURS.items():
+        spent = [seconds.get(part, 0.0) for seconds in accounts.values()]
+        if any(spent):
+            shares = [100 * s / t for s, t in zip(spent, totals, strict=True)]
+            look = page_look({"color": colour})
+            traces.append(Trace(part, look, "bars", [*range(len(rows))], shares, runs=[*accounts]))
+    return Panel("", "share of the time, %", "", traces, rows=rows)
 
 
 def _draw_bar(panel: Any, row: int, seconds: dict[str, float]) -> dict[str, Any]:

@@ -5,15 +5,13 @@ A series has the same colour in every picture of a report. Each colour has a con
 deuteranopia and tritanopia (Machado et al., 2009). Markers differ as well.
 """
 
-import html
-import io
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vit_jax.report.chart import Panel
 from vit_jax.report.labels import FAMILIES, JOIN, known_family, natural_key, title_of
 
 # (on white, on the dark background of the HTML page)
@@ -31,9 +29,14 @@ MARKERS = "osD^vPX"
 MODEL_COLUMNS = ("model", "model.name", "family")
 _FILLS = ("full", "top", "left", "bottom")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+# Colours of matplotlib's pictures -> those on dark.
+_ON_DARK = dict(COLOURS) | {MUTED: "#a3abb8", GRID: "#454c58"}
+# Markers and dashes of matplotlib -> Plotly's.
+_SYMBOLS = dict(zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down",
+                              "cross", "x"), strict=True))  # fmt: skip
+_PLOTLY_DASHES = dict(zip(map(str, _DASHES), ("solid", "dash", "dot", "dashdot"), strict=True))
 # CSS variable -> (on white, on dark).
 _CSS_COLOURS = {
-    **{f"series-{i}": pair for i, pair in enumerate(COLOURS, 1)},
     "plot-ink": (INK, "#e8eaee"),
     "plot-muted": (MUTED, "#a3abb8"),
     "plot-grid": (GRID, "#30363f"),
@@ -41,8 +44,22 @@ _CSS_COLOURS = {
 }
 DPI = 160
 
-# Title, matplotlib figure, and the sentences to put below it.
-Drawing = tuple[str, Any, list[str]]
+
+class Drawing(NamedTuple):
+    """A picture before it is written.
+
+    Attributes:
+        title: heading.
+        figure: of matplotlib.
+        notes: sentences below it.
+        panels: the same figures for the interactive chart of the page.
+    """
+
+    title: str
+    figure: Any
+    notes: list[str]
+    panels: list[Panel]
+
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"], "font.size": 9.5,
@@ -169,8 +186,8 @@ def start_at_zero(panel: Any) -> None:
         panel.set_ylim(0, 1.06 * max(heights))
 
 
-def save(figure: Any, path: Path) -> str:
-    """Writes PATH.png and PATH.svg and returns the SVG.
+def save(figure: Any, path: Path) -> None:
+    """Writes PATH.png and PATH.svg.
 
     Args:
         figure: of matplotlib.
@@ -180,38 +197,17 @@ def save(figure: Any, path: Path) -> str:
     with plot_style():
         figure.savefig(path.with_name(f"{path.name}.png"), dpi=DPI)
         figure.set_layout_engine("none")  # Keep the layout of the PNG.
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    path.with_name(f"{path.name}.svg").write_text(text.getvalue())
-    return text.getvalue()
+        figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})
 
 
-def inline_svg(svg: str, prefix: str, label: str) -> str:
-    """Returns an SVG to put into an HTML page, with colours that follow the page's theme.
-
-    Args:
-        svg: as matplotlib writes it.
-        prefix: of all ids; pictures on one page need different ones.
-        label: description for screen readers.
-    """
-    svg = svg[svg.index("<svg") :]
-    for pattern, replacement in (
-        (r"(?s)<metadata>.*?</metadata>|<!--.*?-->", ""),
-        (r' xmlns(:\w+)?="[^"]*"', ""),
-        (r'\bid="', f'id="{prefix}-'),
-        (r"url\(#", f"url(#{prefix}-"),
-        (r'(xlink:)?href="#', f'href="#{prefix}-'),
-    ):
-        svg = re.sub(pattern, replacement, svg)
-    for name, (light, _) in _CSS_COLOURS.items():
-        svg = svg.replace(light, f"var(--{name})")
-    size = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
-    width = float(size[1]) * 4 / 3 if size else 600.0
-    for name in ("width", "height"):
-        svg = re.sub(rf'(<svg[^>]*?) {name}="[^"]*"', r"\1", svg, count=1)
-    style = f"width:{width:.0f}px;min-width:{min(width, 760):.0f}px"
-    about = f'role="img" aria-label="{html.escape(label)}" style="{style}"'
-    return svg.replace("<svg", f"<svg {about}", 1)
+def page_look(style: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns colours, symbol and dash on the page for matplotlib's keywords of a line."""
+    symbol = _SYMBOLS[style.get("marker", MARKERS[0])]
+    return {
+        "colour": [style["color"], _ON_DARK[style["color"]]],
+        "symbol": symbol if style.get("fillstyle", "full") == "full" else f"{symbol}-open",
+        "dash": _PLOTLY_DASHES[str(style.get("linestyle", "-"))],
+    }
 
 
 def css_variables(*, dark: bool) -> str:

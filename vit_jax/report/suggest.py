@@ -7,7 +7,7 @@ import pandas as pd
 
 from vit_jax.report.curves import main_score
 from vit_jax.report.frame import column, differing, differing_settings, text_column
-from vit_jax.report.labels import is_number, title_of
+from vit_jax.report.labels import is_number, lower_first, title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
 from vit_jax.report.scores import metric_regex, observe
 
@@ -91,9 +91,21 @@ def _tables(frame: pd.DataFrame) -> Iterator[TableRequest]:
         for name in (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc"):
             if name in metrics:
                 yield TableRequest(metric=name, rows=rows)
+        yield from _pivot(frame, score, rows)
     for pattern, columns in _FROZEN_FEATURE_METRICS.items():
         if any(map(metric_regex(pattern).fullmatch, metrics)):
             yield TableRequest(metric=pattern, rows=rows, columns=columns)
+
+
+def _pivot(frame: pd.DataFrame, score: str, rows: str) -> Iterator[TableRequest]:
+    """Yields a table of one factor by the other, if runs differ in two factors."""
+    first, _, second = rows.partition("+")
+    if not second or "+" in second:
+        return
+    several = text_column(frame, "dataset").nunique() > 1
+    columns = f"dataset+{second}" if several else second
+    title = f"{title_of(score)}: {lower_first(title_of(first))} × {lower_first(title_of(second))}"
+    yield TableRequest(metric=score, rows=first, columns=columns, title=title)
 
 
 def _plots(frame: pd.DataFrame) -> Iterator[PlotRequest]:

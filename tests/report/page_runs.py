@@ -1,0 +1,56 @@
+"""A small made-up sweep for the tests of the page: two models, two fractions, two seeds.
+
+One more run was ended with SIGTERM. Its name, log and config try to run scripts.
+"""
+
+import json
+import random
+
+from report.fake_runs import ENVIRONMENT, config, curve, result, write
+
+from vit_jax.__main__ import main
+from vit_jax.report import content, curves, plots
+
+EVIL = "<script>window.hacked = 1</script>"
+LOG = "step 20/400\n</script><img src=x onerror='window.hacked = 2'>\n<b>last line</b>\n"
+
+
+def write_runs(folder, *, points=True):
+    """Writes the runs below folder/jobs; without `points`, each has logged one step."""
+    state = random.Random(0)
+    for model in ("ViT-Mini/4", "BiT-R-Mini"):
+        for fraction in (0.1, 1.0):
+            for seed in (0, 1):
+                name = f"{model.replace('/', '-')}-{fraction}-{seed}"
+                score = 0.5 + 0.3 * fraction + 0.05 * seed + 0.1 * ("ViT" in model)
+                rows = curve(score, 400, "test", state)
+                write(
+                    folder / "jobs" / name,
+                    job={"name": name, "labels": {"model": model, "fraction": fraction}},
+                    config=config(model, seed=seed, data__subset__fraction=fraction),
+                    env=ENVIRONMENT,
+                    metrics=rows if points else rows[-2:],
+                    result=result(score, 400, examples=int(50_000 * fraction)),
+                )
+    failed = folder / "jobs" / "evil"
+    write(
+        failed,
+        job={"name": EVIL, "labels": {"model": EVIL, "fraction": 0.1}},
+        config=config(EVIL, data__subset__fraction=0.1),
+        env=ENVIRONMENT,
+        metrics=curve(0.4, 400, "test", state, until=80 if points else 10),
+    )
+    attempt = {"number": 1, "host": "vm", "pid": 1, "started": 1.0, "ended": 2.0, "exit_code": -15}
+    (failed / ".sweep").mkdir()
+    (failed / ".sweep" / "attempt.json").write_text(json.dumps(attempt))
+    (failed / "log.txt").write_text(LOG)
+    return folder
+
+
+def make_page(folder, monkeypatch):
+    """Makes the report without pictures, and returns its folder."""
+    monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
+    monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
+    monkeypatch.setattr(content, "save", lambda *_: None)
+    assert main(["report", str(folder)]) == 0
+    return folder / "report"

@@ -1,0 +1,90 @@
+"""Interactive plots of the page, as data; `page.js` draws them with Plotly.
+
+Each picture of a report comes with the chart that shows the same figures.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# Points of a line; of longer ones, this many are kept at equal distances.
+MAX_POINTS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One series in a panel.
+
+    Attributes:
+        series: name in the legend.
+        look: "colour" (light, dark), "symbol" and "dash", see `style.page_look`.
+        kind: "means", "runs" (faint points behind means), "curve", "end" (the end of a run without
+            a result), "band" (between low and high) or "bars".
+        x: places: a sequence, or an array [n].
+        y: values, one per place; shares of bars.
+        low: lower ends of intervals; [] if there are none.
+        high: upper ends.
+        n: runs in each mean.
+        runs: the `Run` that each point belongs to; None where it is a mean.
+    """
+
+    series: str
+    look: Mapping[str, Any]
+    kind: str
+    x: Any
+    y: Any
+    low: Any = ()
+    high: Any = ()
+    n: Sequence[int] = ()
+    runs: Sequence[Any] = ()
+
+    def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
+        """Returns its columns without empty ones; runs become their number on the page."""
+        made: dict[str, Any] = {"series": self.series, **self.look, "kind": self.kind}
+        for name in ("x", "y", "low", "high"):
+            if len(values := getattr(self, name)):
+                made[name] = [short(value) for value in values]
+        made |= {"n": [*self.n]} if len(self.n) else {}
+        runs = [None if run is None else index.get(run) for run in self.runs]
+        return made | ({"runs": runs} if any(run is not None for run in runs) else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A panel of a chart.
+
+    Attributes:
+        title: heading.
+        x: title of the x-axis.
+        y: title of the y-axis.
+        traces: what it shows.
+        log_x: whether the x-axis is logarithmic.
+        rows: names of the rows, if the y-axis has no numbers.
+    """
+
+    title: str
+    x: str
+    y: str
+    traces: list[Trace]
+    log_x: bool = False
+    rows: list[str] = dataclasses.field(default_factory=list)
+
+    def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
+        """Returns the panel as JSON, without traces that have no point."""
+        made = {"title": self.title, "x": self.x, "y": self.y, "log_x": self.log_x}
+        traces = [one.to_json(index) for one in self.traces if len(one.x)]
+        return {**made, "rows": self.rows, "traces": traces}
+
+
+def short(value: Any) -> Any:
+    """Returns a number with six digits, None if it is not finite; other values as they are."""
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def thin(count: int, most: int = MAX_POINTS) -> Any:
+    """Returns the places of at most `most` of `count` points, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
