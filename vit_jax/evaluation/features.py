@@ -116,8 +116,8 @@ def resample_params(
         shapes = {name: leaf.shape for name, leaf in named_leaves(there.abstract).items()}
         target = Target(
             shapes,
-            old_grid=here.grid,
-            new_grid=there.grid,
+            old_grid=here.table_grid,
+            new_grid=there.table_grid,
             image_size=there.image_size,
             method="zoom",
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -20,6 +21,7 @@ class TableSpec:
         width: D.
         class_token: whether the model has a class token.
         num_registers: number of registers, which have no position.
+        stored_grid: rows and columns of the parameter, which is resized to `grid`; None: `grid`.
     """
 
     kind: str
@@ -27,6 +29,7 @@ class TableSpec:
     width: int
     class_token: bool
     num_registers: int
+    stored_grid: tuple[int, int] | None = None
 
 
 def build_table(table: TableSpec, *, rngs: nnx.Rngs) -> "PositionTable":
@@ -57,15 +60,26 @@ class PositionTable(nnx.Module):
 
 
 class Learned1d(PositionTable):
-    """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1."""
+    """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1.
+
+    A table that is stored for another grid is interpolated linearly between patch centres, with
+    antialiasing (arXiv:2212.08013, section 3.4).
+    """
 
     def __init__(self, table: TableSpec, *, rngs: nnx.Rngs):
         super().__init__(table)
-        tokens = table.class_token + table.grid[0] * table.grid[1]
+        rows, columns = table.stored_grid or table.grid
+        tokens = table.class_token + rows * columns
         self.table = nnx.Param(_init(rngs.params(), (1, tokens, table.width), jnp.float32))
 
     def rows(self) -> Float[Array, "1 R D"]:
-        return self.table[...]
+        table, stored, grid = self.table[...], self.spec.stored_grid, self.spec.grid
+        if stored in (None, grid):
+            return table
+        patches = table[:, self.spec.class_token :].reshape(*stored, -1)
+        resized = jax.image.resize(patches, (*grid, patches.shape[-1]), "linear")
+        flat = resized.reshape(1, -1, patches.shape[-1])
+        return jnp.concatenate([table[:, : self.spec.class_token], flat], axis=1)
 
 
 class Learned2d(PositionTable):

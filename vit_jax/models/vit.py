@@ -102,12 +102,18 @@ class ViT(ImageModel):
         self.stem = _build_stem(shape, options, rngs)
         channels = 3 if shape.stem is None else shape.stem.channels
         self.patch_embedding = PatchEmbedding(
-            shape.patch_size, channels, width, dtype=dtype, rngs=rngs
+            shape.patch_size,
+            channels,
+            width,
+            stored_size=options.patch_kernel_size,
+            dtype=dtype,
+            rngs=rngs,
         )
         class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         self.class_token = class_token
         self.registers = _build_tokens(options.num_registers, width, rngs)
         table = position_table(options, self.grid, width)
+        self._table_grid = self.grid if table is None else table.stored_grid or self.grid
         own = None if options.position_placement == "every_layer" else table
         self.position_embedding = None if own is None else build_table(own, rngs=rngs)
         self.position_placement = options.position_placement
@@ -145,6 +151,11 @@ class ViT(ImageModel):
     @property
     def attention_lengths(self) -> tuple[int, ...]:
         return self.grid if self.axial else (self.tokens,)
+
+    @property
+    def table_grid(self) -> tuple[int, int]:
+        """Rows and columns of the parameters with one vector per position."""
+        return self._table_grid
 
     @property
     def intermediates(self) -> tuple[str, ...]:

@@ -89,12 +89,14 @@ def explain_divergence(context: RunContext, error: DivergenceError) -> Divergenc
         f"{error.got}: running from step {start.step} again to find the cause"
     )
     state = start.state
+    first = start.step + context.start.skipped_batches
+    last = error.step - 1 + context.start.skipped_batches
     with context.open_feed(start.step) as feed:
-        for _ in range(start.step + 1, error.step):
+        for number in range(first, last):
             batch = to_devices(on_device(next(feed)), program.mesh)
-            state, _ = program.compiled(state, batch, *context.frozen)
+            state, _ = program.at(number).compiled(state, batch, *context.frozen)
         batch = to_devices(on_device(next(feed)), program.mesh)
-    stats = examine_step(program, state, batch, *context.frozen)
+    stats = examine_step(program.at(last), state, batch, *context.frozen)
     path = context.folder / "report" / f"divergence-{error.step}.txt"
     if is_first_host():
         write_report(path, error.step, stats)
