@@ -1,22 +1,25 @@
 """FlexiViT: one ViT for many patch sizes; each step draws one.
 
-Command:   python -m vit_jax train --config=configs/flexivit.py:imagenet21k --workdir=DIR
-           --config.distillation.teacher=B_8.npz --config.init_from=B_8.npz --config.data.data_dir=DATA
-           (ARG: RECIPE,SIZE; RECIPE imagenet21k, the default, imagenet2012 or cifar10; SIZE B, the
-           default, S or L, for imagenet2012.) The teacher's weights are also the student's start.
-Follows:   arXiv:2212.08013, sections 3 and 4, and the authors' configs: 240 pixels, ten patch sizes
-           drawn uniformly, soft targets only, mixup with one uniform ratio, Adam with rate 1e-4 and
-           decay 1e-5, 5,000 warmup steps. imagenet21k: 90 epochs from an AugReg ViT-B/8.
-           imagenet2012: 90 epochs from DeiT III of the same size at 384 pixels. cifar10: ours.
-Expected:  imagenet2012, from the authors' 90-epoch logs; see experiments/flexible_patches for cifar10.
-           Not reproduced with this code at full size.
-Hardware:  imagenet2012: S 10 hours on a v3-32 with the authors' code. cifar10: 2 CPU cores, about a minute.
+Command:   python -m vit_jax train --config=configs/flexivit.py:RECIPE,SIZE --workdir=DIR
+           --config.distillation.teacher=WEIGHTS --config.init_from=WEIGHTS
+           --config.data.data_dir=DATA     (RECIPE: imagenet21k, the default, imagenet2012,
+           supervised or cifar10; the last two have no teacher. SIZE: B, the default, S or L, is for
+           imagenet2012.)
+Follows:   arXiv:2212.08013, sections 3 and 4, with the settings of the authors' configs: 240
+           pixels, ten patch sizes drawn uniformly. imagenet21k: soft targets of an AugReg ViT-B/8
+           (B_8.npz at 224 pixels), which is also the start. imagenet2012: the same with DeiT III of
+           the same size at 384 pixels. supervised: ImageNet-21k from scratch. cifar10: ours.
+Expected:  the authors publish curves, and that FlexiViT matches ViTs trained for one patch size
+           each. Not reproduced with this code. cifar10: see experiments/flexible_patches.
+Hardware:  imagenet2012,S: a TPU v3-32, 10 hours with the authors' code. cifar10: 2 CPU cores, two
+           minutes.
 Data:      TFDS `imagenet21k`, `imagenet2012` or `cifar10`.
 """
 
 import ml_collections
 
 from vit_jax.config.file import parse_arg
+from vit_jax.errors import ConfigError
 
 # 240 pixels: grids of 5, 6, 8, 10, 12, 15, 16, 20, 24 and 30 patches.
 PATCH_SIZES = (48, 40, 30, 24, 20, 16, 15, 12, 10, 8)
@@ -26,9 +29,11 @@ SMALL_PATCH_SIZES = (24, 16, 12, 8, 6)
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """Returns the recipe; ARG is RECIPE,SIZE, each part optional."""
-    chosen = parse_arg(arg, recipe=("imagenet21k", "imagenet2012", "cifar10"), size=("B", "S", "L"))
-    if chosen["recipe"] == "cifar10":
-        return ml_collections.ConfigDict(_cifar10())
+    chosen = parse_arg(arg, recipe=("imagenet21k", *_RECIPES), size=("B", "S", "L"))
+    if chosen["recipe"] in ("imagenet21k", "supervised") and chosen["size"] != "B":
+        raise ConfigError(f"size {chosen['size']} with {chosen['recipe']}", "B", "leave it out")
+    if chosen["recipe"] in _WITHOUT_TEACHER:
+        return ml_collections.ConfigDict(_WITHOUT_TEACHER[chosen["recipe"]]())
     return ml_collections.ConfigDict(_distilled(**chosen))
 
 
@@ -74,6 +79,41 @@ def _distilled(recipe: str, size: str) -> dict:
     }
 
 
+def _supervised() -> dict:
+    return {
+        **_distilled("imagenet21k", "B"),
+        "task": "classification",
+        "distillation": {},
+        "model": {
+            "name": "ViT-B/16",
+            "dtype": "bfloat16",
+            "patch_kernel_size": 8,
+            "position_grid": 7,
+            "head_bias_init": -10.0,
+        },
+        "data": {
+            "name": "imagenet21k",
+            "train_split": "full[51200:]",
+            "global_batch_size": 4096,
+            "image_size": 240,
+            "augment": {
+                "crop": "inception",
+                "randaugment_layers": 2,
+                "randaugment_magnitude": 10.0,
+            },
+        },
+        "mixing": {"mixup_alpha": 0.2},
+        "optimizer": {
+            "name": "adamw",
+            "options": {"mu_dtype": "bfloat16"},
+            "learning_rate": 1e-3,
+            "weight_decay": 1e-4,
+            "clip_global_norm": 1.0,
+            "schedule": {"decay": "cosine", "warmup_steps": 10_000},
+        },
+    }
+
+
 def _cifar10() -> dict:
     return {
         "model": {"name": "ViT-Micro/8", "patch_kernel_size": 12, "position_grid": 6},
@@ -97,3 +137,7 @@ def _cifar10() -> dict:
         "checkpoint": {"interval_examples": 25_600, "keep_last": 1},
         "logging": {"interval_steps": 25},
     }
+
+
+_WITHOUT_TEACHER = {"supervised": _supervised, "cifar10": _cifar10}
+_RECIPES = ("imagenet2012", *_WITHOUT_TEACHER)

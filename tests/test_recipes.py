@@ -56,6 +56,11 @@ RECIPES = {
     ),
     # Needs a teacher: traced in tests/tasks/test_distillation.py.
     "distillation.py": ([], {}),
+    # The other recipes need a teacher; one is traced below.
+    "flexivit.py": (
+        ["cifar10", "supervised"],
+        {"cifar10": (10, 50_000), "imagenet21k": (21_843, 14_197_122)},
+    ),
     "masked_patches.py": (
         ["", "jft", "imagenet21k", "small"],
         {

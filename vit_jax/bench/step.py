@@ -112,6 +112,7 @@ class JaxStep:
         config: config of the run. Its data are not opened.
         kernel: one of `CANDIDATES`, which computes self-attention; None: as configured.
         shares: a step of the same model and batch size, whose arrays this one uses too.
+        label: name in the table; None: the library, and the kernel if it shares arrays.
 
     Attributes:
         choice: how the step is executed.
@@ -121,7 +122,12 @@ class JaxStep:
     """
 
     def __init__(
-        self, config: Config, *, kernel: str | None = None, shares: "JaxStep | None" = None
+        self,
+        config: Config,
+        *,
+        kernel: str | None = None,
+        shares: "JaxStep | None" = None,
+        label: str | None = None,
     ):
         mesh = make_mesh(config.mesh)
         batch_size = config.data.global_batch_size
@@ -143,7 +149,7 @@ class JaxStep:
         if memory is not None:
             peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
         self.measurement = Measurement(
-            "vit_jax" if shares is None else f"vit_jax, {name}",
+            label or ("vit_jax" if shares is None else f"vit_jax, {name}"),
             config.model.name,
             batch_size,
             program.flops_per_image,

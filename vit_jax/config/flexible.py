@@ -92,6 +92,12 @@ def check_flexible(config: Any) -> None:
             )
 
 
+def trained_variants(config: Any) -> dict[str, tuple[float, Any]]:
+    """Returns the variants that training draws: name -> (probability, config)."""
+    named = zip(config.flexible.shares, variants(config).items(), strict=True)
+    return {name: (share, variant) for share, (name, variant) in named if share}
+
+
 def variants(config: Any) -> dict[str, Any]:
     """Returns the variants of a root config: "p" and the patch size -> config of that size only.
 
