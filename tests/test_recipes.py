@@ -61,6 +61,7 @@ RECIPES = {
         ["cifar10", "supervised"],
         {"cifar10": (10, 50_000), "imagenet21k": (21_843, 14_197_122)},
     ),
+    "naflex.py": (["cifar10", ""], {"cifar10": (10, 50_000), "imagenet2012": (1000, 1_281_167)}),
     "masked_patches.py": (
         ["", "jft", "imagenet21k", "small"],
         {

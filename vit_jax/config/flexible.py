@@ -1,6 +1,6 @@
-"""Config section of models for several patch sizes, and the configs of each size.
+"""Config section of models for several patch sizes or sequence lengths, and the config of each.
 
-A variant of a run is the run at one patch size. All variants train the same parameters. A variant
+A variant of a run is the run at one size. All variants train the same parameters. A variant
 is itself a config, so that everything that depends on the size (model, costs, compiled step) comes
 from the same code as in a run with one size.
 """
@@ -11,37 +11,61 @@ from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, with_patch_size
 from vit_jax.schema import Section, option
 
+# Fewest patches of a sequence: a grid of 2 x 2.
+_SHORTEST = 4
+
 
 class FlexibleConfig(Section):
-    """Trains and evaluates one model at several patch sizes; each step draws one of them.
+    """Trains and evaluates one model at several sizes; each step draws one of them.
 
-    Source: arXiv:2212.08013 (FlexiViT).
+    Source: arXiv:2212.08013 (FlexiViT); arXiv:2502.14786 (NaFlex).
     """
 
     patch_sizes: tuple[int, ...] = option(())
     """In pixels; (): only the model's own patch size. Splits are evaluated at each of them, as
     eval/SPLIT@pSIZE/METRIC, and at the model's own, as eval/SPLIT/METRIC.
     """
+    sequence_lengths: tuple[int, ...] = option(())
+    """In patches, at most `data.sequence_length`; (): only that. Splits are also evaluated at each
+    of them, as eval/SPLIT@nLENGTH/METRIC.
+    """
     probabilities: tuple[float, ...] = option(())
     """Relative probability of drawing each size; (): all equal. 0: only evaluate at it."""
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The patch sizes or the sequence lengths."""
+        return self.patch_sizes or self.sequence_lengths
+
+    @property
     def shares(self) -> tuple[float, ...]:
         """The probability of each size; they sum to 1."""
-        weights = self.probabilities or (1.0,) * len(self.patch_sizes)
+        weights = self.probabilities or (1.0,) * len(self.sizes)
         return tuple(weight / sum(weights) for weight in weights)
 
     def check(self) -> None:
-        sizes, weights = self.patch_sizes, self.probabilities
-        if len(set(sizes)) < len(sizes) or any(size < 1 for size in sizes):
+        sizes, weights = self.sizes, self.probabilities
+        if self.patch_sizes and self.sequence_lengths:
             raise ConfigError(
-                f"is {list(sizes)}", "different positive sizes", "correct it", key="patch_sizes"
+                "is given with 'patch_sizes'",
+                "one of the two",
+                "remove one",
+                key="sequence_lengths",
             )
+        for key, least in (("patch_sizes", 1), ("sequence_lengths", _SHORTEST)):
+            given = getattr(self, key)
+            if len(set(given)) < len(given) or any(size < least for size in given):
+                raise ConfigError(
+                    f"is {list(given)}",
+                    f"different sizes of at least {least}",
+                    "correct it",
+                    key=key,
+                )
         if weights and len(weights) != len(sizes):
             raise ConfigError(
-                f"has {len(weights)} values for {len(sizes)} patch sizes",
-                "one for each size",
-                "give as many as flexible.patch_sizes has, or leave it out",
+                f"has {len(weights)} values for {len(sizes)} sizes",
+                "one for each patch size or sequence length",
+                "give as many, or leave it out",
                 key="probabilities",
             )
         if weights and (min(weights) < 0 or sum(weights) == 0):
@@ -60,6 +84,8 @@ def check_flexible(config: Any) -> None:
         ConfigError: it is no ViT, a size does not divide the images, or its parameters have the
             shapes of one size.
     """
+    if config.data.sequence_length is not None or config.flexible.sequence_lengths:
+        _check_sequences(config)
     model, side = config.model, config.data.image_size
     sizes = config.flexible.patch_sizes
     if not sizes or model.name == AUTO:
@@ -92,6 +118,58 @@ def check_flexible(config: Any) -> None:
             )
 
 
+def _check_sequences(config: Any) -> None:
+    """Checks a run on sequences of patches.
+
+    Raises:
+        ConfigError: the model, the task or another option cannot have them.
+    """
+    model, longest = config.model, config.data.sequence_length
+    too_long = [n for n in config.flexible.sequence_lengths if longest is None or n > longest]
+    if too_long:
+        raise ConfigError(
+            f"has {too_long[0]} with data.sequence_length = {longest}",
+            "lengths up to data.sequence_length",
+            f"set data.sequence_length={max(too_long)}",
+            key="flexible.sequence_lengths",
+        )
+    if model.name == AUTO:
+        return
+    if not hasattr(model, "patch_kernel_size") or with_patch_size(model.name, 1) is None:
+        raise ConfigError(
+            f"is given with {model.name}, {model.kind}",
+            "a ViT without a stem, such as ViT-B/16",
+            "set model.name, or leave it out",
+            key="data.sequence_length",
+        )
+    augment, reason = config.data.augment, "with data.sequence_length"
+    wanted = {
+        "task": (config.task, ("classification",)),
+        "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
+        "model.position_placement": (model.position_placement, ("stem",)),
+        "model.attention": (model.attention, ("global",)),
+        "model.pooling": (model.pooling, ("token", "gap", "map")),
+        "data.eval_crop": (config.data.eval_crop, ("resize",)),
+        "data.augment.erasing_probability": (augment.erasing_probability, (0,)),
+        "mixing.mixup_alpha": (config.mixing.mixup_alpha, (0,)),
+        "mixing.cutmix_alpha": (config.mixing.cutmix_alpha, (0,)),
+        "logging.attention_interval_steps": (config.logging.attention_interval_steps, (None,)),
+    }
+    for key, (value, allowed) in wanted.items():
+        if value not in allowed:
+            names = " or ".join(repr(one) for one in allowed)
+            raise ConfigError(
+                f"is {value!r} {reason}", names, f"set {key}={allowed[0]}".lower(), key=key
+            )
+    if model.position_embedding == "learned_1d" and model.position_grid is None:
+        raise ConfigError(
+            f"is not set {reason}",
+            "the size of a stored table, which is interpolated to the grid of each image",
+            "set it, e.g. model.position_grid=16",
+            key="model.position_grid",
+        )
+
+
 def trained_variants(config: Any) -> dict[str, tuple[float, Any]]:
     """Returns the variants that training draws: name -> (probability, config)."""
     named = zip(config.flexible.shares, variants(config).items(), strict=True)
@@ -99,12 +177,16 @@ def trained_variants(config: Any) -> dict[str, tuple[float, Any]]:
 
 
 def variants(config: Any) -> dict[str, Any]:
-    """Returns the variants of a root config: "p" and the patch size -> config of that size only.
+    """Returns the variants of a root config, each a config of one size only.
 
-    A run with one size has none.
+    Their names are "p" and the patch size, or "n" and the sequence length. A run with one size has
+    none.
     """
     found = {}
     for size in config.flexible.patch_sizes:
         model = config.model.replace(name=with_patch_size(config.model.name, size))
         found[f"p{size}"] = config.replace(model=model, flexible=FlexibleConfig())
+    for length in config.flexible.sequence_lengths:
+        data = config.data.replace(sequence_length=length)
+        found[f"n{length}"] = config.replace(data=data, flexible=FlexibleConfig())
     return found

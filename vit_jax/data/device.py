@@ -21,7 +21,7 @@ _ERASED_RATIOS = (0.3, 3.3)
 _ERASING_TRIES = 10
 
 
-def to_unit_range(images: UInt8[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
+def to_unit_range(images: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Scales u8 images linearly to f32 in [-1, 1]: 0 becomes -1, 255 becomes 1.
 
     No mean or standard deviation is used: the ViT papers' models take images in [-1, 1].

@@ -71,7 +71,11 @@ class PatchEmbedding(nnx.Module):
         p = self.patch_size
         patches = images.reshape(batch, height // p, p, width // p, p, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * channels)
-        kernel = self._kernel().reshape(p * p * channels, -1)
+        return self.of_patches(patches)
+
+    def of_patches(self, patches: Float[Array, "B N F"]) -> Float[Array, "B N D"]:
+        """Returns the embeddings of patches whose pixels are flattened: rows, columns, colours."""
+        kernel = self._kernel().reshape(patches.shape[-1], -1)
         embedded = constrain(patches.astype(self.dtype) @ kernel.astype(self.dtype), "batch")
         return embedded + self.bias[...].astype(self.dtype)[None, None]
 

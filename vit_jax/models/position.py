@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+from vit_jax.models.naflex import interpolated_positions
 
 _init = nnx.initializers.normal(stddev=0.02)
 
@@ -76,10 +78,22 @@ class Learned1d(PositionTable):
         table, stored, grid = self.table[...], self.spec.stored_grid, self.spec.grid
         if stored in (None, grid):
             return table
-        patches = table[:, self.spec.class_token :].reshape(*stored, -1)
-        resized = jax.image.resize(patches, (*grid, patches.shape[-1]), "linear")
-        flat = resized.reshape(1, -1, patches.shape[-1])
+        resized = jax.image.resize(self.stored_patches(), (*grid, table.shape[-1]), "linear")
+        flat = resized.reshape(1, -1, table.shape[-1])
         return jnp.concatenate([table[:, : self.spec.class_token], flat], axis=1)
+
+    def stored_patches(self) -> Float[Array, "G H D"]:
+        """Returns the vectors of the patches of the stored grid."""
+        stored = self.spec.stored_grid or self.spec.grid
+        return self.table[...][0, self.spec.class_token :].reshape(*stored, -1)
+
+    def of_grids(self, grid: Int[Array, "B 2"], length: int) -> Float[Array, "B N D"]:
+        """Returns the table of each image: class token, registers, `length` patches and padding."""
+        patches = interpolated_positions(self.stored_patches(), grid, length)
+        own = self.table[...][:, : self.spec.class_token]
+        prefix = jnp.pad(own, ((0, 0), (0, self.spec.num_registers), (0, 0)))
+        prefix = jnp.broadcast_to(prefix, (len(patches), *prefix.shape[1:]))
+        return jnp.concatenate([prefix, patches], axis=1)
 
 
 class Learned2d(PositionTable):

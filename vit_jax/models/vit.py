@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import (
     AttentionChoice,
@@ -29,8 +30,9 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
+from vit_jax.models.naflex import Patches
 from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.position import TableSpec, build_table, rope_2d
+from vit_jax.models.position import Learned1d, TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, Trunk
 from vit_jax.models.stacking import Stack
 from vit_jax.models.vit_options import (
@@ -121,6 +123,7 @@ class ViT(ImageModel):
         self.rope_head_dim = width // shape.num_heads if has_rope else None
         self.dropout = nnx.Dropout(options.dropout)
         self.axial = options.attention == "axial"
+        self.has_relative = options.position_embedding == "relative"
         self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
         make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
         self.encoder = make_encoder(
@@ -166,7 +169,7 @@ class ViT(ImageModel):
 
     def __call__(
         self,
-        images: Array | np.ndarray,
+        images: Array | np.ndarray | Patches,
         *,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
@@ -177,7 +180,8 @@ class ViT(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size; or `Patches`,
+                images of any size as padded sequences of patches.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.
@@ -197,35 +201,44 @@ class ViT(ImageModel):
         Raises:
             ModelError: images of another size, or an unknown intermediate.
         """
-        images = jnp.asarray(images)
-        log_choice(self.attention, self.tokens)
-        check_images(images, self.image_size)
+        if isinstance(images, Patches):
+            self._check_patches(images)
+            tokens = self.num_prefix + images.patches.shape[1]
+            valid_tokens, mask = self.num_prefix + images.lengths, images.mask
+            padding = tokens % 2 if self.attention.implementation == "cudnn" else 0
+        else:
+            images = jnp.asarray(images)
+            check_images(images, self.image_size)
+            log_choice(self.attention, self.tokens)
+            tokens, mask = self.tokens, None
+            padding = self.attention.padded_tokens - tokens
+            valid_tokens = tokens if padding else None
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
         embedded = self.embed(images, keys[0], edit_patches)
         x = embedded
-        padding = self.attention.padded_tokens - self.tokens
         if padding:
             x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
         x, found = self.encoder(
             x,
             position=self._position("shared", x.shape[1]),
             rope=self._rope(padding),
-            valid_tokens=self.tokens if padding else None,
+            valid_tokens=valid_tokens,
             key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
-            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=self.tokens),
+            reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=tokens),
         )
-        x = constrain(x[:, : self.tokens] if padding else x, "batch")
+        x = constrain(x[:, :tokens] if padding else x, "batch")
         encoded = x if self.norm is None else self.norm(x)
 
         if per_patch:
             features = encoded[:, self.num_prefix :]
         elif self.attention_pooling is not None:
-            features = self.attention_pooling(encoded[:, self.num_prefix :])
+            lengths = None if mask is None else mask.sum(1)
+            features = self.attention_pooling(encoded[:, self.num_prefix :], lengths)
         else:
-            features = pool(encoded, self.pooling, self.num_prefix)
+            features = pool(encoded, self.pooling, self.num_prefix, mask)
         logits, pre_logits = self.head(features)
         if self.register_head is not None and not per_patch:
             register_logits, _ = self.register_head(encoded[:, self.num_prefix - 1])
@@ -236,12 +249,15 @@ class ViT(ImageModel):
 
     def embed(
         self,
-        images: Float[Array, "B H W 3"],
+        images: Float[Array, "B H W 3"] | Patches,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
-        x = self.patch_embedding(self._stem_map(images))
+        if isinstance(images, Patches):
+            x = self.patch_embedding.of_patches(images.patches)
+        else:
+            x = self.patch_embedding(self._stem_map(images))
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
@@ -249,9 +265,32 @@ class ViT(ImageModel):
             jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix
         ]
         x = jnp.concatenate([*shared, x], axis=1)
-        table = self._position("stem", x.shape[1])
+        if isinstance(images, Patches) and isinstance(self.position_embedding, Learned1d):
+            table = self.position_embedding.of_grids(images.grid, images.patches.shape[1])
+        else:
+            table = self._position("stem", x.shape[1])
         x = x if table is None else x + table.astype(x.dtype)
         return self.dropout(x, deterministic=key is None, rngs=key)
+
+    def _check_patches(self, images: Patches) -> None:
+        """Raises ModelError unless the model can have sequences of patches as its input."""
+        position = self.position_embedding
+        if position is not None and self.position_placement != "stem":
+            problem = f"position_placement {self.position_placement}"
+        elif not (position is None or isinstance(position, Learned1d)) or self.rope_head_dim:
+            problem = "a position embedding other than learned_1d or none"
+        elif self.stem is not None or self.axial or self.pooling == "flatten" or self.has_relative:
+            problem = "a stem, axial or relative attention, or pooling flatten"
+        else:
+            size = 3 * self.patch_embedding.patch_size**2
+            if images.patches.shape[-1] == size:
+                return
+            problem = f"patches of {images.patches.shape[-1]} values instead of {size}"
+        raise ModelError(
+            f"sequences of patches for a ViT with {problem}",
+            "a plain ViT with position_embedding learned_1d, and patches of its size",
+            "change the options of the model",
+        )
 
     def _stem_map(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B h w C"]:
         return images if self.stem is None else list(self.stem(images).values())[-1]

@@ -15,6 +15,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
 from vit_jax.evaluation.loop import EvalStep, Totals
+from vit_jax.models.registry import model_shape
 
 Metrics = dict[str, Float[Array, ""]]
 # (batch on the device, step) -> prepared (augmented) batch.
@@ -105,6 +106,18 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """
     module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
     return module.build_task(config, data, platform=platform)
+
+
+def model_image_size(config: Config) -> tuple[int, int]:
+    """Returns (height, width) in pixels of the images that a run's model is built for.
+
+    For sequences of patches it is one row of them, which has the same tokens, shapes and costs.
+    """
+    data = config.data
+    if data.sequence_length is None:
+        return data.image_size, data.image_size
+    side = model_shape(config.model).patch_size
+    return side, side * data.sequence_length
 
 
 @dataclasses.dataclass(frozen=True)

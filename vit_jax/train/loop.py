@@ -8,6 +8,7 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
+from vit_jax.data.arrays import cut_to
 from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
 from vit_jax.errors import DivergenceError
@@ -163,7 +164,8 @@ def _run_steps(
             program = context.program.at(step + context.start.skipped_batches)
             step += 1
             host_batch = logger.next_batch(feed)
-            batch = to_devices(on_device(host_batch), mesh)
+            sized = cut_to(on_device(host_batch), program.task.train_preprocessing)
+            batch = to_devices(sized, mesh)
             state, metrics = program.compiled(state, batch, *context.frozen)
             output = StepOutput(step, state, metrics, batch, host_batch)
             for hook in hooks:

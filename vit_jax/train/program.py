@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.flexible import variants
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import batch_shapes
+from vit_jax.data.arrays import Preprocessing, batch_shapes, padded_to
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.evaluation.splits import Variant
@@ -112,6 +112,13 @@ class Program:
             Variant(name, program.eval_step, program.task.eval_preprocessing)
             for name, program in self.variants.items()
         )
+
+    @property
+    def padded_preprocessing(self) -> list[Preprocessing]:
+        """The preprocessing of each variant, with arrays of this program's shapes."""
+        arrays = self.task.train_preprocessing.arrays
+        found = [p.task.train_preprocessing for p in self.variants.values()]
+        return [padded_to(one, arrays) for one in found if self.config.data.sequence_length]
 
     @property
     def graphdef(self) -> nnx.GraphDef:
@@ -244,7 +251,7 @@ def build_program(
     program = _build_program(config, mesh, **about)
     found = {}
     for name, variant in variants(config).items():
-        same = variant.model == config.model
+        same = (variant.model, variant.data) == (config.model, config.data)
         found[name] = program if same else _build_program(variant, mesh, **about)
         _check_same_parameters(program, found[name])
     return dataclasses.replace(program, variants=found)
