@@ -16,6 +16,7 @@ from flax import nnx
 
 from vit_jax.bench.attention_kernels import CANDIDATES, IMPLEMENTATIONS, kernel_problem
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import cut_to
 from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -143,6 +144,8 @@ class JaxStep:
         with watch_compile_cache() as self.cache_use:
             self.compiled = program.compile()
         seconds = time.perf_counter() - begin
+        self._is_variant = shares is not None and label is not None
+        self._preprocessing = program.task.train_preprocessing
         self._arrays = _Arrays(program) if shares is None else shares._arrays
         memory: Any = self.compiled.memory_analysis()
         peak_mb = None  # A step from the compilation cache may not know its memory.
@@ -161,11 +164,13 @@ class JaxStep:
 
     def time(self, steps: int) -> float:
         """Runs steps, waits for the device, and returns the seconds per step."""
-        state = self._arrays.take_state()
+        state, batch = self._arrays.take_state(), self._arrays.batch
+        if self._is_variant:
+            batch = cut_to(batch, self._preprocessing)
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            state, metrics = self.compiled(state, self._arrays.batch, *self._arrays.frozen)
+            state, metrics = self.compiled(state, batch, *self._arrays.frozen)
         jax.block_until_ready((state, metrics))
         seconds = (time.perf_counter() - begin) / steps
         self._arrays.state = state

@@ -69,9 +69,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         measure_interleaved,
     )
     from vit_jax.config.flexible import trained_variants
-    from vit_jax.models.registry import model_shape
     from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.run.folder import environment
+    from vit_jax.tasks.task import num_patches
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
     for name in wanted:
@@ -102,15 +102,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
             )
             config = _with_batch(config, size)
-        sizes = sorted(
-            trained_variants(config).items(),
-            key=lambda item: model_shape(item[1][1].model).patch_size,
-        )
-        if sizes:  # The most expensive step comes first; it is the one that is profiled.
+        # The most expensive size comes first; it is the one that is profiled.
+        variants = trained_variants(config).items()
+        sizes = sorted(variants, key=lambda item: -num_patches(item[1][1]))
+        if sizes:
             config = sizes[0][1][1]
-        steps: list[Any] = [JaxStep(config, label=config.model.name if sizes else None)]
-        for _, (_, one) in sizes[1:]:
-            steps.append(JaxStep(one, shares=steps[0], label=one.model.name))
+        steps: list[Any] = [JaxStep(config, label=sizes[0][0] if sizes else None)]
+        steps += [JaxStep(one, shares=steps[0], label=name) for name, (_, one) in sizes[1:]]
         print(f"step: {steps[0].choice}")
         print(f"compiled in {steps[0].measurement.compile_s:.1f} s{steps[0].cache_use}")
         failed = []

@@ -207,7 +207,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     topology = parse_topology(args.topology)
     prepare(topology)
     from vit_jax.config.flexible import trained_variants
-    from vit_jax.models.registry import model_shape
     from vit_jax.plan.estimate import find_sizes, make_plan
     from vit_jax.plan.show import (
         COLUMNS,
@@ -217,6 +216,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         show_prediction,
         show_variants,
     )
+    from vit_jax.tasks.task import num_patches
 
     console = Console(highlight=False)
     if console.width < COLUMNS:
@@ -232,8 +232,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     variants, plans = trained_variants(config), {}
     with _quiet():
         if args.search:
-            if variants:  # The smallest patches, which give the most tokens.
-                _, config = min(variants.values(), key=lambda v: model_shape(v[1].model).patch_size)
+            if variants:
+                _, config = max(variants.values(), key=lambda variant: num_patches(variant[1]))
             plan = _search(config, args, devices, plan_for, console)
         else:
             with _waiting(f"compiling for {args.topology}"):

@@ -7,6 +7,7 @@ dtypes. Besides the task's arrays every batch has `mask`, which is False in padd
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -140,13 +141,13 @@ def padded_to(preprocessing: Preprocessing, arrays: Mapping[str, ArraySpec]) -> 
     return Preprocessing(arrays, make_row)
 
 
-def cut_to(batch: Mapping[str, np.ndarray], preprocessing: Preprocessing) -> dict[str, np.ndarray]:
+def cut_to(batch: Mapping[str, Any], preprocessing: Preprocessing) -> dict[str, Any]:
     """Returns a batch without the padding of `padded_to`, as `preprocessing` makes its rows."""
-    arrays = preprocessing.arrays
-    return {
-        name: rows[:, : arrays[name].shape[0]] if name in arrays and arrays[name].shape else rows
-        for name, rows in batch.items()
-    }
+    cut = dict(batch)
+    for name, array in preprocessing.arrays.items():
+        if cut[name].shape[1:] != array.shape:
+            cut[name] = cut[name][:, : array.shape[0]]
+    return cut
 
 
 def batch_shapes(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,11 @@ def model_image_size(config: Config) -> tuple[int, int]:
         return data.image_size, data.image_size
     side = model_shape(config.model).patch_size
     return side, side * data.sequence_length
+
+
+def num_patches(config: Config) -> int:
+    """Returns the number of patches of an image, of a run with a model that cuts patches."""
+    return math.prod(model_image_size(config)) // model_shape(config.model).stride ** 2
 
 
 @dataclasses.dataclass(frozen=True)

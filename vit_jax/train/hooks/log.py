@@ -40,7 +40,7 @@ class LogHook:
 
     def compile_steps(self) -> None:
         """Compiles a step for each size, and prints the sizes of the run and how long this took."""
-        for share, program in self._context.program.trained.values():
+        for name, (share, program) in self._context.program.trained.items():
             begin = time.perf_counter()
             with watch_compile_cache() as cache:
                 step_fn = program.compiled
@@ -48,7 +48,7 @@ class LogHook:
             seconds = time.perf_counter() - begin
             self._compile_time_s += seconds
             how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
-            often = f", {share:.0%} of the steps" if self._context.program.variants else ""
+            often = f", {share:.0%} of the steps ({name})" if name else ""
             self._context.progress.print_line(
                 f"{program.config.model.name}: {program.num_parameters():,} parameters, "
                 f"{program.task.flops_per_image / 1e9:.2f} GFLOPs per training image{often}, "
