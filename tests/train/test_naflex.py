@@ -129,7 +129,10 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
             r"'mixing.mixup_alpha' is 0.2 with data.sequence_length",
         ),
         ({"data": {"eval_crop": "central"}}, r"'data.eval_crop' is 'central'"),
-        ({"task": "masked_patches"}, r"'task' is 'masked_patches' with data.sequence_length"),
+        (
+            {"task": "masked_patches", "model": {"pooling": "gap"}},
+            r"'task' is 'masked_patches' with data.sequence_length",
+        ),
     ],
 )
 def test_impossible_options_are_config_errors(changes, message):

@@ -135,7 +135,7 @@ def padded_to(preprocessing: Preprocessing, arrays: Mapping[str, ArraySpec]) -> 
         padded = {}
         for name, value in preprocessing.make_row(example, rng).items():
             padded[name] = np.zeros(arrays[name].shape, arrays[name].dtype)
-            padded[name][: len(value) if np.ndim(value) else ...] = value
+            padded[name][tuple(map(slice, np.shape(value)))] = value
         return padded
 
     return Preprocessing(arrays, make_row)
