@@ -18,7 +18,7 @@ from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
 
 TINY = {"name": "ViT-Ti/2", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
-STEPS = 6
+STEPS = 8
 
 
 def config(digits_dir=None, *, model=None, flexible=None, data=None, **changes):
