@@ -239,7 +239,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             with _waiting(f"compiling for {args.topology}"):
                 plans = {name: (share, plan_for(one)) for name, (share, one) in variants.items()}
                 if plans:
-                    _, plan = max(plans.values(), key=lambda p: p[1].roofline.overlapped_s)
+                    _, plan = max(plans.values(), key=lambda p: p[1].work.model_flops)
                 else:
                     plan = plan_for(config)
     if plan is not None:
@@ -254,7 +254,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             )
         figures = row(plan, args.config, args.topology, args.mfu)
         if plans:
-            figures["step_ms_overlapped_mean"] = round(mean_step_s(plans) * 1e3, 2)
+            mean_s = mean_step_s(plans)
+            figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
         if fit is not None:
             figures |= show_prediction(plan, fit, console)
         if args.preemptions is not None:

@@ -322,9 +322,18 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
     _print(console, legend, "dim")
 
 
-def mean_step_s(plans: Mapping[str, tuple[float, Plan]]) -> float:
-    """Returns the shortest mean time of a step: name of a size -> (probability, plan)."""
-    return sum(share * plan.roofline.overlapped_s for share, plan in plans.values())
+def mean_step_s(plans: Mapping[str, tuple[float, Plan]]) -> float | None:
+    """Returns the shortest mean time of a step: name of a size -> (probability, plan).
+
+    None: the rates of the chip are unknown, or a step did not compile.
+    """
+    total = 0.0
+    for share, plan in plans.values():
+        seconds = plan.roofline.overlapped_s if plan.compiled else None
+        if seconds is None:
+            return None
+        total += share * seconds
+    return total
 
 
 def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> None:
@@ -352,11 +361,11 @@ def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> 
         "",
         f"{sum(share * _flops_per_image(plan) for share, plan in plans.values()) / 1e9:,.3g}",
         "",
-        _format_ms(mean_s),
+        _format_ms(mean_s) if mean_s else "-",
         f"{batch_size / mean_s:,.0f}" if mean_s else "-",
     )
     console.print(table)
-    _print(console, "The tables above are of the size with the longest step.", "dim")
+    _print(console, "The tables above are of the size with the most FLOPs.", "dim")
 
 
 def _flops_per_image(plan: Plan) -> float:
