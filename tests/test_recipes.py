@@ -56,6 +56,12 @@ RECIPES = {
     ),
     # Needs a teacher: traced in tests/tasks/test_distillation.py.
     "distillation.py": ([], {}),
+    # The other recipes need a teacher; one is traced below.
+    "flexivit.py": (
+        ["cifar10", "supervised"],
+        {"cifar10": (10, 50_000), "imagenet21k": (21_843, 14_197_122)},
+    ),
+    "naflex.py": (["cifar10", ""], {"cifar10": (10, 50_000), "imagenet2012": (1000, 1_281_167)}),
     "masked_patches.py": (
         ["", "jft", "imagenet21k", "small"],
         {

@@ -1,6 +1,7 @@
 """Named random streams. Each is a pure function of (seed, name, step)."""
 
 import zlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -41,6 +42,18 @@ def generator(seed: int, name: str, step: int) -> np.random.Generator:
         "uinteger": 0,
     }
     return np.random.Generator(bits)
+
+
+def draw_index(seed: int, name: str, step: int, probabilities: Sequence[float]) -> int:
+    """Returns an index drawn from a stream at a step, the same on all hosts.
+
+    Args:
+        seed: seed of the run.
+        name: name of the stream.
+        step: step.
+        probabilities: of each index; they sum to 1.
+    """
+    return int(generator(seed, name, step).choice(len(probabilities), p=probabilities))
 
 
 def shuffle_seed(seed: int) -> int:

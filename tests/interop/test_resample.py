@@ -310,6 +310,22 @@ def test_a_golden_model_with_larger_patches_gives_the_same_logits(tmp_path):
     assert_close_to_golden(logits(loaded.model, large.reshape(2, 448, 448, 3)), "vit_ti16_224")
 
 
+def test_a_flexivit_file_loads_at_any_patch_size(tmp_path):
+    """big_vision's FlexiViT: a class token without a position, and a kernel for every size."""
+    tensors = by_kind(tiny(pooling="token"))
+    tensors["pos_embedding"] = tensors["pos_embedding"][:, 1:]
+    path = write_npz(tmp_path / "flexivit.npz", tensors)
+    for patch_size in (2, 8):
+        sizes = {"image_size": 16, "patch_size": patch_size, "position_resize": "bilinear"}
+        plain = load(path, **sizes)
+        flexible = load(path, **sizes, patch_kernel_size=4, position_grid=4)
+        assert plain.model.grid == flexible.model.grid == (16 // patch_size, 16 // patch_size)
+        assert flexible.report.names(Status.RESIZED) == [TABLE]  # Zeros for the class token.
+        np.testing.assert_allclose(
+            logits(flexible.model, images(16)), logits(plain.model, images(16)), atol=1e-5
+        )
+
+
 def test_another_patch_size_at_the_same_image_size_changes_the_grid(tiny_path, tiny_loaded):
     loaded = load(tiny_path, patch_size=8)
     assert (loaded.image_size, loaded.model.grid) == ((16, 16), (2, 2))

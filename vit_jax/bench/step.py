@@ -16,6 +16,7 @@ from flax import nnx
 
 from vit_jax.bench.attention_kernels import CANDIDATES, IMPLEMENTATIONS, kernel_problem
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import cut_to
 from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -112,6 +113,7 @@ class JaxStep:
         config: config of the run. Its data are not opened.
         kernel: one of `CANDIDATES`, which computes self-attention; None: as configured.
         shares: a step of the same model and batch size, whose arrays this one uses too.
+        label: name in the table; None: the library, and the kernel if it shares arrays.
 
     Attributes:
         choice: how the step is executed.
@@ -121,7 +123,12 @@ class JaxStep:
     """
 
     def __init__(
-        self, config: Config, *, kernel: str | None = None, shares: "JaxStep | None" = None
+        self,
+        config: Config,
+        *,
+        kernel: str | None = None,
+        shares: "JaxStep | None" = None,
+        label: str | None = None,
     ):
         mesh = make_mesh(config.mesh)
         batch_size = config.data.global_batch_size
@@ -137,13 +144,15 @@ class JaxStep:
         with watch_compile_cache() as self.cache_use:
             self.compiled = program.compile()
         seconds = time.perf_counter() - begin
+        self._is_variant = shares is not None and label is not None
+        self._preprocessing = program.task.train_preprocessing
         self._arrays = _Arrays(program) if shares is None else shares._arrays
         memory: Any = self.compiled.memory_analysis()
         peak_mb = None  # A step from the compilation cache may not know its memory.
         if memory is not None:
             peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
         self.measurement = Measurement(
-            "vit_jax" if shares is None else f"vit_jax, {name}",
+            label or ("vit_jax" if shares is None else f"vit_jax, {name}"),
             config.model.name,
             batch_size,
             program.flops_per_image,
@@ -155,11 +164,13 @@ class JaxStep:
 
     def time(self, steps: int) -> float:
         """Runs steps, waits for the device, and returns the seconds per step."""
-        state = self._arrays.take_state()
+        state, batch = self._arrays.take_state(), self._arrays.batch
+        if self._is_variant:
+            batch = cut_to(batch, self._preprocessing)
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
-            state, metrics = self.compiled(state, self._arrays.batch, *self._arrays.frozen)
+            state, metrics = self.compiled(state, batch, *self._arrays.frozen)
         jax.block_until_ready((state, metrics))
         seconds = (time.perf_counter() - begin) / steps
         self._arrays.state = state

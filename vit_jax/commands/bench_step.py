@@ -68,8 +68,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         fastest_batch_size,
         measure_interleaved,
     )
+    from vit_jax.config.flexible import trained_variants
     from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.run.folder import environment
+    from vit_jax.tasks.task import num_patches
 
     wanted = [] if args.compare == "none" else args.compare.split(",")
     for name in wanted:
@@ -100,7 +102,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096
             )
             config = _with_batch(config, size)
-        steps: list[Any] = [JaxStep(config)]
+        # The most expensive size comes first; it is the one that is profiled.
+        variants = trained_variants(config).items()
+        sizes = sorted(variants, key=lambda item: -num_patches(item[1][1]))
+        if sizes:
+            config = sizes[0][1][1]
+        steps: list[Any] = [JaxStep(config, label=sizes[0][0] if sizes else None)]
+        steps += [JaxStep(one, shares=steps[0], label=name) for name, (_, one) in sizes[1:]]
         print(f"step: {steps[0].choice}")
         print(f"compiled in {steps[0].measurement.compile_s:.1f} s{steps[0].cache_use}")
         failed = []
@@ -114,6 +122,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         steps += _torch_steps(in_pytorch, config, steps[0].measurement.flops_per_image)
         measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
         new = [m.row() for m in measured]
+        if sizes:
+            mean_ms = sum(
+                share * row["step_ms"] for (_, (share, _)), row in zip(sizes, new, strict=False)
+            )
+            rate = config.data.global_batch_size / mean_ms * 1e3
+            print(f"mean over the sizes as drawn: {mean_ms:,.1f} ms per step, {rate:,.1f} images/s")
         new += [step.row(model, config.data.global_batch_size) for step in failed]
         _show(new, config)
         rows += new

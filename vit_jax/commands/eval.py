@@ -181,6 +181,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         num_classes=num_classes,
         preprocessing=program.task.eval_preprocessing,
         make_totals=program.task.make_totals,
+        variants=program.evaluated_variants,
         report=args.workdir / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
     )

@@ -206,8 +206,17 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     topology = parse_topology(args.topology)
     prepare(topology)
+    from vit_jax.config.flexible import trained_variants
     from vit_jax.plan.estimate import find_sizes, make_plan
-    from vit_jax.plan.show import COLUMNS, row, show_plan, show_prediction
+    from vit_jax.plan.show import (
+        COLUMNS,
+        mean_step_s,
+        row,
+        show_plan,
+        show_prediction,
+        show_variants,
+    )
+    from vit_jax.tasks.task import num_patches
 
     console = Console(highlight=False)
     if console.width < COLUMNS:
@@ -220,14 +229,23 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     def plan_for(config: Config) -> "Plan":
         return make_plan(config, devices, chip, sizes, args.save)
 
+    variants, plans = trained_variants(config), {}
     with _quiet():
         if args.search:
+            if variants:
+                _, config = max(variants.values(), key=lambda variant: num_patches(variant[1]))
             plan = _search(config, args, devices, plan_for, console)
         else:
             with _waiting(f"compiling for {args.topology}"):
-                plan = plan_for(config)
+                plans = {name: (share, plan_for(one)) for name, (share, one) in variants.items()}
+                if plans:
+                    _, plan = max(plans.values(), key=lambda p: p[1].work.model_flops)
+                else:
+                    plan = plan_for(config)
     if plan is not None:
         show_plan(plan, console, args.mfu, args.movers)
+        if plans:
+            show_variants(plans, console)
         if plan.saved is not None:
             console.print(
                 f"Saved the compiled step: {plan.saved}\nStart the run with"
@@ -235,6 +253,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 soft_wrap=True,
             )
         figures = row(plan, args.config, args.topology, args.mfu)
+        if plans:
+            mean_s = mean_step_s(plans)
+            figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
         if fit is not None:
             figures |= show_prediction(plan, fit, console)
         if args.preemptions is not None:

@@ -194,6 +194,10 @@ class DataConfig(Section):
     """Examples per step, over all devices and hosts."""
     image_size: int = option(224, at_least=1)
     """Height and width of the model's input in pixels."""
+    sequence_length: int | None = option(None, at_least=4)
+    """Images are resized to keep their aspect ratio, so that they have at most this many patches;
+    the sequence is padded to it (NaFlex, arXiv:2502.14786). None: all images have `image_size`.
+    """
     augment: AugmentConfig = section(AugmentConfig)
     eval_crop: Literal["central", "resize"] = option("central")
     """Evaluation: "central" crops the central square, see `augment.central_fraction`; "resize"

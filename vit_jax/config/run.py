@@ -15,6 +15,7 @@ from vit_jax.config.durations import DURATION_UNITS, check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
+from vit_jax.config.flexible import FlexibleConfig, check_flexible
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
@@ -159,6 +160,7 @@ class Config(_TaskSections):
     """All randomness derives from this seed, a stream name and the step."""
     model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()
     data: DataConfig = section()
+    flexible: FlexibleConfig = section(FlexibleConfig)
     optimizer: OptimizerConfig = section()
     train_steps: int | None = option(None, at_least=1, below=2**31)
     train_epochs: float | None = option(None, above=0)
@@ -220,6 +222,7 @@ class Config(_TaskSections):
                 key="ema_decay",
             )
         check_task(self)
+        check_flexible(self)
         self._check_init()
         self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _ACCURACIES)
         self._check_metric(

@@ -7,6 +7,7 @@ dtypes. Besides the task's arrays every batch has `mask`, which is False in padd
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,15 +71,83 @@ def labelled_image(transform: Transform, image_size: int, num_classes: int) -> P
     """
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
-        if not 0 <= example.label < num_classes:
-            raise DataError(
-                f"label {example.label}",
-                f"0 to {num_classes - 1}",
-                "set data.num_classes to the number of classes, or repair the dataset",
-            )
-        return {"image": transform(example.image, rng), "label": example.label}
+        label = _checked_label(example, num_classes)
+        return {"image": transform(example.image, rng), "label": label}
 
     return Preprocessing(labelled_image_arrays(image_size), make_row)
+
+
+def _checked_label(example: Example, num_classes: int) -> int:
+    if not 0 <= example.label < num_classes:
+        raise DataError(
+            f"label {example.label}",
+            f"0 to {num_classes - 1}",
+            "set data.num_classes to the number of classes, or repair the dataset",
+        )
+    return example.label
+
+
+def labelled_patches(
+    transform: Transform, patch_size: int, length: int, num_classes: int, *, flip: bool
+) -> Preprocessing:
+    """Returns the preprocessing of a labelled image as a padded sequence of patches.
+
+    Its arrays are `patches` u8[N, P * P * 3], padded with zeros, `grid` i32[2], the rows and
+    columns of patches, and `label` i32.
+
+    Args:
+        transform: (encoded bytes, generator) -> u8[h, w, 3], sides divisible by the patch size.
+        patch_size: P in pixels.
+        length: N; the transform must return at most this many patches.
+        num_classes: labels are 0 to num_classes - 1.
+        flip: mirror left to right with probability 1/2.
+    """
+    p = patch_size
+
+    def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
+        label = _checked_label(example, num_classes)
+        pixels = transform(example.image, rng)
+        if flip and rng.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        rows, columns = pixels.shape[0] // p, pixels.shape[1] // p
+        cut = pixels.reshape(rows, p, columns, p, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+        patches = np.zeros((length, p * p * 3), np.uint8)
+        patches[: len(cut)] = cut
+        return {"patches": patches, "grid": np.array([rows, columns], np.int32), "label": label}
+
+    arrays = {
+        "patches": ArraySpec((length, p * p * 3), np.uint8),
+        "grid": ArraySpec((2,), np.int32, padding=1),
+        "label": ArraySpec((), np.int32),
+    }
+    return Preprocessing(arrays, make_row)
+
+
+def padded_to(preprocessing: Preprocessing, arrays: Mapping[str, ArraySpec]) -> Preprocessing:
+    """Returns a preprocessing whose arrays are padded with zeros along their first axis.
+
+    Args:
+        preprocessing: makes the rows.
+        arrays: the same names with shapes that are at least as large.
+    """
+
+    def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
+        padded = {}
+        for name, value in preprocessing.make_row(example, rng).items():
+            padded[name] = np.zeros(arrays[name].shape, arrays[name].dtype)
+            padded[name][tuple(map(slice, np.shape(value)))] = value
+        return padded
+
+    return Preprocessing(arrays, make_row)
+
+
+def cut_to(batch: Mapping[str, Any], preprocessing: Preprocessing) -> dict[str, Any]:
+    """Returns a batch without the padding of `padded_to`, as `preprocessing` makes its rows."""
+    cut = dict(batch)
+    for name, array in preprocessing.arrays.items():
+        if cut[name].shape[1:] != array.shape:
+            cut[name] = cut[name][:, : array.shape[0]]
+    return cut
 
 
 def batch_shapes(

@@ -6,13 +6,14 @@ position in the global batch, not on how the batch is sharded over devices and h
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num, UInt8
 
-Batch = dict[str, Array]
+# Name -> array. In a prepared batch, `image` is what the model takes: images or `Patches`.
+Batch = dict[str, Any]
 
 # Area as a share of the image, and height / width. Source: arXiv:1708.04896, limits of torchvision.
 _ERASED_AREAS = (0.02, 0.33)
@@ -21,7 +22,7 @@ _ERASED_RATIOS = (0.3, 3.3)
 _ERASING_TRIES = 10
 
 
-def to_unit_range(images: UInt8[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
+def to_unit_range(images: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Scales u8 images linearly to f32 in [-1, 1]: 0 becomes -1, 255 becomes 1.
 
     No mean or standard deviation is used: the ViT papers' models take images in [-1, 1].

@@ -22,7 +22,7 @@ from vit_jax.data.order import BalancedOrder, ExampleOrder
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 from vit_jax.errors import DataError, UnreachableError
-from vit_jax.rng import generator
+from vit_jax.rng import draw_index, generator
 
 # Rows that one thread loads at a time.
 _CHUNK_ROWS = 32
@@ -128,6 +128,8 @@ def train_batches(
     start_step: int,
     end_step: int,
     order: BalancedOrder | None = None,
+    sizes: Sequence[Preprocessing] = (),
+    shares: Sequence[float] = (),
 ) -> Feed:
     """Returns this host's rows of the batches of steps start_step to end_step - 1.
 
@@ -144,12 +146,14 @@ def train_batches(
         start_step: first step.
         end_step: one past the last step.
         order: order of the examples; None: `ExampleOrder`.
+        sizes: one of them is drawn for each step instead of `preprocessing`; all have its arrays.
+        shares: the probability of each.
 
     Raises:
         DataError: an example cannot be read or used. The error names it.
     """
     find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
-    rows = _RowLoader(source, preprocessing, spec)
+    loaders = [_RowLoader(source, one, spec) for one in (sizes or (preprocessing,))]
 
     def positions(step: int, chunk: Sequence[int]) -> list[int]:
         return [step * spec.global_batch_size + row for row in chunk]
@@ -159,6 +163,7 @@ def train_batches(
 
     def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         places = positions(step, chunk)
+        rows = loaders[draw_index(seed, "size", step, shares) if sizes else 0]
         rows.load(find(places), batch, lambda i: generator(seed, "augment", places[i]))
 
     return _make_feed(load, indices, start_step, end_step, source, preprocessing, spec)

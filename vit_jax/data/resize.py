@@ -30,19 +30,27 @@ _SMALLEST, _THREE_PIXELS = 0.01, 0.6
 
 
 def resize(
-    pixels: UInt8[np.ndarray, "h w 3"], size: int, *, antialias: bool = True, shrunk: int = 1
-) -> UInt8[np.ndarray, "size size 3"]:
-    """Resizes an image to size x size, ignoring its aspect ratio; border pixels are repeated.
+    pixels: UInt8[np.ndarray, "h w 3"],
+    size: int | tuple[int, int],
+    *,
+    antialias: bool = True,
+    shrunk: int = 1,
+) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Resizes an image, ignoring its aspect ratio; border pixels are repeated.
 
     Args:
         pixels: any size.
-        size: side of the result.
+        size: side, or (height, width), of the result.
         antialias: whether to average over all input pixels.
         shrunk: 1, 2, 4 or 8: factor by which the decoder already shrank the image.
     """
     height, width = pixels.shape[:2]
+    target = (size, size) if isinstance(size, int) else size
     if antialias:
-        steps = [_halvings(length * shrunk, size, shrunk) for length in (height, width)]
+        steps = [
+            _halvings(length * shrunk, side, shrunk)
+            for length, side in zip((height, width), target, strict=True)
+        ]
         if max(steps) > shrunk:
             height, width = (
                 max(length * shrunk // step, 1)
@@ -50,17 +58,17 @@ def resize(
             )
             pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
         blurs = [
-            _blur_variance(length / size, step)
-            for length, step in zip((height, width), steps, strict=True)
+            _blur_variance(length / side, step)
+            for length, side, step in zip((height, width), target, steps, strict=True)
         ]
         if max(blurs) > _SMALLEST:
             (y, sigma_y), (x, sigma_x) = map(_kernel, blurs)
             pixels = cv2.GaussianBlur(
                 pixels, (x, y), sigma_x, sigmaY=sigma_y, borderType=cv2.BORDER_REPLICATE
             )
-    if (height, width) == (size, size):
+    if (height, width) == target:
         return np.ascontiguousarray(pixels)
-    return cv2.resize(pixels, (size, size), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(pixels, target[::-1], interpolation=cv2.INTER_LINEAR)
 
 
 def decoding_shrink(width: int, height: int, size: int) -> int:

@@ -20,15 +20,17 @@ from vit_jax.data.resize import decoding_shrink, resize
 from vit_jax.data.threeaugment import color_jitter, three_augment
 
 Transform = Callable[[bytes, np.random.Generator], np.ndarray]
+# Side of the result, or a function from (height, width) of the cropped region to those of it.
+Size = int | Callable[[int, int], tuple[int, int]]
 
 _RANDAUGMENT = {"paper": randaugment, "torchvision": randaugment_torchvision}
 
 
-def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
+def make_train_transform(image_size: Size, augment: AugmentConfig) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3], randomly cropped and augmented.
 
     Args:
-        image_size: side of the result in pixels.
+        image_size: side of the result in pixels, or a function that chooses height and width.
         augment: the augmentation section.
 
     Source: inception crop: arXiv:1409.4842; RandAugment: arXiv:1909.13719; ThreeAugment:
@@ -51,12 +53,12 @@ def make_train_transform(image_size: int, augment: AugmentConfig) -> Transform:
 
 
 def make_eval_transform(
-    image_size: int, crop: str, augment: AugmentConfig | None = None
+    image_size: Size, crop: str, augment: AugmentConfig | None = None
 ) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3]; the generator is not used.
 
     Args:
-        image_size: side of the result in pixels.
+        image_size: side of the result in pixels, or a function that chooses height and width.
         crop: "central": crop the central square; "resize": resize without keeping the aspect ratio;
             "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
             big_vision.
@@ -90,24 +92,28 @@ def _train_box(size: tuple[int, int], augment: AugmentConfig, rng: np.random.Gen
 
 
 def _crop_and_resize(
-    image: EncodedImage, box: Box, size: int, augment: AugmentConfig
-) -> UInt8[np.ndarray, "size size 3"]:
+    image: EncodedImage, box: Box, size: Size, augment: AugmentConfig
+) -> UInt8[np.ndarray, "h w 3"]:
     left, top, right, bottom = box
+    target = (size, size) if isinstance(size, int) else size(bottom - top, right - left)
     # Decoding fewer DCT coefficients averages over pixels too.
-    shrink = decoding_shrink(right - left, bottom - top, size) if augment.antialias else 1
+    shrink = 1
+    if augment.antialias:
+        shrink = decoding_shrink(right - left, bottom - top, max(target))
     pixels = image.part(box, shrink)
-    return resize(pixels, size, antialias=augment.antialias, shrunk=shrink)
+    return resize(pixels, target, antialias=augment.antialias, shrunk=shrink)
 
 
 def _random_shift(
-    pixels: UInt8[np.ndarray, "s s 3"], most: int, rng: np.random.Generator
-) -> UInt8[np.ndarray, "s s 3"]:
+    pixels: UInt8[np.ndarray, "h w 3"], most: int, rng: np.random.Generator
+) -> UInt8[np.ndarray, "h w 3"]:
     """Shifts the image by up to `most` pixels each way and fills with black: a padded crop."""
     dx, dy = (int(d) for d in rng.integers(-most, most + 1, size=2))
-    side = len(pixels)
-    padded = np.zeros((side + 2 * most, side + 2 * most, 3), np.uint8)  # np.pad is slower.
-    padded[most : most + side, most : most + side] = pixels
-    return np.ascontiguousarray(padded[most + dy : most + dy + side, most + dx : most + dx + side])
+    height, width = pixels.shape[:2]
+    padded = np.zeros((height + 2 * most, width + 2 * most, 3), np.uint8)  # np.pad is slower.
+    padded[most : most + height, most : most + width] = pixels
+    top, left = most + dy, most + dx
+    return np.ascontiguousarray(padded[top : top + height, left : left + width])
 
 
 def _make_augmentation(

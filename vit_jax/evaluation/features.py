@@ -52,13 +52,13 @@ class FeatureExtractor:
         image_size: (height, width).
         step: (params, batch) -> features f32[B, D], label and mask, replicated on all devices.
         abstract: shapes of the parameters.
-        grid: rows and columns of patches; None: the model has no patches.
+        table_grid: rows and columns of its position table; None: the model has no patches.
     """
 
     image_size: tuple[int, int]
     step: Callable[[Any, Batch], dict[str, jax.Array]]
     abstract: Any
-    grid: tuple[int, int] | None
+    table_grid: tuple[int, int] | None
 
 
 def build_feature_extractor(
@@ -92,7 +92,7 @@ def build_feature_extractor(
 
     replicated = NamedSharding(mesh, PartitionSpec())
     step = jax.jit(with_mesh(step_fn, mesh), out_shardings=replicated)
-    grid = getattr(model, "grid", None)
+    grid = getattr(model, "table_grid", None)
     return FeatureExtractor(image_size, step, nnx.to_pure_dict(state), grid)
 
 
@@ -116,8 +116,8 @@ def resample_params(
         shapes = {name: leaf.shape for name, leaf in named_leaves(there.abstract).items()}
         target = Target(
             shapes,
-            old_grid=here.grid,
-            new_grid=there.grid,
+            old_grid=here.table_grid,
+            new_grid=there.table_grid,
             image_size=there.image_size,
             method="zoom",
         )

@@ -1,5 +1,6 @@
 """Evaluates parameters on the splits of a config."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,21 @@ from vit_jax.parallel.processes import is_first_host
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """The same parameters in a model of another patch size.
+
+    Attributes:
+        name: added to the names of splits: eval/SPLIT@NAME/METRIC.
+        eval_step: jitted.
+        preprocessing: preprocessing of evaluation.
+    """
+
+    name: str
+    eval_step: EvalStep
+    preprocessing: Preprocessing
+
+
 class SplitEvaluator:
     """Evaluates splits, which are opened once.
 
@@ -39,11 +55,13 @@ class SplitEvaluator:
         num_classes: outputs of the model.
         make_totals: class names -> an empty `Totals` of the task.
         transform: preprocessing of a benchmark's images; None: that of the data section.
+        variants: evaluate with these, too.
         report: folder for the tables of the totals; None: do not write them.
         suffix: suffix for the file names of these tables.
 
     Attributes:
         splits: name in the metrics -> split.
+        names: names in the metrics, those of variants included.
         sources: name in the metrics -> examples.
 
     Raises:
@@ -62,11 +80,17 @@ class SplitEvaluator:
         num_classes: int,
         make_totals: Callable[[Sequence[str]], Totals],
         transform: Transform | None = None,
+        variants: Sequence[Variant] = (),
         report: Path | None = None,
         suffix: str = "",
     ):
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
-        self.splits = splits
+        self.splits, self._variants = splits, tuple(variants)
+        self.names = [
+            f"{name}{suffix}"
+            for name in splits
+            for suffix in ("", *(f"@{variant.name}" for variant in self._variants))
+        ]
         self._mesh, self._make_totals = mesh, make_totals
         self._report, self._suffix = report, suffix
         self._warned: set[str] = set()
@@ -111,13 +135,22 @@ class SplitEvaluator:
         metrics = {}
         try:
             for name, source in self._cached.items():
-                totals = self._make_totals(source.class_names)
-                with eval_batches(source, self._preprocessing[name], self._spec) as feed:
-                    batches = _until(stop, feed)
-                    found = evaluate(eval_step, params, batches, self._mesh, totals, frozen)
-                if is_first_host():
-                    self._report_totals(name, totals)
-                metrics |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
+                steps = {name: (eval_step, self._preprocessing[name])}
+                steps |= {
+                    f"{name}@{v.name}": (v.eval_step, v.preprocessing) for v in self._variants
+                }
+                done: dict[EvalStep, tuple[Totals, dict[str, float]]] = {}
+                for full_name, (step, preprocessing) in steps.items():
+                    if step not in done:  # One of the variants has the model's own size.
+                        totals = self._make_totals(source.class_names)
+                        with eval_batches(source, preprocessing, self._spec) as feed:
+                            batches = _until(stop, feed)
+                            found = evaluate(step, params, batches, self._mesh, totals, frozen)
+                        done[step] = totals, found
+                    totals, found = done[step]
+                    if is_first_host():
+                        self._report_totals(full_name, totals)
+                    metrics |= {f"eval/{full_name}/{metric}": v for metric, v in found.items()}
         except _StoppedError:
             return None
         return metrics

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from vit_jax.interop.name_table import parameters
 from vit_jax.memory import check_fits
 from vit_jax.models.family import ImageModel
 from vit_jax.models.heads import HEAD_OPTIONS
-from vit_jax.models.options import ModelConfig
+from vit_jax.models.options import ModelConfig, with_patch_size
 from vit_jax.models.registry import build_model, model_options, model_shape
 
 
@@ -102,13 +101,14 @@ def _changed_options(
 
 
 def _with_patch_size(name: str, patch_size: int) -> str:
-    if not re.fullmatch(r"[^+/]+/\d+", name):
+    changed = with_patch_size(name, patch_size)
+    if changed is None:
         raise WeightsError(
             f"patch_size {patch_size} for {name}",
             "a model that cuts patches out of the image, such as a ViT",
             "leave it out",
         )
-    return f"{name.rsplit('/', 1)[0]}/{patch_size}"
+    return changed
 
 
 def _image_size(

@@ -312,8 +312,8 @@ def _read_parameters(
     """
     target = Target(
         chosen.shapes,
-        old_grid=original.model.grid,
-        new_grid=chosen.model.grid,
+        old_grid=original.model.table_grid,
+        new_grid=chosen.model.table_grid,
         image_size=chosen.image_size,
         method=position_resize,
     )

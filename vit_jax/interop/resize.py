@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.models.patches import kernel_resize_matrix
 
 Grid = tuple[int, int]
 Method = Literal["zoom", "bilinear", "bicubic"]
@@ -192,20 +193,8 @@ def resample_kernel(
 
     Source: arXiv:2212.08013 (FlexiViT), section 3.4.
     """
-    old = kernel.shape[0]
-    if old == size:
+    if kernel.shape[0] == size:
         return kernel
-    resize = resize_matrix(old, size)
-    # <resize x, w'> = <x, w> for all x: w' solves resize^T w' = w, in least squares.
-    flat = kernel.reshape(old * old, -1).astype(np.float64)
-    new = np.linalg.pinv(resize.T) @ flat
-    return new.reshape(size, size, *kernel.shape[2:]).astype(np.float32)
-
-
-def resize_matrix(old: int, new: int) -> Float[np.ndarray, "n o"]:
-    """Returns the matrix, f64[new**2, old**2], of bilinear resizing without antialiasing."""
-    with jax.enable_x64(True):
-        basis = jnp.eye(old * old, dtype=jnp.float64).reshape(old * old, old, old)
-        shape = (old * old, new, new)
-        resized = jax.image.resize(basis, shape, "linear", antialias=False)
-        return np.asarray(resized).reshape(old * old, new * new).T
+    resize = kernel_resize_matrix(kernel.shape[0], size)
+    new = np.einsum("pi,qj,ijcd->pqcd", resize, resize, kernel.astype(np.float64), optimize=True)
+    return new.astype(np.float32)

@@ -29,6 +29,8 @@ _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "attention": ("global",),
     "norm_placement": ("pre",),
     "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
+    "patch_kernel_size": (None,),
+    "position_grid": (None,),
     "position_placement": ("stem",),
     "register_head": (False,),
 }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain, devices_along_tensor
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
+
+# Number of tokens that are not padding: of all examples, or of each; None: there is no padding.
+ValidTokens = int | Int[Array, " B"] | None
 
 # Of all images, or of each: [B, N, K].
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
@@ -213,7 +216,7 @@ def attend(
     *,
     bias: Float[Array, "B H N M"] | None = None,
     implementation: Implementation = "xla",
-    valid_tokens: int | None = None,
+    valid_tokens: ValidTokens = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
@@ -228,18 +231,25 @@ def attend(
         value: [B, M, H, K].
         bias: logits added before the softmax.
         implementation: how to compute it.
-        valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight.
+        valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight;
+            the same number for all examples, or one for each. The Pallas kernel cannot have one for
+            each, so "xla" replaces it.
     """
+    if implementation == "pallas" and isinstance(valid_tokens, jax.Array):
+        implementation = "xla"
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
     if implementation == "pallas":
         from vit_jax.models.pallas_attention import attend_packed
 
+        assert not isinstance(valid_tokens, jax.Array)
         packed = jnp.stack([query, key, value], 2)
         return attend_packed(packed, bias=bias, valid_tokens=valid_tokens)
     lengths = None
-    if valid_tokens is not None and valid_tokens < key.shape[1]:
+    if isinstance(valid_tokens, jax.Array):
+        lengths = valid_tokens
+    elif valid_tokens is not None and valid_tokens < key.shape[1]:
         lengths = jnp.full((key.shape[0],), valid_tokens, jnp.int32)
     return jax.nn.dot_product_attention(
         query,
@@ -255,14 +265,19 @@ def attention_weights(
     query: Float[Array, "B N H K"],
     key: Float[Array, "B M H K"],
     bias: Float[Array, "B H N M"] | None = None,
-    valid_tokens: int | None = None,
+    valid_tokens: ValidTokens = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, f32, each row summing to 1."""
     logits = attention_logits(query, key, bias)
     if valid_tokens is not None:
-        real = jnp.arange(key.shape[1]) < valid_tokens
-        logits = jnp.where(real[None, None, None], logits, -jnp.inf)
+        real = _real_tokens(key.shape[1], valid_tokens)
+        logits = jnp.where(real[:, None, None], logits, -jnp.inf)
     return softmax(logits)
+
+
+def _real_tokens(tokens: int, valid_tokens: ValidTokens) -> Bool[Array, "B M"]:
+    """Returns where the tokens are not padding; B is 1 if all examples have the same number."""
+    return jnp.arange(tokens)[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
 
 
 def attention_logits(
@@ -335,7 +350,7 @@ class SelfAttention(nnx.Module):
         x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
-        valid_tokens: int | None = None,
+        valid_tokens: ValidTokens = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
@@ -347,13 +362,14 @@ class SelfAttention(nnx.Module):
         Args:
             x: tokens.
             rope: cosines and sines of `position.rope_2d`.
-            valid_tokens: tokens after the first `valid_tokens` are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
         plain = self.query_norm is None and rope is None and self.relative is None and not capture
         packed = self.implementation == "pallas" and plain and _kernel.get() is None
+        packed = packed and not isinstance(valid_tokens, jax.Array)
         packed_bias = self.qkv.bias if packed else None
         qkv = _project(self.qkv, x, add_bias=packed_bias is None)
         qkv = constrain(qkv, "batch", None, None, "tensor")
@@ -367,6 +383,7 @@ class SelfAttention(nnx.Module):
             from vit_jax.models.pallas_attention import attend_packed
 
             qkv_bias = packed_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
+            assert not isinstance(valid_tokens, jax.Array)
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             kernel = _kernel.get() or partial(attend, implementation=self.implementation)
@@ -377,7 +394,11 @@ class SelfAttention(nnx.Module):
         if "attention_weights" in capture:
             found["attention_weights"] = attention_weights(q, k, bias, valid_tokens)
         if "max_attention_logit" in capture:
-            logits = attention_logits(q, k, bias)[:, :, :valid_tokens, :valid_tokens]
+            logits = attention_logits(q, k, bias)
+            if valid_tokens is not None:
+                real = _real_tokens(k.shape[1], valid_tokens)
+                both = real[:, None, :, None] & real[:, None, None, :]
+                logits = jnp.where(both, logits, -jnp.inf)
             found["max_attention_logit"] = logits.max((2, 3))
         return out, found
 

@@ -21,7 +21,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
-from vit_jax.models.attention import AttentionChoice, Rope, SelfAttention, choose_attention
+from vit_jax.models.attention import (
+    AttentionChoice,
+    Rope,
+    SelfAttention,
+    ValidTokens,
+    choose_attention,
+)
 from vit_jax.models.blocks import BlockSpec, Encoder, EncoderBlock
 
 Axis = Literal["row", "column"]
@@ -78,7 +84,7 @@ class AxialAttention(SelfAttention):
         x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
-        valid_tokens: int | None = None,
+        valid_tokens: ValidTokens = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:

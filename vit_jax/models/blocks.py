@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
-from vit_jax.models.attention import Implementation, Rope, SelfAttention
+from vit_jax.models.attention import Implementation, Rope, SelfAttention, ValidTokens
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
@@ -107,7 +107,7 @@ class EncoderBlock(nnx.Module):
         x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
-        valid_tokens: int | None = None,
+        valid_tokens: ValidTokens = None,
         key: jax.Array | None = None,
         drop_rate: Float[Array, ""] | None = None,
         capture: tuple[str, ...] = (),
@@ -118,7 +118,7 @@ class EncoderBlock(nnx.Module):
         Args:
             x: tokens.
             rope: rotations for queries and keys.
-            valid_tokens: tokens after the first `valid_tokens` are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
             key: turns dropout and stochastic depth on.
             drop_rate: probability that an example skips a residual branch of this block.
             capture: names from BLOCK_INTERMEDIATES.
@@ -229,7 +229,7 @@ class Encoder(nnx.Module):
         *,
         position: Float[Array, "1 N D"] | None = None,
         rope: Rope | None = None,
-        valid_tokens: int | None = None,
+        valid_tokens: ValidTokens = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
         reduce: Reduce | None = None,
@@ -242,7 +242,7 @@ class Encoder(nnx.Module):
             x: tokens.
             position: a table added to the input of every block.
             rope: rotations for queries and keys.
-            valid_tokens: tokens after the first `valid_tokens` are padding.
+            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
             reduce: applied to the captured intermediates of each block; None: unchanged.

@@ -86,6 +86,11 @@ class ImageModel(nnx.Module):
         return ()
 
     @property
+    def table_grid(self) -> tuple[int, int]:
+        """Rows and columns of the parameters with one vector per position."""
+        return self.grid
+
+    @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
         raise NotImplementedError

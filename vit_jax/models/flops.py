@@ -107,6 +107,9 @@ def _forward_macs(
 ) -> int:
     # One scanned block is quick to trace, and attention must be traceable on any platform.
     options = options.on_any_platform().replace(scan=True, remat="none")
+    if hasattr(options, "patch_kernel_size"):
+        # Stored parameters are resized once for a whole batch.
+        options = options.replace(patch_kernel_size=None, position_grid=None)
     model = nnx.eval_shape(
         lambda: build_model(
             options,

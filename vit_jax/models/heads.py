@@ -7,10 +7,10 @@ from functools import partial
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import Dimension, constrain
-from vit_jax.models.attention import attend, attention_weights
+from vit_jax.models.attention import ValidTokens, attend, attention_weights
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 
@@ -60,15 +60,18 @@ class AttentionPooling(nnx.Module):
         self.norm = LayerNorm(width, epsilon=norm_epsilon, dtype=dtype)
         self.mlp = Mlp(width, mlp_dim, gelu_approximate=gelu_approximate, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B D"]:
-        """Returns one vector per example."""
+    def __call__(
+        self, tokens: Float[Array, "B N D"], valid_tokens: ValidTokens = None
+    ) -> Float[Array, "B D"]:
+        """Returns one vector per example; tokens after the first `valid_tokens` get no weight."""
         shape = (tokens.shape[0], *self.probe.shape[1:])
         probe = constrain(jnp.broadcast_to(self.probe[...], shape), "batch")
         query, key, value = (
             constrain(layer(x), "batch", None, "tensor")
             for layer, x in ((self.query, probe), (self.key, tokens), (self.value, tokens))
         )
-        x = constrain(self.out(attend(query, key, value)), "batch")
+        attended = attend(query, key, value, valid_tokens=valid_tokens)
+        x = constrain(self.out(attended), "batch")
         return (x + constrain(self.mlp(self.norm(x)), "batch"))[:, 0]
 
     def weights(self, tokens: Float[Array, "B N D"]) -> Float[Array, "B H N"]:
@@ -147,7 +150,12 @@ def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return 0 if kernel is None else kernel[-1]
 
 
-def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:
+def pool(
+    tokens: Float[Array, "B N D"],
+    pooling: str,
+    num_prefix: int,
+    mask: Bool[Array, "B M"] | None = None,
+) -> Float[Array, "B F"]:
     """Pools tokens by a method without parameters.
 
     Args:
@@ -155,10 +163,14 @@ def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[
         pooling: "token": the first token; "gap": the mean of the patches; "flatten": all patches
             concatenated.
         num_prefix: number of tokens before the patches.
+        mask: True for patches, False for padding, which "gap" leaves out; None: no padding.
     """
     if pooling == "token":
         return tokens[:, 0]
     patches = tokens[:, num_prefix:]
+    if pooling == "gap" and mask is not None:
+        total = jnp.sum(jnp.where(mask[..., None], patches, 0), axis=1, dtype=jnp.float32)
+        return (total / mask.sum(1, dtype=jnp.float32)[:, None]).astype(tokens.dtype)
     if pooling == "gap":
         return jnp.mean(patches, axis=1, dtype=jnp.float32).astype(tokens.dtype)
     return patches.reshape(patches.shape[0], -1)

@@ -1,5 +1,6 @@
 """The options that all model families share. Each family's section adds its own options."""
 
+import re
 from typing import ClassVar, Literal, TypeVar
 
 from vit_jax.schema import Section, option
@@ -41,3 +42,14 @@ class ModelConfig(Section):
     def on_any_platform(self: C) -> C:
         """Returns the options without kernels that only run on some platforms."""
         return self
+
+
+def with_patch_size(name: str, patch_size: int) -> str | None:
+    """Returns the name of a model with another patch size; None: it cuts no patches from images.
+
+    >>> with_patch_size("ViT-B/16", 8), with_patch_size("R50+ViT-B/16", 8)
+    ('ViT-B/8', None)
+    """
+    if not re.fullmatch(r"[^+/]+/\d+", name):
+        return None
+    return f"{name.rsplit('/', 1)[0]}/{patch_size}"

@@ -1,6 +1,9 @@
 """Patches: their size, and the embedding of images or feature maps as tokens."""
 
+import functools
+
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -32,14 +35,31 @@ class PatchEmbedding(nnx.Module):
     """Cuts an image or a feature map of C channels into patches and projects each of them linearly.
 
     The kernel [P, P, C, D] has the shape of a convolution's kernel, but is applied as one matmul.
+    If it is stored for another patch size, it is resized first.
 
-    Source: arXiv:2010.11929, equation 1.
+    Source: arXiv:2010.11929, equation 1; stored kernels: arXiv:2212.08013, section 3.4.
+
+    Args:
+        patch_size: P, height and width of a patch.
+        channels: C.
+        width: D.
+        stored_size: height and width of the kernel parameter; None: P.
+        dtype: type of the matmul.
+        rngs: source of the initial values.
     """
 
     def __init__(
-        self, patch_size: int, channels: int, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        patch_size: int,
+        channels: int,
+        width: int,
+        *,
+        stored_size: int | None = None,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
     ):
-        shape = (patch_size, patch_size, channels, width)
+        stored = stored_size or patch_size
+        shape = (stored, stored, channels, width)
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(width))
         self.patch_size = patch_size
@@ -50,11 +70,45 @@ class PatchEmbedding(nnx.Module):
     ) -> Float[Array, "B N D"]:
         """Returns the embedded patches in raster order, or those in `visible` in its order."""
         patches = cut_patches(images, self.patch_size)
-        if visible is not None:
-            patches = take_patches(patches, visible)
-        kernel = self.kernel[...].reshape(patches.shape[2], -1)
+        return self.of_patches(patches if visible is None else take_patches(patches, visible))
+
+    def of_patches(self, patches: Float[Array, "B N F"]) -> Float[Array, "B N D"]:
+        """Returns the embeddings of patches whose pixels are flattened: rows, columns, colours."""
+        kernel = self._kernel().reshape(patches.shape[-1], -1)
         embedded = constrain(patches.astype(self.dtype) @ kernel.astype(self.dtype), "batch")
         return embedded + self.bias[...].astype(self.dtype)[None, None]
+
+    def _kernel(self) -> Float[Array, "P P C D"]:
+        """Returns the kernel for the patch size of this model."""
+        kernel = self.kernel[...]
+        if kernel.shape[0] == self.patch_size:
+            return kernel
+        resize = jnp.asarray(kernel_resize_matrix(kernel.shape[0], self.patch_size), jnp.float32)
+        return jnp.einsum("pi,qj,ijcd->pqcd", resize, resize, kernel, precision="highest")
+
+
+@functools.cache
+def kernel_resize_matrix(old: int, new: int) -> Float[np.ndarray, "n o"]:
+    """Returns the matrix M, f64, that resizes a patch kernel by pseudo-inverse (PI-resize).
+
+    The new kernel is M w M^T. Applied to bilinearly resized patches, it gives the same embedding as
+    the old kernel w applied to the original patches: exactly if `new` is larger, in the
+    least-squares sense if it is smaller. M is the pseudo-inverse of R^T, where R resizes one axis.
+
+    Args:
+        old: height and width of the kernel.
+        new: height and width of the result.
+
+    Source: arXiv:2212.08013 (FlexiViT), section 3.4.
+
+    >>> kernel_resize_matrix(1, 2)  # An upscaled pixel fills both places, so each has half.
+    array([[0.5],
+           [0.5]])
+    """
+    # Weights of bilinear resizing along one axis, without antialiasing, and clamped at the ends.
+    places = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    resize = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
+    return np.linalg.pinv(resize.T)
 
 
 def cut_patches(images: Float[Array, "B H W C"], size: int) -> Float[Array, "B N F"]:

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+from vit_jax.models.naflex import interpolated_positions
 
 _init = nnx.initializers.normal(stddev=0.02)
 
@@ -20,6 +23,7 @@ class TableSpec:
         width: D.
         class_token: whether the model has a class token.
         num_registers: number of registers, which have no position.
+        stored_grid: rows and columns of the parameter, which is resized to `grid`; None: `grid`.
     """
 
     kind: str
@@ -27,6 +31,7 @@ class TableSpec:
     width: int
     class_token: bool
     num_registers: int
+    stored_grid: tuple[int, int] | None = None
 
 
 def build_table(table: TableSpec, *, rngs: nnx.Rngs) -> "PositionTable":
@@ -57,15 +62,38 @@ class PositionTable(nnx.Module):
 
 
 class Learned1d(PositionTable):
-    """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1."""
+    """One learned vector per token, class token included. Source: arXiv:2010.11929, eq. 1.
+
+    A table that is stored for another grid is interpolated linearly between patch centres, with
+    antialiasing (arXiv:2212.08013, section 3.4).
+    """
 
     def __init__(self, table: TableSpec, *, rngs: nnx.Rngs):
         super().__init__(table)
-        tokens = table.class_token + table.grid[0] * table.grid[1]
+        rows, columns = table.stored_grid or table.grid
+        tokens = table.class_token + rows * columns
         self.table = nnx.Param(_init(rngs.params(), (1, tokens, table.width), jnp.float32))
 
     def rows(self) -> Float[Array, "1 R D"]:
-        return self.table[...]
+        table, stored, grid = self.table[...], self.spec.stored_grid, self.spec.grid
+        if stored in (None, grid):
+            return table
+        resized = jax.image.resize(self.stored_patches(), (*grid, table.shape[-1]), "linear")
+        flat = resized.reshape(1, -1, table.shape[-1])
+        return jnp.concatenate([table[:, : self.spec.class_token], flat], axis=1)
+
+    def stored_patches(self) -> Float[Array, "G H D"]:
+        """Returns the vectors of the patches of the stored grid."""
+        stored = self.spec.stored_grid or self.spec.grid
+        return self.table[...][0, self.spec.class_token :].reshape(*stored, -1)
+
+    def of_grids(self, grid: Int[Array, "B 2"], length: int) -> Float[Array, "B N D"]:
+        """Returns the table of each image: class token, registers, `length` patches and padding."""
+        patches = interpolated_positions(self.stored_patches(), grid, length)
+        own = self.table[...][:, : self.spec.class_token]
+        prefix = jnp.pad(own, ((0, 0), (0, self.spec.num_registers), (0, 0)))
+        prefix = jnp.broadcast_to(prefix, (len(patches), *prefix.shape[1:]))
+        return jnp.concatenate([prefix, patches], axis=1)
 
 
 class Learned2d(PositionTable):

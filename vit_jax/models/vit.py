@@ -11,11 +11,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import (
     AttentionChoice,
     Implementation,
     Rope,
+    ValidTokens,
     choose_attention,
     log_choice,
 )
@@ -31,8 +33,9 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
+from vit_jax.models.naflex import Patches
 from vit_jax.models.patches import PatchEmbedding, take_patches
-from vit_jax.models.position import TableSpec, build_table, rope_2d
+from vit_jax.models.position import Learned1d, TableSpec, build_table, rope_2d
 from vit_jax.models.resnet import RESNET_UNITS, Trunk
 from vit_jax.models.stacking import Stack
 from vit_jax.models.vit_options import (
@@ -104,12 +107,18 @@ class ViT(ImageModel):
         self.stem = _build_stem(shape, options, rngs)
         channels = 3 if shape.stem is None else shape.stem.channels
         self.patch_embedding = PatchEmbedding(
-            shape.patch_size, channels, width, dtype=dtype, rngs=rngs
+            shape.patch_size,
+            channels,
+            width,
+            stored_size=options.patch_kernel_size,
+            dtype=dtype,
+            rngs=rngs,
         )
         class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         self.class_token = class_token
         self.registers = _build_tokens(options.num_registers, width, rngs)
         table = position_table(options, self.grid, width)
+        self._table_grid = self.grid if table is None else table.stored_grid or self.grid
         own = None if options.position_placement == "every_layer" else table
         self.position_embedding = None if own is None else build_table(own, rngs=rngs)
         self.position_placement = options.position_placement
@@ -117,6 +126,7 @@ class ViT(ImageModel):
         self.rope_head_dim = width // shape.num_heads if has_rope else None
         self.dropout = nnx.Dropout(options.dropout)
         self.axial = options.attention == "axial"
+        self.has_relative = options.position_embedding == "relative"
         self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
         make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
         self.encoder = make_encoder(
@@ -149,6 +159,11 @@ class ViT(ImageModel):
         return self.grid if self.axial else (self.tokens,)
 
     @property
+    def table_grid(self) -> tuple[int, int]:
+        """Rows and columns of the parameters with one vector per position."""
+        return self._table_grid
+
+    @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
         names = INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
@@ -157,7 +172,7 @@ class ViT(ImageModel):
 
     def __call__(
         self,
-        images: Array | np.ndarray,
+        images: Array | np.ndarray | Patches,
         *,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
@@ -169,7 +184,8 @@ class ViT(ImageModel):
         """Returns the logits, float32.
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
+            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size; or `Patches`,
+                images of any size as padded sequences of patches.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             edit_patches: function of the patch embeddings [B, N, D] before class token, registers
                 and positions are added; returns an array of the same shape.
@@ -192,9 +208,14 @@ class ViT(ImageModel):
         Raises:
             ModelError: images of another size, or an unknown intermediate.
         """
-        images = jnp.asarray(images)
-        log_choice(self.attention, self.tokens)
-        check_images(images, self.image_size)
+        if isinstance(images, Patches):
+            self._check_patches(images)
+            valid_tokens, mask = self.num_prefix + images.lengths, images.mask
+        else:
+            images = jnp.asarray(images)
+            check_images(images, self.image_size)
+            log_choice(self.attention, self.tokens)
+            valid_tokens = mask = None
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
@@ -204,6 +225,7 @@ class ViT(ImageModel):
             self._pad(embedded),
             tokens,
             visible,
+            valid_tokens=valid_tokens,
             key=keys[1],
             capture=tuple(n for n in return_intermediates if n in BLOCK_INTERMEDIATES),
             reduce=partial(reduce_intermediates, functions=reduce or {}, tokens=tokens),
@@ -213,9 +235,10 @@ class ViT(ImageModel):
         if per_patch:
             features = encoded[:, self.num_prefix :]
         elif self.attention_pooling is not None:
-            features = self.attention_pooling(encoded[:, self.num_prefix :])
+            lengths = None if mask is None else mask.sum(1)
+            features = self.attention_pooling(encoded[:, self.num_prefix :], lengths)
         else:
-            features = pool(encoded, self.pooling, self.num_prefix)
+            features = pool(encoded, self.pooling, self.num_prefix, mask)
         logits, pre_logits = self.head(features)
         if self.register_head is not None and not per_patch:
             register_logits, _ = self.register_head(encoded[:, self.num_prefix - 1])
@@ -243,7 +266,10 @@ class ViT(ImageModel):
             computed = self.stem(images, maps=None if numbers else frozenset(maps))
             found = {name: computed[name] for name in maps}
             images = list(computed.values())[-1]
-        x, done = self._pad(self._tokens(images)) if numbers else images, 0
+        x, done = images, 0
+        if numbers:
+            table = self._position("stem", self.tokens)
+            x = self._pad(self._tokens(self.patch_embedding(images), table))
         for number in numbers:
             if number > done:
                 x, _ = self._encode(x, self.tokens, span=(done, number))
@@ -258,6 +284,7 @@ class ViT(ImageModel):
         x: Float[Array, "B M D"],
         tokens: int,
         visible: Int[Array, "B V"] | None = None,
+        valid_tokens: ValidTokens = None,
         **options: Any,
     ) -> tuple[Array, dict[str, Array]]:
         """Applies the encoder, or a part of it, to padded tokens.
@@ -266,6 +293,7 @@ class ViT(ImageModel):
             x: tokens and padding.
             tokens: number of tokens without padding.
             visible: see `__call__`.
+            valid_tokens: of each image; None: all that are not padding.
             **options: of `Encoder`.
         """
         padding = x.shape[1] - tokens
@@ -273,7 +301,7 @@ class ViT(ImageModel):
             x,
             position=self._position("shared", x.shape[1]),
             rope=self._rope(padding, visible),
-            valid_tokens=tokens if padding else None,
+            valid_tokens=tokens if padding and valid_tokens is None else valid_tokens,
             **options,
         )
 
@@ -284,31 +312,39 @@ class ViT(ImageModel):
 
     def embed(
         self,
-        images: Float[Array, "B H W 3"],
+        images: Float[Array, "B H W 3"] | Patches,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
         visible: Int[Array, "B V"] | None = None,
     ) -> Float[Array, "B N D"]:
         """Returns the input tokens of the encoder: class token, registers, patches."""
-        stem = images if self.stem is None else list(self.stem(images).values())[-1]
-        return self._tokens(stem, key, edit_patches, visible)
+        if isinstance(images, Patches):
+            table = None
+            if isinstance(self.position_embedding, Learned1d):
+                table = self.position_embedding.of_grids(images.grid, images.patches.shape[1])
+            x = self.patch_embedding.of_patches(images.patches)
+        else:
+            table = self._position("stem", self.tokens)
+            table = None if table is None else self._of_visible(table, visible)
+            stem = images if self.stem is None else list(self.stem(images).values())[-1]
+            x = self.patch_embedding(stem, visible)
+        return self._tokens(x, table, key, edit_patches)
 
     def _tokens(
         self,
-        stem: Float[Array, "B h w C"],
+        x: Float[Array, "B N D"],
+        table: Float[Array, "A M D"] | None,
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
-        visible: Int[Array, "B V"] | None = None,
-    ) -> Float[Array, "B N D"]:
+    ) -> Float[Array, "B M D"]:
         """Returns the input tokens of the encoder.
 
         Args:
-            stem: the last map of a hybrid's ResNet; else the images.
+            x: embedded patches.
+            table: positions of class token, registers and patches, of all images or of each.
             key: turns dropout on.
             edit_patches: see `__call__`.
-            visible: see `__call__`.
         """
-        x = self.patch_embedding(stem, visible)
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]
@@ -316,10 +352,28 @@ class ViT(ImageModel):
             jnp.broadcast_to(p[...].astype(self.dtype), (x.shape[0], *p.shape[1:])) for p in prefix
         ]
         x = jnp.concatenate([*shared, x], axis=1)
-        table = self._position("stem", self.tokens)
-        if table is not None:
-            x = x + self._of_visible(table.astype(x.dtype), visible)
+        x = x if table is None else x + table.astype(x.dtype)
         return self.dropout(x, deterministic=key is None, rngs=key)
+
+    def _check_patches(self, images: Patches) -> None:
+        """Raises ModelError unless the model can have sequences of patches as its input."""
+        position = self.position_embedding
+        if position is not None and self.position_placement != "stem":
+            problem = f"position_placement {self.position_placement}"
+        elif not (position is None or isinstance(position, Learned1d)) or self.rope_head_dim:
+            problem = "a position embedding other than learned_1d or none"
+        elif self.stem is not None or self.axial or self.pooling == "flatten" or self.has_relative:
+            problem = "a stem, axial or relative attention, or pooling flatten"
+        else:
+            size = 3 * self.patch_embedding.patch_size**2
+            if images.patches.shape[-1] == size:
+                return
+            problem = f"patches of {images.patches.shape[-1]} values instead of {size}"
+        raise ModelError(
+            f"sequences of patches for a ViT with {problem}",
+            "a plain ViT with position_embedding learned_1d, and patches of its size",
+            "change the options of the model",
+        )
 
     def _position(self, placement: str, tokens: int) -> Float[Array, "1 N D"] | None:
         """Returns the model's position table if its placement is this one, else None."""

@@ -36,6 +36,15 @@ class ViTConfig(ModelConfig):
     position_embedding: Literal[
         "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
     ] = option("learned_1d")
+    patch_kernel_size: int | None = option(None, at_least=1)
+    """Side in pixels of the stored patch kernel, which is resized to the patch size of the model by
+    pseudo-inverse. With `position_grid`, the same weights fit every patch size (arXiv:2212.08013).
+    None: the patch size.
+    """
+    position_grid: int | None = option(None, at_least=1)
+    """Rows and columns of the stored table `learned_1d`, which is interpolated to the grid of the
+    model's patches. None: that grid.
+    """
     position_placement: Literal["stem", "every_layer", "shared"] = option("stem")
     """Where the position table is added: after the patch embedding; to the input of every block,
     each with its own table; or the same table to the input of every block (D.4).
@@ -141,7 +150,12 @@ SMALL_VITS = {
 def parse_name(name: str) -> ViTShape | None:
     """Returns the shape of "ViT-{size}/{patch size}" or "R{layers}+ViT-{size}/{stride}"."""
     match = re.fullmatch(r"(?:R(\d+)\+)?ViT-([A-Za-z0-9]+)/([1-9]\d*)", name)
-    if match is None or match[2] not in VIT_SIZES:
+    if match is None:
+        return None
+    small = SMALL_VITS.get(f"ViT-{match[2]}/4")
+    if small is not None and match[1] is None:
+        return dataclasses.replace(small, patch_size=int(match[3]))
+    if match[2] not in VIT_SIZES:
         return None
     sizes, stride = VIT_SIZES[match[2]], int(match[3])
     if match[1] is None:
@@ -191,7 +205,15 @@ def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> Tab
     kind = options.position_embedding
     if kind not in ("learned_1d", "learned_2d", "sincos_2d"):
         return None
-    return TableSpec(kind, grid, width, has_class_token(options), options.num_registers)
+    side = options.position_grid
+    return TableSpec(
+        kind,
+        grid,
+        width,
+        has_class_token(options),
+        options.num_registers,
+        stored_grid=None if side is None else (side, side),
+    )
 
 
 def mlp_hidden(shape: ViTShape, options: ViTConfig) -> int:
@@ -221,6 +243,12 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
             f"attention axial with {'a class token' if has_class_token(options) else 'registers'}",
             "only tokens that have a row and a column",
             "use pooling gap, map or flatten, without class_token and num_registers",
+        )
+    if options.position_grid is not None and options.position_embedding != "learned_1d":
+        raise ModelError(
+            f"position_grid with position_embedding {options.position_embedding}",
+            "position_embedding learned_1d, the only one with a stored grid",
+            "leave it out",
         )
     if options.position_placement != "stem" and position_table(options, (1, 1), 1) is None:
         raise ModelError(

@@ -1,6 +1,6 @@
 """Shows a plan as tables, or as one row for JSON and CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -320,6 +320,56 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
     took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
     legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
     _print(console, legend, "dim")
+
+
+def mean_step_s(plans: Mapping[str, tuple[float, Plan]]) -> float | None:
+    """Returns the shortest mean time of a step: name of a size -> (probability, plan).
+
+    None: the rates of the chip are unknown, or a step did not compile.
+    """
+    total = 0.0
+    for share, plan in plans.values():
+        seconds = plan.roofline.overlapped_s if plan.compiled else None
+        if seconds is None:
+            return None
+        total += share * seconds
+    return total
+
+
+def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> None:
+    """Prints the cost of a step at each size of a flexible model, and their mean.
+
+    Args:
+        plans: name -> (probability of a step of this size, plan).
+        console: prints it.
+    """
+    table = plain_table("size", right=("of steps", "GFLOPs an image", "memory", "ms", "images/s"))
+    for share, plan in plans.values():
+        rate = plan.images_per_second
+        table.add_row(
+            plan.config.model.name,
+            f"{share:.1%}",
+            f"{_flops_per_image(plan) / 1e9:,.3g}",
+            _format_bytes(plan.memory.total),
+            _format_ms(plan.roofline.overlapped_s) if plan.compiled else "-",
+            "-" if rate is None or not plan.compiled else f"{rate:,.0f}",
+        )
+    mean_s = mean_step_s(plans)
+    batch_size = next(iter(plans.values()))[1].config.data.global_batch_size
+    table.add_row(
+        "mean",
+        "",
+        f"{sum(share * _flops_per_image(plan) for share, plan in plans.values()) / 1e9:,.3g}",
+        "",
+        _format_ms(mean_s) if mean_s else "-",
+        f"{batch_size / mean_s:,.0f}" if mean_s else "-",
+    )
+    console.print(table)
+    _print(console, "The tables above are of the size with the most FLOPs.", "dim")
+
+
+def _flops_per_image(plan: Plan) -> float:
+    return plan.work.model_flops * plan.devices / plan.config.data.global_batch_size
 
 
 def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:

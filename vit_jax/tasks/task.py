@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
 from vit_jax.evaluation.loop import EvalStep, Totals
+from vit_jax.models.registry import model_shape
 
 # Name -> value to log, a scalar; `Teacher.update` may also take arrays.
 Metrics = dict[str, Float[Array, "..."]]
@@ -149,6 +151,23 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """
     module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
     return module.build_task(config, data, platform=platform)
+
+
+def model_image_size(config: Config) -> tuple[int, int]:
+    """Returns (height, width) in pixels of the images that a run's model is built for.
+
+    For sequences of patches it is one row of them, which has the same tokens, shapes and costs.
+    """
+    data = config.data
+    if data.sequence_length is None:
+        return data.image_size, data.image_size
+    side = model_shape(config.model).patch_size
+    return side, side * data.sequence_length
+
+
+def num_patches(config: Config) -> int:
+    """Returns the number of patches of an image, of a run with a model that cuts patches."""
+    return math.prod(model_image_size(config)) // model_shape(config.model).stride ** 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,6 +101,8 @@ class RunContext:
             start_step=step + skipped_batches,
             end_step=self.program.total_steps + skipped_batches,
             order=self.order,
+            sizes=self.program.padded_preprocessing,
+            shares=self.config.flexible.shares,
         )
 
     def result(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:

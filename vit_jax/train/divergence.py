@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from vit_jax.data.arrays import cut_to
 from vit_jax.data.device import Batch
 from vit_jax.data.loader import on_device
 from vit_jax.errors import DivergenceError
@@ -89,12 +90,16 @@ def explain_divergence(context: RunContext, error: DivergenceError) -> Divergenc
         f"{error.got}: running from step {start.step} again to find the cause"
     )
     state = start.state
+    first = start.step + context.start.skipped_batches
+    last = error.step - 1 + context.start.skipped_batches
     with context.open_feed(start.step) as feed:
-        for _ in range(start.step + 1, error.step):
-            batch = to_devices(on_device(next(feed)), program.mesh)
-            state, _ = program.compiled(state, batch, *context.frozen)
-        batch = to_devices(on_device(next(feed)), program.mesh)
-    stats = examine_step(program, state, batch, *context.frozen)
+        for number in range(first, last):
+            drawn = program.at(number)
+            batch = cut_to(on_device(next(feed)), drawn.task.train_preprocessing)
+            state, _ = drawn.compiled(state, to_devices(batch, program.mesh), *context.frozen)
+        batch = cut_to(on_device(next(feed)), program.at(last).task.train_preprocessing)
+        batch = to_devices(batch, program.mesh)
+    stats = examine_step(program.at(last), state, batch, *context.frozen)
     path = context.folder / "report" / f"divergence-{error.step}.txt"
     if is_first_host():
         write_report(path, error.step, stats)

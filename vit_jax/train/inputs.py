@@ -58,6 +58,7 @@ class Evaluators:
                 num_classes=program.task.num_outputs,
                 preprocessing=program.task.eval_preprocessing,
                 make_totals=program.task.make_totals,
+                variants=program.evaluated_variants,
                 report=report,
             )
             for splits in (config.evaluation.splits, config.evaluation.final_splits)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
+from vit_jax.data.arrays import cut_to
 from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
 from vit_jax.errors import DivergenceError
@@ -158,16 +159,18 @@ def _run_steps(
     """Runs the remaining training steps; returns the last step and the state after it."""
     mesh, step, state = context.program.mesh, context.start.step, context.start.state
     with context.account.part("compile"):
-        step_fn = logger.compile_step()
+        logger.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
         barrier("compile the training step")
     with context.account.part("steps"), context.open_feed(step) as feed:
         logger.restart_clock()
         while not context.is_last(step):
+            program = context.program.at(step + context.start.skipped_batches)
             step += 1
             host_batch = logger.next_batch(feed)
-            batch = to_devices(on_device(host_batch), mesh)
-            state, metrics = step_fn(state, batch, *context.frozen)
+            sized = cut_to(on_device(host_batch), program.task.train_preprocessing)
+            batch = to_devices(sized, mesh)
+            state, metrics = program.compiled(state, batch, *context.frozen)
             output = StepOutput(step, state, metrics, batch, host_batch)
             for hook in hooks:
                 hook.after_step(context, output)

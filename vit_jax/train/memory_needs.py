@@ -13,6 +13,7 @@ from vit_jax.config.run import Config
 from vit_jax.memory import check_fits, shown_bytes
 from vit_jax.models.registry import family_of
 from vit_jax.named_tree import named_leaves
+from vit_jax.tasks.task import model_image_size
 from vit_jax.train.chips import find_chip
 from vit_jax.train.state import TrainState
 
@@ -69,7 +70,7 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
     stack = family_of(config.model.name).stack
     if stack is None:
         return
-    sizes = stack(config.model, (side, side))
+    sizes = stack(config.model, model_image_size(config))
     fix = "set a smaller data.image_size or model.width, or larger patches"
     tokens = f"{sizes.tokens:,} tokens of width {sizes.width:,}"
     check_fits(sizes.tokens * sizes.width * _FLOAT_BYTES, f"{tokens} of one image", fix, **host)

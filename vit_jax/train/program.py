@@ -6,7 +6,7 @@ computes nothing and allocates no arrays.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,16 +16,18 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.durations import duration_in_steps
+from vit_jax.config.flexible import variants
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import batch_shapes
+from vit_jax.data.arrays import Preprocessing, batch_shapes, padded_to
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
+from vit_jax.evaluation.splits import Variant
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import AUTO
 from vit_jax.models.stacking import with_layer_loop
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size
-from vit_jax.rng import stream
+from vit_jax.rng import draw_index, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.memory_needs import check_sizes, check_state
 from vit_jax.train.optimizers import build_optimizer
@@ -60,6 +62,8 @@ class Program:
         init_state: parameters -> state at step 0; may be traced.
         eval_step: evaluates one batch, jitted.
         choice: how the step is executed.
+        variants: name -> program of the same parameters at another patch size; empty: the run has
+            one size.
     """
 
     config: Config
@@ -74,6 +78,47 @@ class Program:
     init_state: InitState
     eval_step: EvalStep
     choice: StepChoice
+    variants: Mapping[str, "Program"] = dataclasses.field(default_factory=dict)
+
+    def at(self, batch: int) -> "Program":
+        """Returns the program of a training batch: the variant that is drawn for it.
+
+        Args:
+            batch: number of the batch, from 0. Batches that a rewind skips count.
+        """
+        if not self.variants:
+            return self
+        shares = self.config.flexible.shares
+        return list(self.variants.values())[draw_index(self.config.seed, "size", batch, shares)]
+
+    @property
+    def trained(self) -> dict[str, tuple[float, "Program"]]:
+        """The programs that train: name -> (probability, program). A run with one size has one."""
+        if not self.variants:
+            return {"": (1.0, self)}
+        named = zip(self.config.flexible.shares, self.variants.items(), strict=True)
+        return {name: (share, program) for share, (name, program) in named if share}
+
+    @property
+    def costliest(self) -> "Program":
+        """The program that trains with the most FLOPs per image."""
+        programs = [program for _, program in self.trained.values()]
+        return max(programs, key=lambda program: program.task.flops_per_image)
+
+    @property
+    def evaluated_variants(self) -> tuple[Variant, ...]:
+        """The variants, for `SplitEvaluator`."""
+        return tuple(
+            Variant(name, program.eval_step, program.task.eval_preprocessing)
+            for name, program in self.variants.items()
+        )
+
+    @property
+    def padded_preprocessing(self) -> list[Preprocessing]:
+        """The preprocessing of each variant, with arrays of this program's shapes."""
+        arrays = self.task.train_preprocessing.arrays
+        found = [p.task.train_preprocessing for p in self.variants.values()]
+        return [padded_to(one, arrays) for one in found if self.config.data.sequence_length]
 
     @property
     def graphdef(self) -> nnx.GraphDef:
@@ -82,8 +127,8 @@ class Program:
 
     @property
     def flops_per_image(self) -> int:
-        """Model FLOPs of training on one image."""
-        return self.task.flops_per_image
+        """Model FLOPs of training on one image; with several sizes, their mean."""
+        return round(sum(share * p.task.flops_per_image for share, p in self.trained.values()))
 
     def init(self) -> TrainState:
         """Returns the state at step 0, sharded."""
@@ -197,6 +242,46 @@ def build_program(
         ConfigError, ModelError: sizes that are not compatible.
         WeightsError: frozen weights that cannot be read.
     """
+    about = {
+        "num_classes": num_classes,
+        "num_examples": num_examples,
+        "class_counts": class_counts,
+        "planned": planned,
+    }
+    program = _build_program(config, mesh, **about)
+    found = {}
+    for name, variant in variants(config).items():
+        same = (variant.model, variant.data) == (config.model, config.data)
+        found[name] = program if same else _build_program(variant, mesh, **about)
+        _check_same_parameters(program, found[name])
+    return dataclasses.replace(program, variants=found)
+
+
+def _check_same_parameters(program: Program, variant: Program) -> None:
+    """Raises ConfigError unless both programs have the same parameters."""
+    ours, theirs = (named_leaves(p.abstract.params) for p in (program, variant))
+    for name in sorted(ours.keys() | theirs.keys()):
+        shapes = [leaves[name].shape if name in leaves else None for leaves in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"gives parameter '{name}' the shape {shapes[1]} in {variant.config.model.name},"
+                f" and {shapes[0]} in {program.config.model.name}",
+                "parameters that all sizes share",
+                "use another pooling and position embedding",
+                key="flexible.patch_sizes",
+            )
+
+
+def _build_program(
+    config: Config,
+    mesh: Mesh,
+    *,
+    num_classes: int,
+    num_examples: int,
+    class_counts: np.ndarray | None,
+    planned: bool,
+) -> Program:
+    """Builds the program of one size."""
     batch_size = config.data.global_batch_size
     parts = config.accumulation_steps
     check_batch_size(mesh, batch_size, "data.global_batch_size", 1 if parts == AUTO else parts)

@@ -30,7 +30,7 @@ from vit_jax.models.options import AUTO
 from vit_jax.models.registry import family_of
 from vit_jax.models.stacking import LayerLoop, Remat, Stack
 from vit_jax.parallel.mesh import num_batch_shards
-from vit_jax.tasks.task import Task
+from vit_jax.tasks.task import Task, model_image_size
 from vit_jax.train.chips import GIB, find_chip
 
 # Bytes that a layer may keep of a microbatch on a CPU.
@@ -195,9 +195,8 @@ def choose_step(
     if stack is None:
         return _choose_defaults(wanted, "the only choice for a model without a stack of layers")
     images = config.data.global_batch_size // num_batch_shards(mesh)
-    side = config.data.image_size
     work = StepWork(
-        stack=_in_training(stack(options, (side, side)), task.activations),
+        stack=_in_training(stack(options, model_image_size(config)), task.activations),
         images=images,
         itemsize=jax.numpy.dtype(options.dtype).itemsize,
         flops=task.flops_per_image * config.data.global_batch_size / mesh.size,

@@ -8,17 +8,25 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import Preprocessing, labelled_image
+from vit_jax.data.arrays import Preprocessing, labelled_image, labelled_patches
 from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.evaluation.by_class import ByClass, class_outputs
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.registry import build_model
+from vit_jax.models.naflex import Patches, fit_grid
+from vit_jax.models.registry import build_model, model_shape
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.losses import LossFn, as_distribution, class_weights, make_loss
-from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
+from vit_jax.tasks.task import (
+    BatchLoss,
+    DataInfo,
+    Metrics,
+    Prepare,
+    Task,
+    model_image_size,
+)
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -27,11 +35,15 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     Raises:
         ModelError: sizes that are not compatible.
     """
-    side, num_classes = config.data.image_size, data.num_classes
+    image_size, num_classes = model_image_size(config), data.num_classes
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(
-            config.model, num_classes=num_classes, image_size=side, key=key, platform=platform
+            config.model,
+            num_classes=num_classes,
+            image_size=image_size,
+            key=key,
+            platform=platform,
         )
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
@@ -47,7 +59,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 
     counts, kind = data.class_counts, config.loss.class_weights
     weights = None if counts is None else class_weights(kind, counts)
-    macs = forward_macs(config.model, num_classes=num_classes, image_size=(side, side))
+    macs = forward_macs(config.model, num_classes=num_classes, image_size=image_size)
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     return Task(
         build=build,
@@ -68,6 +80,8 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 def labelled_images(config: Config, num_classes: int) -> tuple[Preprocessing, Preprocessing]:
     """Returns the preprocessing of labelled images for training and for evaluation."""
     data = config.data
+    if data.sequence_length is not None:
+        return _labelled_patches(config, data.sequence_length, num_classes)
     return (
         labelled_image(
             make_train_transform(data.image_size, data.augment), data.image_size, num_classes
@@ -80,6 +94,31 @@ def labelled_images(config: Config, num_classes: int) -> tuple[Preprocessing, Pr
     )
 
 
+def _labelled_patches(
+    config: Config, length: int, num_classes: int
+) -> tuple[Preprocessing, Preprocessing]:
+    """Returns the preprocessing of sequences of patches for training and for evaluation."""
+    data, patch_size = config.data, model_shape(config.model).patch_size
+
+    def size(height: int, width: int) -> tuple[int, int]:
+        rows, columns = fit_grid(height, width, patch_size, length)
+        return rows * patch_size, columns * patch_size
+
+    training = make_train_transform(size, data.augment)
+    evaluation = make_eval_transform(size, data.eval_crop, data.augment)
+    return (
+        labelled_patches(training, patch_size, length, num_classes, flip=data.augment.flip),
+        labelled_patches(evaluation, patch_size, length, num_classes, flip=False),
+    )
+
+
+def model_input(batch: Batch) -> Any:
+    """Returns the input of the model from a batch of u8 images or of sequences of patches."""
+    if "patches" in batch:
+        return Patches(to_unit_range(batch["patches"]), batch["grid"])
+    return to_unit_range(batch["image"])
+
+
 def make_prepare(config: Config, num_classes: int) -> Prepare:
     """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip, erase and mix them.
 
@@ -88,6 +127,8 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
     augment, mixing = config.data.augment, config.mixing
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        if "patches" in batch:  # Flipped on the host, and neither erased nor mixed.
+            return {"image": model_input(batch), "label": batch["label"]}
         images = batch["image"]
         if augment.flip:  # Before scaling, because uint8 has a quarter of the bytes.
             images = flip(images, stream(config.seed, "flip", step))
@@ -152,7 +193,7 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = Fal
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
+        logits = nnx.merge(graphdef, params)(model_input(batch))
         outputs = outputs_of_batch(logits, batch, loss)
         labels, mask = outputs["label"], outputs["mask"]
         return outputs | (class_outputs(logits, labels, mask) if by_class else {})

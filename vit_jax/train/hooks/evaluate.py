@@ -149,7 +149,7 @@ class EvaluateHook:
                 frozen=context.frozen,
                 stop=context.stop_requested,
             ),
-            [f"eval/{name}/" for name in evaluator.splits],
+            [f"eval/{name}/" for name in evaluator.names],
             self._note,
         )
 

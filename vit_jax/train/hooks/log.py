@@ -40,23 +40,25 @@ class LogHook:
         self._compile_time_s = 0.0
         self._collapse = CollapseWarning()
 
-    def compile_step(self) -> jax.stages.Compiled:
-        """Compiles the training step, and prints the sizes of the run and how long this took."""
-        program, begin = self._context.program, time.perf_counter()
-        stage = self._context.progress.stage("compiling the training step", line=True)
-        with stage, watch_compile_cache() as cache:
-            step_fn = program.compiled
-        check_step(step_fn, program.mesh)
-        self._compile_time_s = time.perf_counter() - begin
-        how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
-        self._context.progress.print_line(
-            f"{self._context.config.model.name}: {program.num_parameters():,} parameters, "
-            f"{program.flops_per_image / 1e9:.2f} GFLOPs per training image, "
-            f"{jax.device_count()} {jax.devices()[0].device_kind}, "
-            f"{how} in {self._compile_time_s:.1f} s{cache}"
-        )
-        self._context.progress.print_line(f"step: {program.choice}")
-        return step_fn
+    def compile_steps(self) -> None:
+        """Compiles a step for each size, and prints the sizes of the run and how long this took."""
+        for name, (share, program) in self._context.program.trained.items():
+            begin = time.perf_counter()
+            stage = self._context.progress.stage("compiling the training step", line=True)
+            with stage, watch_compile_cache() as cache:
+                step_fn = program.compiled
+            check_step(step_fn, program.mesh)
+            seconds = time.perf_counter() - begin
+            self._compile_time_s += seconds
+            how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
+            often = f", {share:.0%} of the steps ({name})" if name else ""
+            self._context.progress.print_line(
+                f"{program.config.model.name}: {program.num_parameters():,} parameters, "
+                f"{program.task.flops_per_image / 1e9:.2f} GFLOPs per training image{often}, "
+                f"{jax.device_count()} {jax.devices()[0].device_kind}, "
+                f"{how} in {seconds:.1f} s{cache}"
+            )
+            self._context.progress.print_line(f"step: {program.choice}")
 
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""

@@ -83,7 +83,7 @@ class ProfileHook:
     def _finish(self, trace: Trace, last: int) -> None:
         self._trace = None
         context, what = self._context, f"steps {last - trace.steps + 1} to {last}"
-        found = trace.finish(context.folder / "profile", context.program.compiled, what)
+        found = trace.finish(context.folder / "profile", context.program.costliest.compiled, what)
         if self._writes_table:
             found.write(context.folder / "report", "operations")
             found.show(context.progress.console)
