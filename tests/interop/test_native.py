@@ -41,7 +41,7 @@ def run(tmp_path_factory):
                 model = random_model(num_classes=10, image_size=8, seed=step + offset, **options)
                 trees[item] = nnx.to_pure_dict(nnx.state(model))
                 saved[step, item] = jax.tree.map(np.asarray, named_leaves(trees[item]))
-            state = SimpleNamespace(**trees, opt_state={"count": np.zeros(1)})
+            state = SimpleNamespace(**trees, opt_state={"count": np.zeros(1)}, extra=None)
             checkpoints.save(step, state, data={}, config=config.to_mapping())
     (workdir / "config.json").write_text(json.dumps(config.to_mapping()))
     return workdir, saved

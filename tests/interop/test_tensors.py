@@ -262,7 +262,7 @@ def test_a_table_that_is_not_square_needs_the_grid(tmp_path):
     assert "a position table of 13 vectors and grid None" in refusal(path)
     said = refusal(path, grid=(3, 5))
     assert "a position table of 13 vectors and grid (3, 5)" in said
-    assert said.endswith("; give grid=(rows, columns)")
+    assert said.endswith("; give rows and columns with grid")
 
 
 def test_registers_with_positions_are_refused(tmp_path):

@@ -20,7 +20,7 @@ NAMES = sorted(path.parent.parent.name for path in EXPERIMENTS.glob("*/results/r
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",
           "git_revision", "folder", "notes", "pretrain_examples", "pretrain_exaflops"}  # fmt: skip
 _RESULT = {"step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
-           "best_step", "reach"}  # fmt: skip
+           "best_step", "reach", "feature_width"}  # fmt: skip
 # Dataset -> number of classes.
 _CLASSES = {"cifar10": 10, "sign_language_digits": 10, "clothing_small": 10}
 

@@ -39,8 +39,8 @@ def make_report(runs, folder, name):
     return page
 
 
-def test_there_are_eight_experiments_with_results():
-    assert len(NAMES) == 8
+def test_there_are_nine_experiments_with_results():
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)

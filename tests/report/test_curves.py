@@ -145,8 +145,9 @@ def test_the_main_score_is_the_test_accuracy_if_there_is_one():
 def test_a_score_measured_only_once_is_not_drawn(tmp_path):
     rows = [{"step": s, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
     rows.append({"step": 2, "eval/test/accuracy_top1": 0.3})
+    losses = [{"step": s, "train/loss": 1.0} for s in (1, 2)]
     for name, metrics, score in (("a", rows, "eval/dev/accuracy_top1"), ("b", rows[1:], None)):
-        put(tmp_path / name, metrics=metrics)
+        put(tmp_path / name, metrics=losses + metrics)
         assert _drawn_score([Run(tmp_path / name)]) == score
 
 
@@ -230,7 +231,7 @@ def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
         job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
     (request,) = suggest_curves(run_frame(read_runs([tmp_path]).runs))
-    ((_, _, notes),) = sheets(tmp_path, series=request.series, where=request.where)
+    ((_, _, notes, _),) = sheets(tmp_path, series=request.series, where=request.where)
     assert notes == ["A line for each of 2 runs."]
 
 

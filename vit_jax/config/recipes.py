@@ -5,6 +5,8 @@ An installed package has a copy of them; in a clone they are the files beside th
 
 from pathlib import Path
 
+from vit_jax.storage.paths import user_path
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parent / "configs")
 
@@ -20,4 +22,4 @@ def recipe_path(spec: str) -> str:
     """Returns "FILE.py:ARG" for "NAME:ARG", if NAME is a recipe; any other `spec` as it is."""
     name, colon, arg = spec.partition(":")
     path = recipes().get(name)
-    return spec if path is None or Path(name).exists() else f"{path}{colon}{arg}"
+    return spec if path is None or user_path(name).exists() else f"{path}{colon}{arg}"

@@ -134,7 +134,8 @@ def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
     side = cropped or short or {}
     side = side.get("height") if isinstance(side, Mapping) else side
     own = preprocessor.get(_VIEW)
-    if own and side and _resizing(EvalView(**own), side)["size"] == short:
+    written = _resizing(EvalView(**own), side) if own and side else {}
+    if own and all(preprocessor.get(key) == written.get(key) for key in ("size", "resample")):
         return EvalView(**own)
     if not preprocessor.get("do_center_crop"):
         return EvalView("resize", interpolation=filter)

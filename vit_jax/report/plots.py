@@ -85,7 +85,9 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
         points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
     notes.insert(0, _describe(points, observed))
-    members = pd.concat([means, observed]).reset_index(names="@run").groupby(_KEYS, sort=False)
+    members = (
+        pd.concat([means, observed])[_KEYS].reset_index(names="@run").groupby(_KEYS, sort=False)
+    )
     points["runs"] = members["@run"].agg(tuple)
     points = points.reset_index(names=["panel", "series", "x"])
     for end, sign in (("low", -1), ("high", 1)):  # The deviation inside a run, if nothing else.
