@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain, devices_along_tensor
@@ -28,6 +28,8 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 Rope = tuple[Float[Array, "N K"], Float[Array, "N K"]]
+# True: the query (third axis) attends to the key (last axis).
+Mask = Bool[Array, "#B 1 N M"]
 
 # None: `attend` computes self-attention.
 _kernel: contextvars.ContextVar[Callable[..., jax.Array] | None] = contextvars.ContextVar(
@@ -209,6 +211,7 @@ def attend(
     bias: Float[Array, "B H N M"] | None = None,
     implementation: Implementation = "xla",
     valid_tokens: int | None = None,
+    mask: Mask | None = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
@@ -224,9 +227,10 @@ def attend(
         bias: logits added before the softmax.
         implementation: how to compute it.
         valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight.
+        mask: keys where it is False get no weight; only with "einsum" and "xla".
     """
     if implementation == "einsum":
-        weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
+        weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
     if implementation == "pallas":
         from vit_jax.models.pallas_attention import attend_packed
@@ -241,6 +245,7 @@ def attend(
         key,
         value,
         bias=bias,
+        mask=mask,
         key_value_seq_lengths=lengths,
         implementation=implementation,
     )
@@ -251,9 +256,12 @@ def attention_weights(
     key: Float[Array, "B M H K"],
     bias: Float[Array, "B H N M"] | None = None,
     valid_tokens: int | None = None,
+    mask: Mask | None = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, f32, each row summing to 1."""
     logits = attention_logits(query, key, bias)
+    if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
+        logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
     if valid_tokens is not None:
         real = jnp.arange(key.shape[1]) < valid_tokens
         logits = jnp.where(real[None, None, None], logits, -jnp.inf)
@@ -331,6 +339,7 @@ class SelfAttention(nnx.Module):
         *,
         rope: Rope | None = None,
         valid_tokens: int | None = None,
+        mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
@@ -343,6 +352,7 @@ class SelfAttention(nnx.Module):
             x: tokens.
             rope: cosines and sines of `position.rope_2d`.
             valid_tokens: tokens after the first `valid_tokens` are padding.
+            mask: which tokens attend to which; None: all to all.
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
@@ -365,12 +375,13 @@ class SelfAttention(nnx.Module):
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             kernel = _kernel.get() or partial(attend, implementation=self.implementation)
-            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens)
+            masked = {} if mask is None else {"mask": mask}
+            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens, **masked)
         attended = constrain(attended, "batch", None, "tensor")
         out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)
         found = {}
         if "attention_weights" in capture:
-            found["attention_weights"] = attention_weights(q, k, bias, valid_tokens)
+            found["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
         if "max_attention_logit" in capture:
             logits = attention_logits(q, k, bias)[:, :, :valid_tokens, :valid_tokens]
             found["max_attention_logit"] = logits.max((2, 3))

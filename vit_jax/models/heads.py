@@ -91,6 +91,9 @@ class Head(nnx.Module):
         bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many
             classes.
         rngs: source of the initial values.
+
+    Attributes:
+        num_features: R, width of the features before the linear layer.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Head(nnx.Module):
             bias_init=nnx.initializers.constant(bias_init),
             rngs=rngs,
         )
+        self.num_features = size
         self.pre_logits = nnx.Linear(features, size, rngs=rngs) if representation_size else None
         self.linear = make_linear() if num_classes else None
 

@@ -2,33 +2,20 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import ModelError, nearest
-from vit_jax.models.block_means import BLOCK_MEANS
+from vit_jax.errors import ModelError
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
-from vit_jax.models.mixer import MIXER
+from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
 from vit_jax.models.options import AUTO, ModelConfig
-from vit_jax.models.resnet import RESNET
-from vit_jax.models.vit import VIT
+from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
 
-# To add a family, write its file and add it here.
-FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
-
-
-class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
-    """Options of a model that is not known yet, because `name` is "auto".
-
-    It has the options of all families. Once the weights are read, the section of their family
-    checks the options that were set.
-    """
-
-    kind: ClassVar[str] = "any model"
+FAMILIES: tuple[Family, ...] = (*IMAGE_FAMILIES, TWO_TOWERS)
 
 
 def list_models() -> list[str]:
@@ -49,14 +36,7 @@ def family_of(name: str) -> Family:
     >>> family_of("R50+ViT-B/16").name
     'ViT'
     """
-    for family in FAMILIES:
-        if name in family.sizes or family.parse(name) is not None:
-            return family
-    raise ModelError(
-        f"unknown model {name!r}",
-        "; ".join(family.pattern for family in FAMILIES),
-        f"did you mean {nearest(name, list_models())!r}?",
-    )
+    return find_family(name, FAMILIES)
 
 
 def default_image_size(name: str) -> int:
@@ -85,7 +65,7 @@ def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
     name = mapping.get("name")
     if not isinstance(name, str):
         return ModelConfig  # Raises the error for a missing or wrong name.
-    return AutoConfig if name == AUTO else family_of(name).options
+    return AnyImageConfig if name == AUTO else family_of(name).options
 
 
 def model_options(name: str, **options: Any) -> ModelConfig:
@@ -158,7 +138,7 @@ def build_model(
 def create_model(
     name: str,
     *,
-    num_classes: int = 1000,
+    num_classes: int | None = None,
     image_size: int | tuple[int, int] = IMAGE_SIZE,
     seed: int = 0,
     **options: Any,
@@ -167,13 +147,14 @@ def create_model(
 
     Args:
         name: e.g. "ViT-B/16"; see `list_models`.
-        num_classes: C; 0 for features instead of logits.
+        num_classes: C; 0 for features instead of logits; None: 1000, or 0 for a pair of towers.
         image_size: side, or (height, width), in pixels.
         seed: seed of the initial values.
         **options: options of the model's family, e.g. pooling="gap".
 
     Returns:
-        A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes].
+        A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes]. A pair of
+        towers takes images and tokens, see `two_towers.TwoTowers`.
 
     Raises:
         ModelError: unknown name, or sizes that do not fit together.
@@ -184,6 +165,8 @@ def create_model(
     (2, 10)
     """
     config = model_options(name, **options)
+    if num_classes is None:
+        num_classes = family_of(name).default_classes
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(config, num_classes=num_classes, image_size=image_size, key=key)

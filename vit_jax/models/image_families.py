@@ -1,0 +1,41 @@
+"""The list of families of image models, and their lookup by name."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from vit_jax.errors import ModelError, nearest
+from vit_jax.models.block_means import BLOCK_MEANS
+from vit_jax.models.family import Family
+from vit_jax.models.mixer import MIXER
+from vit_jax.models.resnet import RESNET
+from vit_jax.models.vit import VIT
+
+# To add a family of image models, write its file and add it here.
+IMAGE_FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
+
+
+class AnyImageConfig(*(family.options for family in IMAGE_FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+    """Options of an image model that is not known yet: those of all families."""
+
+    kind: ClassVar[str] = "any model"
+
+
+def find_family(name: str, families: Sequence[Family]) -> Family:
+    """Returns the family of a model name.
+
+    Args:
+        name: e.g. "ViT-B/16".
+        families: where to look.
+
+    Raises:
+        ModelError: unknown name. The error suggests the most similar listed one.
+    """
+    for family in families:
+        if name in family.sizes or family.parse(name) is not None:
+            return family
+    listed = [name for family in families for name in family.sizes]
+    raise ModelError(
+        f"unknown model {name!r}",
+        "; ".join(family.pattern for family in families),
+        f"did you mean {nearest(name, listed)!r}?",
+    )
