@@ -184,7 +184,8 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
     """Returns the layer index of each parameter, for layer-wise learning rates.
 
     Layer 0 is the embedding. Each block or residual unit is one layer, in the order of the forward
-    pass, and the last layer is everything after them: final norm, pooling and head.
+    pass, and the last layer is everything after them: final norm, pooling and head. The towers of a
+    pair are numbered on their own; what is in neither has the last number of both.
 
     Args:
         params: parameters of a model of any family, or their shapes.
@@ -193,9 +194,23 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
         Parameter name -> layer index. For a parameter of a scanned stack, this is an array
         [depth, 1, ...] that broadcasts against the parameter.
     """
+    leaves = named_leaves(params)
+    found: dict[str, np.ndarray] = {}
+    if any(name.startswith("text/") for name in leaves):
+        for tower in ("image/", "text/"):
+            inner = {
+                n.removeprefix(tower): leaf for n, leaf in leaves.items() if n.startswith(tower)
+            }
+            found |= {tower + name: index for name, index in _layers_of(inner).items()}
+    last = max((int(index.max()) for index in found.values()), default=0)
+    rest = {name: leaf for name, leaf in leaves.items() if name not in found}
+    return found | ({name: np.asarray(last) for name in rest} if found else _layers_of(rest))
+
+
+def _layers_of(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter of one tower, or of an image model."""
     order = [pattern for family in FAMILIES for pattern in family.layer_order]
     embeddings = {order.index(family.layer_order[0]) for family in FAMILIES if family.layer_order}
-    leaves = named_leaves(params)
     steps = {name: _first_match(order, name) for name in leaves}
 
     def is_stacked(name: str) -> bool:

@@ -290,12 +290,12 @@ class TwoTowers(ImageModel):
         tokens: Array | np.ndarray,
         *,
         key: jax.Array | None = None,
-    ) -> tuple[Float[Array, "B E"], Float[Array, "B E"]]:
+    ) -> tuple[Float[Array, "B E"], Float[Array, "C E"]]:
         """Returns the embeddings of the images and of the texts, f32, of length 1.
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1], of the image tower's size.
-            tokens: whole numbers [B, N], at most the text tower's context length.
+            tokens: whole numbers [C, N], N at most the text tower's context length.
             key: turns dropout and stochastic depth of the image tower on.
 
         Raises:
@@ -421,10 +421,12 @@ TWO_TOWERS = Family(
             for pattern, axes in family.sharding_rules
         ),
         *((rf"text/(?:{pattern})", axes) for pattern, axes in VIT.sharding_rules),
-        (r"text/(token|segment)_embedding|text/positions", (None, "fsdp")),
+        (r"text/token_embedding", (None, "fsdp")),
         (r"(image_|text/)projection/kernel", ("fsdp", "tensor")),
         (r"(image_|text/)projection/bias", ("tensor",)),
     ),
-    layer_order=(),
+    # Inside each tower, see `registry.layer_indices`. The other layers are those of a ViT.
+    layer_order=(r"(token|segment)_embedding|positions",),
+    formats=("towers_npz", "towers_transformers"),
     has_classes=False,
 )
