@@ -65,6 +65,17 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Batched:
+    """A table [1, N, D] in the file; [N, D] in our model."""
+
+    def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
+        return [reshape(theirs[0], shapes[0])]
+
+    def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
+        return [ours[0][None]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Summed:
     """Several tensors in the file whose sum is our parameter. Only for reading."""
 

@@ -14,6 +14,7 @@ from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo, dept
 from vit_jax.interop.name_table import Flat, Row, Same, Stacked, parameters, row, write_rows
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.towers import (
+    Batched,
     Merged,
     Scalar,
     Summed,
@@ -137,7 +138,7 @@ def text_table(block: str, parts: tuple[str, ...], *, in_two_parts: bool = False
     pooling = vision_transformer.pooling_rows()
     positions = row("text/positions", _POSITIONS, Summed())
     if not in_two_parts:
-        positions = row("text/positions", _POSITIONS[0], Same())
+        positions = row("text/positions", _POSITIONS[0], Batched())
     renamed = [
         dataclasses.replace(
             r, theirs=tuple(n.replace("Transformer/", f"{_ENCODER}/", 1) for n in r.theirs)

@@ -217,11 +217,11 @@ class TextTower(nnx.Module):
         make_linear = partial(nnx.Linear, use_bias=projection_bias, rngs=rngs)
         self.projection = make_linear(shape.width, embedding_size) if embedding_size else None
 
-    def __call__(self, tokens: Int[Array | np.ndarray, "B N"]) -> Float[Array, "B E"]:
+    def __call__(self, tokens: Array | np.ndarray) -> Float[Array, "B E"]:
         """Returns one vector per text, f32, not normalised.
 
         Args:
-            tokens: at most `context_length` of them.
+            tokens: whole numbers [B, N], N at most `context_length`.
 
         Raises:
             ModelError: too many tokens, or an array that does not hold tokens.

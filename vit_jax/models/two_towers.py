@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.activation_sharding import constrain
@@ -312,7 +312,7 @@ class TwoTowers(ImageModel):
             features = constrain(self.image_projection(features), "batch")
         return normalized(features)
 
-    def encode_text(self, tokens: Int[Array | np.ndarray, "B N"]) -> Float[Array, "B E"]:
+    def encode_text(self, tokens: Array | np.ndarray) -> Float[Array, "B E"]:
         """Returns the embeddings of tokenized texts [B, N], f32, of length 1."""
         return normalized(constrain(self.text(tokens), "batch"))
 
