@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -375,7 +375,7 @@ class SelfAttention(nnx.Module):
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             kernel = _kernel.get() or partial(attend, implementation=self.implementation)
-            masked = {} if mask is None else {"mask": mask}
+            masked: dict[str, Any] = {} if mask is None else {"mask": mask}
             attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens, **masked)
         attended = constrain(attended, "batch", None, "tensor")
         out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)

@@ -208,6 +208,7 @@ class TextTower(nnx.Module):
             shape.num_heads,
             shape.mlp_dim,
             gelu_approximate=options.activation == "gelu_tanh",
+            quick_gelu=options.activation == "quick_gelu",
             norm_epsilon=options.norm_epsilon,
             dtype=dtype,
             rngs=rngs,

@@ -284,6 +284,7 @@ def _build_attention_pooling(
         shape.num_heads,
         shape.mlp_dim,
         gelu_approximate=options.gelu_approximate,
+        quick_gelu=options.mlp == "quick_gelu",
         norm_epsilon=options.norm_epsilon,
         dtype=jnp.dtype(options.dtype),
         rngs=rngs,
