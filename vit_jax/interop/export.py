@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
+from vit_jax.errors import WeightsError
 from vit_jax.interop.load import Loaded
 from vit_jax.interop.save import new_path
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, family_of
 from vit_jax.storage.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -30,8 +31,14 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         The shape of the output, e.g. ("batch", "1000").
 
     Raises:
-        WeightsError: the path exists, or cannot be written.
+        WeightsError: the path exists, or cannot be written; or the model is a pair of towers.
     """
+    if not family_of(loaded.options.name).has_classes:
+        raise WeightsError(
+            f"{loaded.options.name}, a pair of towers",
+            "a model of images",
+            "convert it with --format=transformers, vision_transformer or orbax",
+        )
     with new_path(path) as part:
         options = loaded.options
         if loaded.model.num_heads is not None:
