@@ -13,13 +13,13 @@ import pytest
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.models.registry import build_model, is_small, list_models, model_options
+from vit_jax.models.registry import build_model, family_of, is_small, list_models, model_options
 from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
-FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16")
+FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16", "CLIP-ViT-B/16")
 AXES = {"data": 2, "fsdp": 4}
 
 
@@ -29,9 +29,11 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
     The mesh lists one real device sixteen times: good for shapes.
     """
 
+    classes = family_of(name).default_classes
+
     def init():
         options = model_options(name)
-        model = build_model(options, num_classes=1000, image_size=224, key=jax.random.key(0))
+        model = build_model(options, num_classes=classes, image_size=224, key=jax.random.key(0))
         return nnx.to_pure_dict(nnx.state(model))
 
     params = jax.eval_shape(init)
@@ -101,7 +103,7 @@ def test_only_kernels_are_sharded_over_fsdp_and_all_that_divide_are(found):
         sizes = {n: math.prod(shape) for n, (shape, _) in presets["replicated"].items()}
         assert values_per_device(presets["replicated"]) == sum(sizes.values())
         shapes = {n: shape for n, (shape, _) in presets["replicated"].items()}
-        kernels = [n for n in sizes if n.endswith("/kernel")]
+        kernels = [n for n in sizes if n.endswith(("/kernel", "/token_embedding"))]
         uneven = [n for n in kernels if all(d % AXES["fsdp"] for d in shapes[n])]
         assert not uneven or is_small(name), (name, uneven)
         kernels = sum(sizes[n] for n in kernels if n not in uneven)

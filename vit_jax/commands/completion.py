@@ -36,9 +36,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 def completion_script() -> str:
     """Returns a completion function for bash."""
     from vit_jax.config.keys import config_keys
-    from vit_jax.models.registry import AutoConfig, list_models
+    from vit_jax.models.registry import AnyImageConfig, list_models
 
-    keys = config_keys(AutoConfig)
+    keys = config_keys(AnyImageConfig)
     flags, values = [], [f"--config.model.name) echo '{' '.join(list_models())}' ;;"]
     for name in COMMANDS:
         parser = argparse.ArgumentParser(add_help=True)

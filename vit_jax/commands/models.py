@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from vit_jax.models.registry import list_models
+    from vit_jax.models.registry import family_of, list_models
     from vit_jax.models.summary import summarize
 
     names = args.names or (["ViT-B/16"] if args.complexity else list_models())
@@ -107,7 +107,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     )
     with _without_log():
         found = [
-            (options, summarize(options, num_classes=args.num_classes, image_size=image_size))
+            (
+                options,
+                summarize(
+                    options,
+                    num_classes=args.num_classes if family_of(options.name).has_classes else 0,
+                    image_size=image_size,
+                ),
+            )
             for options, image_size in progress
         ]
     title = f"{args.num_classes:,} classes, {found[0][0].dtype}"

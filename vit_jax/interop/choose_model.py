@@ -95,6 +95,9 @@ def _changed_options(
     if not keeps_head:
         given = {key: value for key, value in given.items() if key not in HEAD_OPTIONS}
     wanted = {**given, **options}
+    for tower in ("image", "text"):  # Of a pair: the caller changes some options of a tower.
+        if isinstance(options.get(tower), Mapping):
+            wanted[tower] = {**given.get(tower, {}), **options[tower]}
     if patch_size is not None:
         wanted["name"] = _with_patch_size(wanted["name"], patch_size)
     return model_options(**wanted)

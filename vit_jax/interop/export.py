@@ -15,7 +15,7 @@ from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import EvalView
 from vit_jax.interop.load import Loaded
 from vit_jax.interop.save import check_new_path, new_path
-from vit_jax.models.registry import build_model
+from vit_jax.models.registry import build_model, family_of
 from vit_jax.storage.files import read_file, read_json, write_atomically, write_json
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -100,8 +100,14 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
         The shape of the output, e.g. ("batch", "1000").
 
     Raises:
-        WeightsError: the path exists, or cannot be written.
+        WeightsError: the path exists, or cannot be written; or the model is a pair of towers.
     """
+    if not family_of(loaded.options.name).has_classes:
+        raise WeightsError(
+            f"{loaded.options.name}, a pair of towers",
+            "a model of images",
+            "convert it with --format=transformers, vision_transformer or orbax",
+        )
     check_new_path(_about_path(path))
     with new_path(path) as part:
         options = loaded.options

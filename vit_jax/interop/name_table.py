@@ -296,7 +296,7 @@ def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.n
         for layer in range(ours[0].shape[0] if row.layered else 1):
             parts = row.layout.write([a[layer] for a in ours] if row.layered else ours)
             for name, part in zip(row.names(layer), parts, strict=True):
-                tensors[name] = np.ascontiguousarray(part)
+                tensors[name] = np.asarray(part, order="C")
     if left:
         raise WeightsError(
             f"parameter '{min(left)}', which has no name in that format",

@@ -72,7 +72,8 @@ def fold_normalization(
         WeightsError: the first layer is a convolution with padding. Its padding of 0 has another
             meaning after normalisation.
     """
-    kernel_name, bias_name = "patch_embedding/kernel", "patch_embedding/bias"
+    tower = "image/" if "image/patch_embedding/kernel" in shapes else ""
+    kernel_name, bias_name = (f"{tower}patch_embedding/{leaf}" for leaf in ("kernel", "bias"))
     if shapes.get(kernel_name, ())[2:3] != (3,):
         raise WeightsError(
             f"weights for images normalised by {normalization}, with a first layer that pads",

@@ -67,7 +67,7 @@ def fit_parameter(
         fitted = _fit_table(array, shape, target)
     elif name.endswith(_AXES) and array.shape != shape:
         fitted = _each_layer(array, 2, lambda a: resample_axis(a, shape[-2]))
-    elif name == _PATCH_KERNEL and array.shape != shape and array.shape[2:] == shape[2:]:
+    elif name.endswith(_PATCH_KERNEL) and array.shape != shape and array.shape[2:] == shape[2:]:
         fitted = resample_kernel(array, shape[0])
     if fitted.shape != shape:
         raise _shape_error(label or repr(name), array.shape, target, shape)

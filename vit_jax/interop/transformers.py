@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
+from vit_jax.interop import towers_transformers
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo
 from vit_jax.interop.name_table import (
     Flat,
@@ -48,12 +49,12 @@ def recognise(file: TensorFile) -> TensorFile | None:
         WeightsError: config.json describes another model of transformers.
     """
     kind = file.config().get("model_type")
-    if kind is None:
+    if kind is None or kind in towers_transformers.MODEL_TYPES:
         return None
     if kind != "vit":
         raise WeightsError(
             f"{file.path.parent} is a model of type {kind!r}",
-            "model_type 'vit'",
+            f"model_type 'vit', {' or '.join(map(repr, towers_transformers.MODEL_TYPES))}",
             "use timm's safetensors of this model (DeiT, DINOv2, DINOv3, SigLIP)",
         )
     return file.renamed({name.removeprefix("vit."): name for name in file.shapes})

@@ -26,7 +26,7 @@ from vit_jax.models.vit_options import VIT_SIZES, ViTShape
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
-_BLOCK = "Transformer/encoderblock_{layer}"
+BLOCK = "Transformer/encoderblock_{layer}"
 _SCANNED_BLOCK = "Transformer/encoderblock"
 # Names of a block's first and second LayerNorm, attention and MLP.
 _NUMBERED_TOGETHER = ("LayerNorm_0", "LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
@@ -60,27 +60,12 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         WeightsError: a hybrid that is not registered, or tensors that are missing.
     """
     shapes = file.shapes
-    block = _BLOCK if _BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
-    generation = next(
-        (
-            g
-            for g in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE)
-            if f"{block.format(layer=0)}/{g[2]}/key/kernel" in shapes
-            and f"{block.format(layer=0)}/{g[3]}/Dense_0/kernel" in shapes
-        ),
-        None,
-    )
-    if generation is None:
-        raise WeightsError(
-            f"{file.path} has encoder blocks with unknown parts",
-            "blocks of vision_transformer or big_vision",
-            "check where the file comes from",
-        )
+    block, generation = block_names(shapes)
     first = block.format(layer=0)
     scanned = block is _SCANNED_BLOCK
     key_shape = shapes[f"{first}/{generation[2]}/key/kernel"]
     mlp_shape = shapes[f"{first}/{generation[3]}/Dense_0/kernel"]
-    depth = key_shape[0] if scanned else depth_of(shapes, f"{_BLOCK}/LayerNorm_0/scale")
+    depth = key_shape[0] if scanned else depth_of(shapes, f"{BLOCK}/LayerNorm_0/scale")
     patch, _, channels, width = shapes["embedding/kernel"]
     stem = _read_stem(shapes)
     sizes = {"width": width, "depth": depth, "mlp_dim": mlp_shape[-1], "num_heads": key_shape[-2]}
@@ -109,6 +94,40 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     )
 
 
+def block_names(shapes: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of an encoder block in a file, and the names of its parts.
+
+    Args:
+        shapes: tensor name -> shape; names of blocks start with "Transformer/".
+
+    Raises:
+        WeightsError: blocks with unknown parts.
+    """
+    block = BLOCK if BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
+    first = block.format(layer=0)
+    for parts in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE):
+        if {
+            f"{first}/{parts[2]}/key/kernel",
+            f"{first}/{parts[3]}/Dense_0/kernel",
+        } <= shapes.keys():
+            return block, parts
+    raise WeightsError(
+        "a file that has encoder blocks with unknown parts",
+        "blocks of vision_transformer or big_vision",
+        "check where the file comes from",
+    )
+
+
+def parts_of(*, together: bool = False) -> tuple[str, ...]:
+    """Returns the names of a block's parts, numbered together or by type."""
+    return _NUMBERED_TOGETHER if together else _NUMBERED_BY_TYPE
+
+
+def table_of(has_class_token: bool) -> str:
+    """Returns the name of the position table: vision_transformer's with a class token."""
+    return _TABLES[0] if has_class_token else _TABLES[1]
+
+
 def to_tensors(loaded: "Loaded") -> Tensors:
     """Returns the tensors of a model under the names of vision_transformer.
 
@@ -134,9 +153,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             "use --format=orbax, which holds every model",
         )
     square_side(loaded)  # The files do not store the grid of the position table.
-    parts = _NUMBERED_TOGETHER if has_class_token else _NUMBERED_BY_TYPE
-    table = _TABLES[0] if has_class_token else _TABLES[1]
-    rows = name_table(_BLOCK, parts, table, shape.stem)
+    parts, table = parts_of(together=has_class_token), table_of(has_class_token)
+    rows = name_table(BLOCK, parts, table, shape.stem)
     return Tensors(write_rows(rows, with_learned_table(loaded, sincos=has_class_token)))
 
 
@@ -151,21 +169,28 @@ def name_table(
         table: name of the position table.
         stem: sizes of a hybrid's ResNet.
     """
-    layer_axes = 0 if "{layer}" in block else 1
     return [
         *(_stem_rows(stem) if stem else ()),
         row("patch_embedding/kernel", "embedding/kernel", Same()),
         row("patch_embedding/bias", "embedding/bias", Same()),
         row("class_token", "cls", Same()),
         row("position_embedding/table", table, Same()),
-        *_block_rows("encoder/blocks", block, parts, layer_axes),
-        row("norm/scale", "Transformer/encoder_norm/scale", Same()),
-        row("norm/bias", "Transformer/encoder_norm/bias", Same()),
-        *_pooling_rows(),
+        *encoder_rows(block, parts),
+        *pooling_rows(),
         row("head/pre_logits/kernel", "pre_logits/kernel", Same()),
         row("head/pre_logits/bias", "pre_logits/bias", Same()),
         row("head/linear/kernel", "head/kernel", Same()),
         row("head/linear/bias", "head/bias", Same()),
+    ]
+
+
+def encoder_rows(block: str, parts: tuple[str, ...]) -> list[Row]:
+    """Returns the rows of the blocks and of the final LayerNorm; arguments as in `name_table`."""
+    layer_axes = 0 if "{layer}" in block else 1
+    return [
+        *_block_rows("encoder/blocks", block, parts, layer_axes),
+        row("norm/scale", "Transformer/encoder_norm/scale", Same()),
+        row("norm/bias", "Transformer/encoder_norm/bias", Same()),
     ]
 
 
@@ -196,7 +221,8 @@ def _mlp_rows(ours: str, theirs: str) -> list[Row]:
     ]
 
 
-def _pooling_rows() -> list[Row]:
+def pooling_rows() -> list[Row]:
+    """Returns the rows of the MAP head."""
     attention = "MAPHead_0/MultiHeadDotProductAttention_0"
     return [
         row("attention_pooling/probe", "MAPHead_0/probe", Same()),

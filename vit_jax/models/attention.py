@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 # Number of tokens that are not padding: of all examples, or of each; None: there is no padding.
 ValidTokens = int | Int[Array, " B"] | None
+# True: the query (third axis) attends to the key (last axis).
+Mask = Bool[Array, "#B 1 N M"]
 
 # Of all images, or of each: [B, N, K].
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
@@ -217,6 +219,7 @@ def attend(
     bias: Float[Array, "B H N M"] | None = None,
     implementation: Implementation = "xla",
     valid_tokens: ValidTokens = None,
+    mask: Mask | None = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
@@ -234,11 +237,12 @@ def attend(
         valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight;
             the same number for all examples, or one for each. The Pallas kernel cannot have one for
             each, so "xla" replaces it.
+        mask: keys where it is False get no weight; only with "einsum" and "xla".
     """
     if implementation == "pallas" and isinstance(valid_tokens, jax.Array):
         implementation = "xla"
     if implementation == "einsum":
-        weights = attention_weights(query, key, bias, valid_tokens).astype(value.dtype)
+        weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
     if implementation == "pallas":
         from vit_jax.models.pallas_attention import attend_packed
@@ -256,6 +260,7 @@ def attend(
         key,
         value,
         bias=bias,
+        mask=mask,
         key_value_seq_lengths=lengths,
         implementation=implementation,
     )
@@ -266,9 +271,12 @@ def attention_weights(
     key: Float[Array, "B M H K"],
     bias: Float[Array, "B H N M"] | None = None,
     valid_tokens: ValidTokens = None,
+    mask: Mask | None = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, f32, each row summing to 1."""
     logits = attention_logits(query, key, bias)
+    if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
+        logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
     if valid_tokens is not None:
         real = _real_tokens(key.shape[1], valid_tokens)
         logits = jnp.where(real[:, None, None], logits, -jnp.inf)
@@ -351,6 +359,7 @@ class SelfAttention(nnx.Module):
         *,
         rope: Rope | None = None,
         valid_tokens: ValidTokens = None,
+        mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
@@ -363,6 +372,7 @@ class SelfAttention(nnx.Module):
             x: tokens.
             rope: cosines and sines of `position.rope_2d`.
             valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
+            mask: which tokens attend to which; None: all to all.
             key: turns dropout on.
             capture: "attention_weights", "max_attention_logit".
         """
@@ -387,12 +397,13 @@ class SelfAttention(nnx.Module):
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
             kernel = _kernel.get() or partial(attend, implementation=self.implementation)
-            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens)
+            masked: dict[str, Any] = {} if mask is None else {"mask": mask}
+            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens, **masked)
         attended = constrain(attended, "batch", None, "tensor")
         out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)
         found = {}
         if "attention_weights" in capture:
-            found["attention_weights"] = attention_weights(q, k, bias, valid_tokens)
+            found["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
         if "max_attention_logit" in capture:
             logits = attention_logits(q, k, bias)
             if valid_tokens is not None:

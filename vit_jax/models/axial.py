@@ -79,7 +79,7 @@ class AxialAttention(SelfAttention):
         self.grid = grid
         self.axis: Axis = axis
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         x: Float[Array, "B N D"],
         *,

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
-from vit_jax.models.attention import Implementation, Rope, SelfAttention, ValidTokens
+from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
@@ -35,7 +35,7 @@ class BlockSpec:
     num_heads: int
     tokens: int
     position_table: TableSpec | None
-    mlp: Literal["gelu", "swiglu"]
+    mlp: Literal["gelu", "quick_gelu", "swiglu"]
     mlp_hidden: int
     gelu_approximate: bool
     norm_placement: Literal["pre", "post", "res_post"]
@@ -95,7 +95,11 @@ class EncoderBlock(nnx.Module):
             self.mlp = SwiGlu(spec.width, spec.mlp_hidden, **shared)
         else:
             self.mlp = Mlp(
-                spec.width, spec.mlp_hidden, gelu_approximate=spec.gelu_approximate, **shared
+                spec.width,
+                spec.mlp_hidden,
+                gelu_approximate=spec.gelu_approximate,
+                quick_gelu=spec.mlp == "quick_gelu",
+                **shared,
             )
         scale = spec.layer_scale
         self.attention_scale = nnx.Param(jnp.full(spec.width, scale)) if scale else None
@@ -108,6 +112,7 @@ class EncoderBlock(nnx.Module):
         *,
         rope: Rope | None = None,
         valid_tokens: ValidTokens = None,
+        mask: Mask | None = None,
         key: jax.Array | None = None,
         drop_rate: Float[Array, ""] | None = None,
         capture: tuple[str, ...] = (),
@@ -119,6 +124,7 @@ class EncoderBlock(nnx.Module):
             x: tokens.
             rope: rotations for queries and keys.
             valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
+            mask: which tokens attend to which; None: all to all.
             key: turns dropout and stochastic depth on.
             drop_rate: probability that an example skips a residual branch of this block.
             capture: names from BLOCK_INTERMEDIATES.
@@ -133,6 +139,7 @@ class EncoderBlock(nnx.Module):
             self.attention_norm(x) if pre else x,
             rope=rope,
             valid_tokens=valid_tokens,
+            **({} if mask is None else {"mask": mask}),
             key=keys[0],
             capture=capture,
         )
@@ -230,6 +237,7 @@ class Encoder(nnx.Module):
         position: Float[Array, "1 N D"] | None = None,
         rope: Rope | None = None,
         valid_tokens: ValidTokens = None,
+        mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
         reduce: Reduce | None = None,
@@ -243,6 +251,7 @@ class Encoder(nnx.Module):
             position: a table added to the input of every block.
             rope: rotations for queries and keys.
             valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
+            mask: which tokens attend to which; None: all to all.
             key: turns dropout and stochastic depth on.
             capture: names from BLOCK_INTERMEDIATES.
             reduce: applied to the captured intermediates of each block; None: unchanged.
@@ -258,6 +267,7 @@ class Encoder(nnx.Module):
                 _add_position(constrain(x, "batch"), position),
                 rope=rope,
                 valid_tokens=valid_tokens,
+                **({} if mask is None else {"mask": mask}),
                 key=key,
                 drop_rate=drop_rate,
                 capture=capture,

@@ -95,6 +95,10 @@ class ImageModel(nnx.Module):
         """Valid names for `return_intermediates`."""
         raise NotImplementedError
 
+    def example_inputs(self, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Returns the shapes and types of what the model is called with."""
+        return (jax.ShapeDtypeStruct((batch, *self.image_size, 3), jnp.float32),)
+
     def __call__(
         self,
         images: Any,
@@ -225,6 +229,7 @@ class Family:
         stack: function from options and (height, width) of the images to the sizes of the stack of
             layers, by which a run chooses how to execute it; None: the options `scan` and `remat`
             mean True and "none" if they are "auto".
+        has_classes: whether the models have a head for classes.
     """
 
     name: str
@@ -241,6 +246,12 @@ class Family:
     formats: tuple[str, ...] = ()
     build_flags: tuple[str, ...] = ()
     stack: Callable[[Any, tuple[int, int]], Stack] | None = None
+    has_classes: bool = True
+
+    @property
+    def default_classes(self) -> int:
+        """Number of classes of a new model, unless another is asked for."""
+        return 1000 if self.has_classes else 0
 
 
 def override_sizes(shape: Any, options: ModelConfig, names: tuple[str, ...]) -> Any:

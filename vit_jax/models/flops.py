@@ -135,12 +135,16 @@ def model_macs(model: Any) -> int:
         model: with values, or abstract from `nnx.eval_shape`. Its attention must not be a kernel
             that cannot be traced, such as cuDNN's.
     """
-    return _module_macs(model, jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32))
+    return _module_macs(model, *model.example_inputs(1))
 
 
-def _module_macs(module: Any, x: jax.ShapeDtypeStruct) -> int:
+def _module_macs(module: Any, *inputs: jax.ShapeDtypeStruct) -> int:
     graphdef, state = nnx.split(module)
-    return traced_macs(lambda params, x: nnx.merge(graphdef, params)(x), nnx.to_pure_dict(state), x)
+    return traced_macs(
+        lambda params, *inputs: nnx.merge(graphdef, params)(*inputs),
+        nnx.to_pure_dict(state),
+        *inputs,
+    )
 
 
 def training_flops(macs: int) -> int:

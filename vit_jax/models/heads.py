@@ -34,6 +34,7 @@ class AttentionPooling(nnx.Module):
         num_heads: heads of the attention.
         mlp_dim: hidden features of the MLP.
         gelu_approximate: use the tanh approximation of GELU.
+        quick_gelu: use x * sigmoid(1.702 x) instead.
         norm_epsilon: epsilon of the LayerNorm.
         dtype: type the matmuls run in.
         rngs: source of the initial values.
@@ -46,6 +47,7 @@ class AttentionPooling(nnx.Module):
         mlp_dim: int,
         *,
         gelu_approximate: bool = True,
+        quick_gelu: bool = False,
         norm_epsilon: float = 1e-6,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -58,7 +60,14 @@ class AttentionPooling(nnx.Module):
         self.value = make(width, (num_heads, head_dim))
         self.out = make((num_heads, head_dim), width, axis=(-2, -1))
         self.norm = LayerNorm(width, epsilon=norm_epsilon, dtype=dtype)
-        self.mlp = Mlp(width, mlp_dim, gelu_approximate=gelu_approximate, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(
+            width,
+            mlp_dim,
+            gelu_approximate=gelu_approximate,
+            quick_gelu=quick_gelu,
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     def __call__(
         self, tokens: Float[Array, "B N D"], valid_tokens: ValidTokens = None
@@ -94,6 +103,9 @@ class Head(nnx.Module):
         bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many
             classes.
         rngs: source of the initial values.
+
+    Attributes:
+        num_features: R, width of the features before the linear layer.
     """
 
     def __init__(
@@ -114,6 +126,7 @@ class Head(nnx.Module):
             bias_init=nnx.initializers.constant(bias_init),
             rngs=rngs,
         )
+        self.num_features = size
         self.pre_logits = nnx.Linear(features, size, rngs=rngs) if representation_size else None
         self.linear = make_linear() if num_classes else None
 

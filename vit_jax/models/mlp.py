@@ -23,6 +23,7 @@ class Mlp(nnx.Module):
         width: D, features in and out.
         hidden: features between the two layers.
         gelu_approximate: use the tanh approximation instead of the exact erf form.
+        quick_gelu: use x * sigmoid(1.702 x) instead (arXiv:1606.08415, section 2), as CLIP does.
         dropout_rate: rate after each dense layer.
         kernel_init: initializer of both kernels.
         bias_init: initializer of both biases.
@@ -36,6 +37,7 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         gelu_approximate: bool = True,
+        quick_gelu: bool = False,
         dropout_rate: float = 0.0,
         kernel_init: nnx.Initializer = _kernel_init,
         bias_init: nnx.Initializer = _bias_init,
@@ -48,6 +50,7 @@ class Mlp(nnx.Module):
         self.expand = make(width, hidden)
         self.contract = make(hidden, width)
         self.gelu_approximate = gelu_approximate
+        self.quick_gelu = quick_gelu
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(
@@ -55,7 +58,11 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = gelu(keep(_shard(self.expand(x))), self.gelu_approximate)
+        hidden = keep(_shard(self.expand(x)))
+        if self.quick_gelu:
+            hidden = hidden * jax.nn.sigmoid(1.702 * hidden)
+        else:
+            hidden = gelu(hidden, self.gelu_approximate)
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 

@@ -3,35 +3,22 @@
 import fnmatch
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import KEY, ConfigError, ModelError, nearest
+from vit_jax.errors import KEY, ConfigError, ModelError
 from vit_jax.models.aliases import find_alias
-from vit_jax.models.block_means import BLOCK_MEANS
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
-from vit_jax.models.mixer import MIXER
+from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
 from vit_jax.models.options import AUTO, ModelConfig
-from vit_jax.models.resnet import RESNET
-from vit_jax.models.vit import VIT
+from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
 from vit_jax.synonyms import meant_name
 
-# To add a family, write its file and add it here.
-FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
-
-
-class AutoConfig(*(family.options for family in FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
-    """Options of a model that is not known yet, because `name` is "auto".
-
-    It has the options of all families. Once the weights are read, the section of their family
-    checks the options that were set.
-    """
-
-    kind: ClassVar[str] = "any model"
+FAMILIES: tuple[Family, ...] = (*IMAGE_FAMILIES, TWO_TOWERS)
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -61,21 +48,7 @@ def family_of(name: str) -> Family:
     >>> family_of("R50+ViT-B/16").name
     'ViT'
     """
-    for family in FAMILIES:
-        if name in family.sizes or family.parse(name) is not None:
-            return family
-    raise ModelError(
-        f"unknown model {name!r}",
-        "; ".join(family.pattern for family in FAMILIES),
-        f"did you mean {_meant_model(name)!r}?",
-    )
-
-
-def _meant_model(name: str) -> str:
-    """Returns the model that an unknown name means: that of another project, or a similar one."""
-    alias = find_alias(name)
-    is_known = alias is not None and any(f.parse(alias.name) is not None for f in FAMILIES)
-    return alias.name if alias is not None and is_known else nearest(name, list_models())
+    return find_family(name, FAMILIES)
 
 
 def default_image_size(name: str) -> int:
@@ -104,7 +77,7 @@ def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
     name = mapping.get("name")
     if not isinstance(name, str):
         return ModelConfig  # Raises the error for a missing or wrong name.
-    return AutoConfig if name == AUTO else family_of(name).options
+    return AnyImageConfig if name == AUTO else family_of(name).options
 
 
 def model_options(name: str, **options: Any) -> ModelConfig:
@@ -177,7 +150,7 @@ def build_model(
 def create_model(
     name: str,
     *,
-    num_classes: int = 1000,
+    num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     seed: int = 0,
     **options: Any,
@@ -187,13 +160,14 @@ def create_model(
     Args:
         name: e.g. "ViT-B/16"; see `list_models`. Names of timm, transformers and torchvision stand
             for models of the same sizes: "vit_base_patch16_384", "google/vit-base-patch16-224".
-        num_classes: C; 0 for features instead of logits.
+        num_classes: C; 0 for features instead of logits; None: 1000, or 0 for a pair of towers.
         image_size: side, or (height, width), in pixels; None: as in the name, else 224.
         seed: seed of the initial values.
         **options: options of the model's family, e.g. pooling="gap".
 
     Returns:
-        A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes].
+        A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes]. A pair of
+        towers takes images and tokens, see `two_towers.TwoTowers`.
 
     Raises:
         ModelError: unknown name, or sizes that do not fit together.
@@ -209,6 +183,8 @@ def create_model(
     image_size = image_size or IMAGE_SIZE
     _check_arguments(name, options)
     config = model_options(name, **options)
+    if num_classes is None:
+        num_classes = family_of(name).default_classes
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(config, num_classes=num_classes, image_size=image_size, key=key)
@@ -241,7 +217,8 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
     """Returns the layer index of each parameter, for layer-wise learning rates.
 
     Layer 0 is the embedding. Each block or residual unit is one layer, in the order of the forward
-    pass, and the last layer is everything after them: final norm, pooling and head.
+    pass, and the last layer is everything after them: final norm, pooling and head. The towers of a
+    pair are numbered on their own; what is in neither has the last number of both.
 
     Args:
         params: parameters of a model of any family, or their shapes.
@@ -250,9 +227,23 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
         Parameter name -> layer index. For a parameter of a scanned stack, this is an array
         [depth, 1, ...] that broadcasts against the parameter.
     """
+    leaves = named_leaves(params)
+    found: dict[str, np.ndarray] = {}
+    if any(name.startswith("text/") for name in leaves):
+        for tower in ("image/", "text/"):
+            inner = {
+                n.removeprefix(tower): leaf for n, leaf in leaves.items() if n.startswith(tower)
+            }
+            found |= {tower + name: index for name, index in _layers_of(inner).items()}
+    last = max((int(index.max()) for index in found.values()), default=0)
+    rest = {name: leaf for name, leaf in leaves.items() if name not in found}
+    return found | ({name: np.asarray(last) for name in rest} if found else _layers_of(rest))
+
+
+def _layers_of(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter of one tower, or of an image model."""
     order = [pattern for family in FAMILIES for pattern in family.layer_order]
     embeddings = {order.index(family.layer_order[0]) for family in FAMILIES if family.layer_order}
-    leaves = named_leaves(params)
     steps = {name: _first_match(order, name) for name in leaves}
 
     def is_stacked(name: str) -> bool:

@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.family import ImageModel
@@ -130,15 +129,15 @@ def measure_activations(model: ImageModel, image_size: int) -> Activations:
         image_size: side in pixels.
     """
     graphdef, state = nnx.split(model)
-    batch = jax.ShapeDtypeStruct((_PRIME_BATCH, image_size, image_size, 3), jnp.float32)
+    inputs = model.example_inputs(_PRIME_BATCH)
 
-    def residuals(params: Any, images: jax.Array) -> list[jax.Array]:
+    def residuals(params: Any, *inputs: jax.Array) -> list[jax.Array]:
         def forward(params: Any) -> Any:
-            return nnx.merge(graphdef, params)(images, key=jax.random.key(0))
+            return nnx.merge(graphdef, params)(*inputs, key=jax.random.key(0))
 
         return jax.tree.leaves(jax.vjp(forward, params)[1])
 
-    jaxpr = jax.make_jaxpr(residuals)(nnx.to_pure_dict(state), batch).jaxpr
+    jaxpr = jax.make_jaxpr(residuals)(nnx.to_pure_dict(state), *inputs).jaxpr
     given = {id(v) for v in jaxpr.invars}
     kept = {id(v): v.aval for v in jaxpr.outvars if id(v) not in given}
     grown = [a for a in kept.values() if a.size and a.size % _PRIME_BATCH == 0]

@@ -79,7 +79,7 @@ class ViT(ImageModel):
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
     parts = (
         "stem", "patch_embedding", "mask_token", "class_token", "registers", "position_embedding",
-        "encoder", "norm", "attention_pooling", "head", "register_head",
+        "embedding_norm", "encoder", "norm", "attention_pooling", "head", "register_head",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +129,8 @@ class ViT(ImageModel):
         self.has_relative = options.position_embedding == "relative"
         self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
         make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
+        make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
+        self.embedding_norm = make_norm() if options.embedding_norm else None
         self.encoder = make_encoder(
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
@@ -138,7 +140,6 @@ class ViT(ImageModel):
             token_rows=(platform or jax.default_backend()) in ("gpu", "cuda"),
             rngs=rngs,
         )
-        make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
         self.norm = None if options.norm_placement == "post" else make_norm()
         self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
@@ -353,6 +354,7 @@ class ViT(ImageModel):
         ]
         x = jnp.concatenate([*shared, x], axis=1)
         x = x if table is None else x + table.astype(x.dtype)
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
     def _check_patches(self, images: Patches) -> None:
@@ -433,6 +435,7 @@ def _build_attention_pooling(
         shape.num_heads,
         shape.mlp_dim,
         gelu_approximate=options.gelu_approximate,
+        quick_gelu=options.mlp == "quick_gelu",
         norm_epsilon=options.norm_epsilon,
         dtype=jnp.dtype(options.dtype),
         rngs=rngs,
@@ -583,7 +586,7 @@ VIT = Family(
         (r"encoder/blocks/(row/)?position_embedding/.*", ("fsdp",)),
     ),
     layer_order=(
-        r"(stem|(patch|position)_embedding)/.*|(class|mask)_token|registers",
+        r"(stem|(patch|position)_embedding|embedding_norm)/.*|(class|mask)_token|registers",
         r"encoder/blocks/.*",
     ),
     formats=("vision_transformer", "transformers", "timm"),

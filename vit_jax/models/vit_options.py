@@ -72,7 +72,10 @@ class ViTConfig(ModelConfig):
     qk_norm: bool = option(False)
     """LayerNorm on queries and keys (arXiv:2302.05442)."""
     qkv_bias: bool = option(True)
-    mlp: Literal["gelu", "swiglu"] = option("gelu")
+    embedding_norm: bool = option(False)
+    """LayerNorm on the tokens before the first block, as in CLIP."""
+    mlp: Literal["gelu", "quick_gelu", "swiglu"] = option("gelu")
+    """quick_gelu is x * sigmoid(1.702 x), as in CLIP."""
     gelu_approximate: bool = option(True)
     """True: the tanh approximation that the paper's code uses. False: the exact erf form."""
     representation_size: int | None = option(None, at_least=1)

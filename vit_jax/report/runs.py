@@ -145,9 +145,9 @@ def _fill_in_defaults(runs: Sequence[Run]) -> None:
     if all(run.config.keys() == keys for run in runs):
         return
     from vit_jax.config.run import Config
-    from vit_jax.models.registry import AutoConfig  # Has the options of all families.
+    from vit_jax.models.image_families import AnyImageConfig  # Has the options of all families.
 
-    defaults = default_values(Config) | default_values(AutoConfig, "model.")
+    defaults = default_values(Config) | default_values(AnyImageConfig, "model.")
     for run in runs:
         own = {key[: dot.start()] for key in run.config for dot in re.finditer(r"\.|$", key)}
         missing = flatten({field: defaults[field] for field in defaults.keys() - own})
