@@ -55,7 +55,7 @@ def fit_grid(height: int, width: int, patch_size: int, length: int) -> tuple[int
     Source: `resize_to_sequence` of big_vision; transformers does the same for SigLIP 2.
 
     >>> fit_grid(480, 640, 16, 256), fit_grid(100, 100, 16, 256), fit_grid(10, 5000, 16, 16)
-    ((13, 18), (16, 16), (1, 16))
+    ((14, 18), (16, 16), (1, 16))
     """
 
     def sides(scale: float) -> tuple[int, int]:
