@@ -48,6 +48,7 @@ def test_table_6_agrees_within_two_percent_or_five_with_convolutions(name):
         ("Micro", 18.8e6, 20.1e6),
         pytest.param("Mini", 95e6, 101e6, marks=pytest.mark.slow),
         pytest.param("Nano", 4.2e6, 4.5e6, marks=pytest.mark.slow),
+        ("Pico", 1.05e6, 1.1e6),
     ],
 )
 def test_small_models_of_the_same_size_have_about_equal_cost(size, least, most):

@@ -107,6 +107,9 @@ PARAMETERS = {
     "ViT-Nano/4": 87_560,
     "R+ViT-Nano/4": 71_254,
     "BiT-R-Nano": 127_558,
+    "ViT-Pico/4": 28_712,
+    "R+ViT-Pico/4": 26_289,
+    "BiT-R-Pico": 56_917,
     "BlockMeans-8": 193_000,
 }
 
@@ -178,7 +181,7 @@ QUICK = (
 @functools.cache
 def count(name, **options):
     config = model_options(name, **options)
-    size = 32 if any(small in name for small in ("Mini", "Micro", "Nano", "Block")) else 224
+    size = 32 if any(small in name for small in ("Mini", "Micro", "Nano", "Pico", "Block")) else 224
     sizes = {"num_classes": 1000, "image_size": size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(config, **sizes))
     return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
@@ -233,6 +236,13 @@ def by_hand(name):
         return stem + vit_by_hand(32, 2, 128, patch=2, channels=48, patches=64)
     if name == "BiT-R-Nano":
         return resnet_by_hand(2, (1, 2, 2), 6, root=3) + 2 * 96 + 96 * 1000 + 1000
+    if name == "ViT-Pico/4":
+        return vit_by_hand(16, 3, 64, patch=4, channels=3, patches=64)
+    if name == "R+ViT-Pico/4":
+        stem = resnet_by_hand(1, (1, 1), 3, root=3)
+        return stem + vit_by_hand(16, 1, 128, patch=2, channels=24, patches=64)
+    if name == "BiT-R-Pico":
+        return resnet_by_hand(2, (1, 2, 2), 3, root=3) + 2 * 48 + 48 * 1000 + 1000
     if name == "BlockMeans-8":
         return 8 * 8 * 3 * 1000 + 1000
     if name in HYBRIDS:
@@ -482,7 +492,7 @@ def test_a_resnet_takes_its_own_options():
 
 def test_list_models_is_public():
     assert "ViT-Ti/16" in vit_jax.list_models()
-    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 3 * 3 + 7 + 1 + 16
+    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 4 * 3 + 7 + 1 + 16
 
 
 @pytest.mark.parametrize(

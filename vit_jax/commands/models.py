@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image_size",
         type=positive_int,
-        help="in pixels; default: 224, or 32 for Mini, Micro and Nano",
+        help="in pixels; default: 224, or 32 for Mini, Micro, Nano and Pico",
     )
     parser.add_argument(
         "--num_classes",

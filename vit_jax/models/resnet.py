@@ -440,6 +440,7 @@ _SMALL = {
     "BiT-R-Mini": ResNetShape((1, 1, 2), 32, small=True, groups=8),
     "BiT-R-Micro": ResNetShape((1, 2, 3), 12, small=True, groups=4),
     "BiT-R-Nano": ResNetShape((1, 2, 2), 6, small=True, groups=2),
+    "BiT-R-Pico": ResNetShape((1, 2, 2), 3, small=True, groups=1),
 }
 _SIZES = {
     f"BiT-R{layers}x{width}": ResNetShape(units, 64 * width)

@@ -22,7 +22,7 @@ from vit_jax.models.vit_options import SMALL_VITS, VIT_SIZES
 from vit_jax.schema import Section, option
 
 # name: width, depth, MLP dim, heads. Published text towers have the sizes of ViTs; the small ones
-# belong to ViT-Mini, ViT-Micro and ViT-Nano.
+# belong to ViT-Mini, -Micro, -Nano and -Pico.
 TEXT_SIZES = {
     **{f"Text-{size}": sizes for size, sizes in VIT_SIZES.items()},
     **{

@@ -139,7 +139,8 @@ _LISTED_HYBRIDS = (
 )  # fmt: skip
 
 # Models for 32-pixel images that train on a CPU. Every family has one of each size. Mini takes 97
-# to 100 million multiply-accumulates, Micro 19 to 20 million, Nano 4.2 to 4.4. Source: ours.
+# to 100 million multiply-accumulates, Micro 19 to 20, Nano 4.2 to 4.4, Pico 1.05 to 1.1. Source:
+# ours.
 SMALL_VITS = {
     "ViT-Mini/4": ViTShape(128, 7, 512, 4, 4),
     "R+ViT-Mini/4": ViTShape(128, 3, 512, 4, 2, ResNetShape((1, 1), 32, small=True, groups=8)),
@@ -147,6 +148,8 @@ SMALL_VITS = {
     "R+ViT-Micro/4": ViTShape(64, 3, 256, 2, 2, ResNetShape((1, 1), 12, small=True, groups=4)),
     "ViT-Nano/4": ViTShape(32, 4, 128, 2, 4),
     "R+ViT-Nano/4": ViTShape(32, 2, 128, 2, 2, ResNetShape((1, 1), 6, small=True, groups=2)),
+    "ViT-Pico/4": ViTShape(16, 3, 64, 2, 4),
+    "R+ViT-Pico/4": ViTShape(16, 1, 128, 2, 2, ResNetShape((1, 1), 3, small=True, groups=1)),
 }
 
 
