@@ -1,6 +1,6 @@
 """Builds what the documentation takes from the rest of the repository. MkDocs calls it as a hook.
 
-- Pages of `experiments/`, CONTRIBUTING.md and CHANGELOG.md become pages of the site, with their
+- Pages of `experiments/` and `notebooks/`, CONTRIBUTING.md and CHANGELOG.md become pages of the site, with their
   pictures, and links to other files of the repository lead to a copy of the file. So links between
   pages work on the site as they do in the repository.
 - `reference/config.md` and `reference/commands.md` are made from the config sections and from the
@@ -25,9 +25,12 @@ from vit_jax.config.keys import ConfigKey, config_keys
 from vit_jax.models.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
-_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md")
-_FILES = ("experiments/**/*", "configs/*.py", "vit_jax/**/*.py", "tests/**/*.py", "tests/**/*.md")
-_SUFFIXES = {".png", ".svg", ".csv", ".md", ".py", ".sh", ".yaml", ".txt"}
+_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md", "notebooks/README.md")
+_FILES = (
+    "experiments/**/*", "configs/*.py", "notebooks/*.ipynb", "vit_jax/**/*.py", "tests/**/*.py",
+    "tests/**/*.md",
+)  # fmt: skip
+_SUFFIXES = {".png", ".svg", ".csv", ".md", ".py", ".sh", ".yaml", ".txt", ".ipynb"}
 _LINK = re.compile(r"(\]\(|src=\")([^)#\"\s]+)")
 
 

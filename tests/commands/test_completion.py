@@ -35,7 +35,7 @@ def complete(script, line, folder):
         ("python -m vit_jax train --config=a/q", ["a/quickstart.py"]),
         ("python -m vit_jax train --config=", ["a/"]),
         ("python -m vit_jax train --config.optimizer.learn", ["--config.optimizer.learning_rate="]),
-        ("python -m vit_jax train --config.model.mlp=", ["gelu", "swiglu"]),
+        ("python -m vit_jax train --config.model.mlp=", ["gelu", "quick_gelu", "swiglu"]),
         ("python -m vit_jax train --config.data.augment.flip=t", ["true"]),
         ("python -m vit_jax train --config.model.name=ViT-Mi", ["ViT-Mini/4", "ViT-Micro/4"]),
         ("python -m vit_jax predict --model.pool", ["--model.pooling="]),

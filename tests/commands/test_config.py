@@ -7,7 +7,7 @@ import vit_jax
 from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import config_keys
-from vit_jax.models.registry import AutoConfig
+from vit_jax.models.registry import AnyImageConfig
 from vit_jax.synonyms import _WORDS, key_of_word, words_of_key
 
 
@@ -80,7 +80,7 @@ def test_a_run_is_compared_with_its_recipe(tmp_path, capsys):
 
 
 def test_every_other_word_belongs_to_a_key():
-    known = config_keys(AutoConfig)
+    known = config_keys(AnyImageConfig)
     for key in _WORDS:
         assert key in known
         for word in words_of_key(key).split():

@@ -17,7 +17,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.stacking import Stack
 
-# Default image size in pixels: of models for small images (Mini, Micro, Nano, Pico), and of all others.
+# Default image size in pixels: of small models (Mini, Micro, Nano, Pico), and of all others.
 SMALL_IMAGE_SIZE = 32
 IMAGE_SIZE = 224
 
