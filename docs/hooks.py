@@ -1,8 +1,8 @@
 """Builds what the documentation takes from the rest of the repository. MkDocs calls it as a hook.
 
-- Pages of `experiments/` and `notebooks/`, CONTRIBUTING.md and CHANGELOG.md become pages of the site, with their
-  pictures, and links to other files of the repository lead to a copy of the file. So links between
-  pages work on the site as they do in the repository.
+- Pages of `experiments/` and `notebooks/`, CONTRIBUTING.md and CHANGELOG.md become pages of the
+  site, with their pictures, and links to other files of the repository lead to a copy of the file.
+  So links between pages work on the site as they do in the repository.
 - `reference/config.md` and `reference/commands.md` are made from the config sections and from the
   commands' own help.
 """
