@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
@@ -27,6 +28,8 @@ Prepare = Callable[[Batch, jax.Array], Batch]
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
 # (params, prepared batch, **options of the model's call) -> outputs of the model.
 Forward = Callable[..., Any]
+# (parameters, function that returns whether to stop) -> metric name -> value; None: it stopped.
+Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,31 @@ class Frozen:
 
     shapes: Any
     load: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparingLoss:
+    """A loss that compares all examples of a batch with each other: a `BatchLoss` in two functions.
+
+    With microbatches, all embeddings are computed first, then the loss and their gradients, and
+    then each microbatch again, for the gradients of the parameters. So the loss and the gradient
+    are those of the whole batch.
+
+    Attributes:
+        embed: (params, prepared batch, key) -> tree of arrays [B, ...].
+        compare: (params, embeddings of the whole batch) -> (mean loss, more metrics to log).
+
+    Source: GradCache, arXiv:2101.06983.
+    """
+
+    embed: Callable[[Any, Batch, jax.Array], Any]
+    compare: Callable[[Any, Any], tuple[Float[Array, ""], Metrics]]
+
+    def __call__(
+        self, params: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the loss of a batch without microbatches."""
+        return self.compare(params, self.embed(params, batch, key))
 
 
 class TeacherState(NamedTuple):
@@ -111,13 +139,17 @@ class Task:
         forward: applies the model to a prepared batch.
         batch_loss: the loss to minimise, with dropout.
         splits_exactly: whether the mean gradient of equal microbatches is that of the whole batch,
-            to rounding: the loss draws no random numbers, and is the mean over equal examples.
+            to rounding, at no cost: the loss draws no random numbers, and is the mean over equal
+            examples.
         eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
         frozen: arrays that are not trained, if any.
         teacher: a teacher that follows the trained parameters, if any.
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
+        project: (params) -> params, after each update: keeps parameters within their range.
+        open_evaluator: (mesh, images per batch) -> an evaluator that runs together with that of the
+            splits, and how the names of its metrics start.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -135,6 +167,8 @@ class Task:
     frozen: Frozen | None = None
     teacher: Teacher | None = None
     activations: float = 1.0
+    project: Callable[[Any], Any] | None = None
+    open_evaluator: Callable[[Mesh, int], tuple[Evaluator, list[str]]] | None = None
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:

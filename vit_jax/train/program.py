@@ -323,6 +323,7 @@ def _build_program(
         parts=choice.microbatches,
         shardings=shardings,
         teacher=task.teacher,
+        project=task.project,
     )
     return Program(
         config=config,
