@@ -145,7 +145,7 @@ def check_captions(source: Source, captions: Captions, *, skips: bool = False) -
     """
     places = np.linspace(0, len(source) - 1, min(_SAMPLES, len(source))).astype(int).tolist()
     length, cut, total = captions.tokenizer.context_length, 0, 0
-    for place, example in zip(places, source.read(places), strict=True):
+    for example in source.read(places):
         try:
             texts = captions.texts(example)
             captions.tokenizer.encode(texts)
@@ -156,7 +156,6 @@ def check_captions(source: Source, captions: Captions, *, skips: bool = False) -
             raise DataError(where, error.expected, error.fix) from None
         cut += sum(captions.tokenizer.count(text) > length for text in texts)
         total += len(texts)
-        del place
     share = cut / max(total, 1)
     if cut:
         log.warning(

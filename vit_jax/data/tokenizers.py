@@ -80,8 +80,10 @@ class Tokenizer:
         canonicalize: CaseAndPunctuation,
         too_long: Literal["truncate", "error"],
     ):
-        self._vocabulary, self._too_long = vocabulary, too_long
-        self.path, self.context_length, self.canonicalize = path, context_length, canonicalize
+        self._vocabulary = vocabulary
+        self._too_long: Literal["truncate", "error"] = too_long
+        self.path, self.context_length = path, context_length
+        self.canonicalize: CaseAndPunctuation = canonicalize
         self.vocabulary_size, self.end_token = vocabulary.size, vocabulary.end_token
         self.pad_token = pad_token
 
@@ -202,7 +204,7 @@ def canonical(text: str, how: CaseAndPunctuation) -> str:
 
 
 def _find_file(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the file of a vocabulary and the content of tokenizer_config.json, if there is one."""
+    """Returns the file of a vocabulary and what tokenizer_config.json says, if there is one."""
     folder = path if path.is_dir() else path.parent
     file = path
     if path.is_dir():

@@ -3,8 +3,9 @@
 Layouts of `data.data_dir`:
 
 - A CSV, TSV or JSONL file, or a folder with `metadata.csv` or `metadata.jsonl`. A column names the
-  image, relative to the file: `file_name`, `filepath`, `path` or `image`. Another has the caption, in
-  JSONL also a list of captions. Several lines may have the same image. A column `split` is optional.
+  image, relative to the file: `file_name`, `filepath`, `path` or `image`. Another has the caption;
+  in JSONL it may be a list of captions. Several lines may have the same image. A column `split` is
+  optional.
 - A folder of tar files. KEY.jpg (or another image) belongs to KEY.txt, or to KEY.json, of which one
   key is the caption. KEY ends at the first dot of the file's name. Folders inside it, such as
   `train`, are splits if `train` is one of them. The tar files are read in place: listing them finds
@@ -229,10 +230,8 @@ def _check_texts(value: Any, where: str, feature: str) -> list[str]:
     for text in texts or [None]:
         if not isinstance(text, str) or not text.strip():
             raise DataError(
-                f"{where} has an empty {feature}"
-                if not text
-                else f"{where}: {feature} is {text!r}",
-                "a caption",
+                f"{where}: {feature} is {text!r}",
+                "a caption that is not empty",
                 "fix the line, or remove it",
             )
         try:

@@ -329,6 +329,16 @@ def make_listing(
     *,
     packed: bool,
 ) -> Listing:
+    """Returns the listing of some images, with their order in each split.
+
+    Args:
+        root: folder that names are relative to.
+        files: reads them.
+        found: the images.
+        classes: names of their groups, in label order.
+        num_skipped: number of files that are not images.
+        packed: whether the images are in tar files.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
     keys = np.array([_hash_name(image.name) for image in found], np.uint64)
