@@ -172,7 +172,9 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     else:
         source = open_benchmark(preset[0], config.data, preset[1]).source
         num_classes = config.data.num_classes or NUM_CLASSES
-    program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
+    program = build_program(
+        config, mesh, num_classes=num_classes, num_examples=len(source), source=source
+    )
     evaluator = SplitEvaluator(
         config.data,
         config.evaluation.all_splits,

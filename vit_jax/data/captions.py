@@ -103,6 +103,17 @@ def build_captions(
     return Captions(config, tokenizer, class_names)
 
 
+def captioned_image_arrays(
+    image_size: int, context_length: int, *, pad_token: int = 0
+) -> dict[str, ArraySpec]:
+    """Returns the arrays of an image of height and width `image_size`, and of its caption."""
+    return {
+        "image": ArraySpec((image_size, image_size, 3), np.uint8),
+        # A text of padding alone could have no place to pool from.
+        "tokens": ArraySpec((context_length,), np.int32, padding=pad_token),
+    }
+
+
 def captioned_image(
     transform: Transform, image_size: int, captions: Captions, *, draws: bool = True
 ) -> Preprocessing:
@@ -120,11 +131,9 @@ def captioned_image(
         return {"image": image, "tokens": captions.tokens(example, rng if draws else None)}
 
     tokenizer = captions.tokenizer
-    arrays = {
-        "image": ArraySpec((image_size, image_size, 3), np.uint8),
-        # A text of padding alone could have no place to pool from.
-        "tokens": ArraySpec((tokenizer.context_length,), np.int32, padding=tokenizer.pad_token),
-    }
+    arrays = captioned_image_arrays(
+        image_size, tokenizer.context_length, pad_token=tokenizer.pad_token
+    )
     return Preprocessing(arrays, make_row)
 
 

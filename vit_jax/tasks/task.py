@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
+from vit_jax.data.sources.base import Source
 from vit_jax.evaluation.loop import EvalStep, Totals
 from vit_jax.models.registry import model_shape
 
@@ -42,12 +43,15 @@ class DataInfo:
             needed or because there is no dataset.
         num_examples: examples per epoch.
         total_steps: length of the run.
+        source: training or evaluated examples, for checks and names of classes; None: the program
+            is not run on data.
     """
 
     num_classes: int
     class_counts: np.ndarray | None = None
     num_examples: int = 1
     total_steps: int = 1
+    source: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True)

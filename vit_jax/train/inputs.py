@@ -121,6 +121,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
         num_classes=num_classes,
         num_examples=len(source),
         class_counts=balance.counts,
+        source=source,
     )
     report = workdir.expanduser() / "report"
     evaluators = Evaluators(config, program, len(source), report)

@@ -62,4 +62,9 @@ def _check(config: Any) -> None:
         )
 
 
-TASK = TaskConfig(sections={"image_text": ImageTextConfig}, check=_check, uses_labels=False)
+TASK = TaskConfig(
+    sections={"image_text": ImageTextConfig},
+    check=_check,
+    uses_labels=False,
+    uses_captions=True,
+)

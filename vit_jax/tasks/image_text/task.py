@@ -9,12 +9,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import Preprocessing
+from vit_jax.data.captions import (
+    build_captions,
+    captioned_image,
+    captioned_image_arrays,
+    check_captions,
+)
 from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.sources.base import Example
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
@@ -23,6 +33,7 @@ from vit_jax.named_tree import leaf_names
 from vit_jax.rng import stream
 from vit_jax.tasks.image_text.config import ImageTextConfig
 from vit_jax.tasks.image_text.losses import LOSSES
+from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.tasks.task import ComparingLoss, DataInfo, Forward, Metrics, Prepare, Task
 
 # Embeddings of images and of texts, f32[B, E] each.
@@ -50,7 +61,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     assert isinstance(model, TwoTowers)
     graphdef = nnx.graphdef(model)
     is_locked = locks_images(config.optimizer, model)
-    train_preprocessing, eval_preprocessing = captioned_images(config)
+    train_preprocessing, eval_preprocessing = captioned_images(config, data)
     section: ImageTextConfig = config.image_text
     return Task(
         build=build,
@@ -69,6 +80,36 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         activations=_activations(config, is_locked),
         project=make_project(section),
     )
+
+
+def captioned_images(config: Config, data: DataInfo) -> tuple[Preprocessing, Preprocessing]:
+    """Returns the preprocessing of captioned images for training and for evaluation.
+
+    A program without data, for a plan or a benchmark, needs no tokenizer.
+
+    Raises:
+        FileError: the tokenizer cannot be read.
+        ModelError: it has another number of tokens than the text tower has embeddings.
+        DataError: a caption cannot be used.
+    """
+    section, text = config.data, config.model.text  # pyright: ignore[reportAttributeAccessIssue]
+    if data.source is None:
+        arrays = captioned_image_arrays(section.image_size, text.context_length)
+        empty = Preprocessing(arrays, _no_rows)
+        return empty, empty
+    captions = build_captions(section.captions, text, data.source.class_names)
+    check_captions(data.source, captions, skips=section.on_bad_example == "skip")
+    side, augment = section.image_size, section.augment
+    return (
+        captioned_image(make_train_transform(side, augment), side, captions),
+        captioned_image(
+            make_eval_transform(side, section.eval_crop, augment), side, captions, draws=False
+        ),
+    )
+
+
+def _no_rows(example: Example, rng: np.random.Generator) -> Any:
+    raise AssertionError("a program without data has no rows")
 
 
 def locks_images(config: OptimizerConfig, model: TwoTowers) -> bool:
@@ -178,21 +219,3 @@ def _activations(config: Config, is_locked: bool) -> float:
     size = (config.data.image_size, config.data.image_size)
     kept = [s.depth * s.layer_values for s in tower_stacks(config.model, size)]  # pyright: ignore[reportArgumentType]
     return (kept[-1] if is_locked else sum(kept)) / max(kept)
-
-
-def captioned_images(config: Config) -> Any:  # TEMPORARY
-    import numpy as np
-
-    from vit_jax.data.arrays import ArraySpec, Preprocessing
-
-    side = config.data.image_size
-    arrays = {
-        "image": ArraySpec((side, side, 3), np.uint8),
-        "tokens": ArraySpec((config.model.text.context_length,), np.int32),
-    }
-    one = Preprocessing(arrays, lambda example, rng: {})
-    return one, one
-
-
-class PairTotals:  # TEMPORARY
-    pass
