@@ -17,7 +17,7 @@ from vit_jax.interop.load import load
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
-from vit_jax.tasks.image_text.totals import PairTotals, own_ranks
+from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.train.divergence import examine_step
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.loop import train
@@ -67,7 +67,8 @@ def mapping(tokenizer="none", **changes):
 
 @pytest.fixture(scope="module")
 def config(digits_dir, vocabulary):
-    found = Config.from_mapping(mapping(vocabulary))
+    zeroshot = {"digits": {"name": "digits", "split": "test[:20%]", "prompts": ("the number {}",)}}
+    found = Config.from_mapping(mapping(vocabulary, image_text={"zeroshot": zeroshot}))
     return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
 
 
@@ -75,20 +76,17 @@ def program_of(config):
     return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
-def test_ranks_and_recalls_by_hand():
-    """Image 0 is nearest to text 1; texts 1 and 2 are equal."""
-    images = np.array([[0.6, 0.8], [0.0, 1.0], [0.0, 1.0]], np.float32)
-    texts = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
-    assert own_ranks(images, texts).tolist() == [2, 0, 0]
+def test_recalls_by_hand():
+    """Image 0 is nearest to text 1; the padding row is nearer to everything."""
+    images = np.array([[0.6, 0.8], [0.0, 1.0], [-0.6, 0.8], [9.0, 9.0]], np.float32)
+    texts = np.array([[1.0, 0.0], [0.1, 0.9], [-1.0, 0.0], [9.0, 9.0]], np.float32)
     totals = PairTotals()
-    padded = (np.concatenate([x, np.full((1, 2), 9.0, np.float32)]) for x in (images, texts))
-    names = ("images", "texts")
     mask = np.array([True, True, True, False])
-    totals.add({**dict(zip(names, padded, strict=True)), "mask": mask})
+    totals.add({"images": images, "texts": texts, "mask": mask})
     found = totals.metrics()
-    assert found["image_to_text_recall_1"] == pytest.approx(2 / 3)
-    assert found["text_to_image_recall_1"] == 1
-    assert found["image_to_text_recall_5"] == 1
+    assert found["image_to_text/recall_at_1"] == pytest.approx(1 / 3)
+    assert found["text_to_image/recall_at_1"] == 1
+    assert found["image_to_text/recall_at_5"] == 1
     assert found["examples"] == 3
 
 
@@ -106,10 +104,11 @@ def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(
     assert rows[0]["train/temperature"] == pytest.approx(10)
     assert all(0 <= row["train/accuracy_in_batch"] <= 1 for row in rows)
     assert "train/bias" not in rows[0]
-    assert want["eval/test/examples"] == 72
+    assert want["eval/test/examples"] == want["zeroshot/digits/examples"] == 72
+    assert 0 <= want["zeroshot/digits/accuracy_top1"] <= want["zeroshot/digits/accuracy_top5"] <= 1
     assert main(["eval", f"--workdir={tmp_path / 'whole'}", "--json"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert figures == {name: v for name, v in want.items() if name.startswith("eval/")}
+    assert figures == {name: v for name, v in want.items() if name.startswith(("eval/", "zeroshot/"))}
     loaded = load(tmp_path / "whole").model
     found = loaded(np.zeros((2, 16, 16, 3), np.float32), np.zeros((3, 8), np.int32))
     assert [x.shape for x in found] == [(2, 16), (3, 16)]

@@ -5,7 +5,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -29,8 +29,6 @@ Prepare = Callable[[Batch, jax.Array], Batch]
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
 # (params, prepared batch, **options of the model's call) -> outputs of the model.
 Forward = Callable[..., Any]
-# (parameters, function that returns whether to stop) -> metric name -> value; None: it stopped.
-Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +126,25 @@ class Teacher:
     update: Callable[[Any, Metrics], tuple[Any, Metrics]]
 
 
+@runtime_checkable
+class Evaluator(Protocol):
+    """An evaluation that is not the sum over the examples of one split.
+
+    Attributes:
+        prefixes: how the names of its metrics start.
+    """
+
+    prefixes: list[str]
+
+    def __call__(self, params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Returns metric name -> value; None if `stop`, called before each batch, ended it."""
+        ...
+
+
+# (devices, images per batch over all hosts) -> evaluator
+OpenEvaluator = Callable[[Mesh, int], Evaluator]
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """The learning task of a run.
@@ -152,8 +169,7 @@ class Task:
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
         project: (params) -> params, after each update: keeps parameters within their range.
-        open_evaluator: (mesh, images per batch) -> an evaluator that runs together with that of the
-            splits, and how the names of its metrics start.
+        open_evaluator: opens what is evaluated together with the splits, if anything is.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -172,7 +188,7 @@ class Task:
     teacher: Teacher | None = None
     activations: float = 1.0
     project: Callable[[Any], Any] | None = None
-    open_evaluator: Callable[[Mesh, int], tuple[Evaluator, list[str]]] | None = None
+    open_evaluator: OpenEvaluator | None = None
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:

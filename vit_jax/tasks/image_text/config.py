@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from vit_jax.config.data import SourceKind
 from vit_jax.config.task import TaskConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
@@ -16,6 +17,24 @@ _UNUSED = (
     "evaluation.by_class",
     "init.keep_head",
 )
+
+
+class ZeroShotDatasetConfig(Section):
+    """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
+
+    name: str = option()
+    source: SourceKind = option("tfds")
+    data_dir: str | None = option(None, changes_result=False)
+    """None: `data.data_dir` of the run."""
+    split: str = option("test")
+    prompts: tuple[str, ...] = option(("a photo of a {}.",))
+    """Captions of the classes, with {} for the name: texts, names of published lists (see
+    `evaluation.prompts`), or files with one text a line. The embeddings of all are averaged.
+    """
+    class_names: str | None = option(None)
+    """File with a name a line, in the order of the labels; None: the names of the dataset."""
+    image_key: str | None = option(None)
+    label_key: str | None = option(None)
 
 
 class ImageTextConfig(Section):
@@ -33,6 +52,10 @@ class ImageTextConfig(Section):
     """
     max_temperature: float | None = option(None, above=0)
     """Largest factor of the similarities; CLIP: 100. None: no limit."""
+    zeroshot: dict[str, ZeroShotDatasetConfig] = option({})
+    """Name in the metrics -> dataset with classes, e.g. {"pets": {"name": "oxford_iiit_pet"}}. The
+    zero-shot accuracy is measured whenever `evaluation.splits` are evaluated.
+    """
 
 
 def _check(config: Any) -> None:

@@ -3,6 +3,7 @@
 Source: arXiv:2103.00020 (CLIP), 2303.15343 (SigLIP), 2111.07991 (LiT).
 """
 
+import functools
 import math
 import re
 from typing import Any
@@ -34,7 +35,16 @@ from vit_jax.rng import stream
 from vit_jax.tasks.image_text.config import ImageTextConfig
 from vit_jax.tasks.image_text.losses import LOSSES
 from vit_jax.tasks.image_text.totals import PairTotals
-from vit_jax.tasks.task import ComparingLoss, DataInfo, Forward, Metrics, Prepare, Task
+from vit_jax.tasks.image_text.zeroshot import ZeroShotEvaluator
+from vit_jax.tasks.task import (
+    ComparingLoss,
+    DataInfo,
+    Forward,
+    Metrics,
+    OpenEvaluator,
+    Prepare,
+    Task,
+)
 
 # Embeddings of images and of texts, f32[B, E] each.
 Embeddings = tuple[Float[Array, "B E"], Float[Array, "B E"]]
@@ -79,6 +89,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         make_totals=lambda class_names: PairTotals(),
         activations=_activations(config, is_locked),
         project=make_project(section),
+        open_evaluator=make_open_evaluator(config, graphdef),
     )
 
 
@@ -190,6 +201,13 @@ def make_project(section: ImageTextConfig) -> Any:
         return {**params, "log_temperature": limited}
 
     return project_fn
+
+
+def make_open_evaluator(config: Config, graphdef: nnx.GraphDef) -> OpenEvaluator | None:
+    """Returns a function that opens the zero-shot datasets; None: there are none."""
+    if not config.image_text.zeroshot:
+        return None
+    return functools.partial(ZeroShotEvaluator, config, graphdef)
 
 
 def make_eval_step(graphdef: nnx.GraphDef) -> EvalStep:

@@ -4,18 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
 
-RECALL_AT = (1, 5, 10)
-# Rows of similarities that are in memory at once.
-_ROWS = 1024
+from vit_jax.evaluation.retrieval import Retrieval, recalled
 
 
 class PairTotals:
     """Collects the embeddings of a split.
 
-    The metrics are image_to_text_recall_K and text_to_image_recall_K: the fraction of the images
-    (texts) with fewer than K texts (images) that are more similar to it than its own.
+    The metrics are image_to_text/recall_at_K and text_to_image/recall_at_K: the fraction of the
+    images (texts) whose text (image) is among the K most similar ones. An image has one text here,
+    the first of its captions; `zeroshot --retrieval` uses all of them.
     """
 
     def __init__(self):
@@ -31,13 +29,11 @@ class PairTotals:
     def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
         images, texts = np.concatenate(self._images), np.concatenate(self._texts)
-        found = {"image_to_text": own_ranks(images, texts), "text_to_image": own_ranks(texts, images)}
-        recalls = {
-            f"{way}_recall_{k}": float(np.mean(ranks < k))
-            for way, ranks in found.items()
-            for k in RECALL_AT
-        }
-        return {**recalls, "examples": float(len(images))}
+        own = np.arange(len(images), dtype=np.int32)
+        found = Retrieval(
+            recalled(images, texts, own, own), recalled(texts, images, own, own), own
+        )
+        return {name: value for name, value in found.metrics().items() if name != "captions"}
 
     def warnings(self) -> list[str]:
         """Returns no warnings."""
@@ -46,19 +42,3 @@ class PairTotals:
     def write(self, folder: Path, name: str) -> None:
         """Writes nothing: there are no tables."""
         del folder, name
-
-
-def own_ranks(
-    queries: Float[np.ndarray, "M E"], keys: Float[np.ndarray, "M E"]
-) -> Int[np.ndarray, " M"]:
-    """Returns for each query how many keys are more similar to it than the key of its row.
-
-    Equal keys, such as the captions of a class, rank alike.
-    """
-    ranks = np.empty(len(queries), np.int64)
-    for start in range(0, len(queries), _ROWS):
-        rows = slice(start, start + _ROWS)
-        similarities = queries[rows] @ keys.T
-        own = similarities[np.arange(len(similarities)), np.arange(len(queries))[rows]]
-        ranks[rows] = (similarities > own[:, None]).sum(1)
-    return ranks
