@@ -5,14 +5,16 @@ Command:   python -m vit_jax train --config=configs/clip.py:B/32 --workdir=runs/
            (ARG: MODEL, optional)
            MODEL   B/32 (default), B/16, L/14
            For zero-shot accuracy in training see docs/how-to/image-text.md.
-Follows:   Tables 18 to 20: 32,768 pairs a step, 32 epochs, AdamW with b2 0.98 and epsilon 1e-6, weight
-           decay 0.2 on everything but gains and biases, 2,000 steps of warmup, cosine, temperature at
-           most 100, learning rate 5e-4 (B) and 4e-4 (L); 77 tokens. The only augmentation is a random
-           square crop (section 2.5); flips are off.
-Expected:  ImageNet zero-shot: B/32 63.2, B/16 68.6, L/14 75.3 % (Table 11). Not reproduced with this
-           code: the 400 million pairs are not public.
-Hardware:  L/14: 12 days on 256 V100 (section 2.5). `python -m vit_jax plan` estimates other devices.
-Data:      tar files of images and captions in WebDataset's layout. CLIP's vocab.json and merges.txt.
+Follows:   Tables 18 to 20: 32,768 pairs a step, 32 epochs, AdamW with b2 0.98 and epsilon 1e-6,
+           weight decay 0.2 on everything but gains and biases, 2,000 steps of warmup, cosine,
+           temperature at most 100, learning rate 5e-4 (B) and 4e-4 (L); 77 tokens. The only
+           augmentation is a random square crop (section 2.5); flips are off.
+Expected:  ImageNet zero-shot: B/32 63.2, B/16 68.6, L/14 75.3 % (Table 11). Not reproduced with
+           this code: the 400 million pairs are not public.
+Hardware:  L/14: 12 days on 256 V100 (section 2.5). `python -m vit_jax plan` estimates other
+           devices.
+Data:      tar files of images and captions in WebDataset's layout. CLIP's vocab.json and
+           merges.txt.
 """
 
 import ml_collections

@@ -16,8 +16,8 @@ Follows:   web: 60,000 steps (LiT-B16B_2 in big_vision's README_lit.md) of 16,38
 Expected:  ImageNet zero-shot, authors' README_lit.md: B/16 73.9 %, L/16 75.7 %; coco, B/16: 20.7 %,
            and recall at 1 on MS-COCO 47.2 % (image to text) and 32.1 % (text to image). Not
            reproduced with this code. Small: experiments/image_text/README.md.
-Hardware:  the authors' L/16: a day on 64 TPUv4 chips (model card). `python -m vit_jax plan` estimates
-           other devices.
+Hardware:  the authors' L/16: a day on 64 TPUv4 chips (model card). `python -m vit_jax plan`
+           estimates other devices.
 Data:      web: CC12M and YFCC100M-CLIP as tar files in WebDataset's layout; coco: TFDS
            `coco_captions`. BERT's vocab.txt.
 """
@@ -66,7 +66,7 @@ def _optimizer(model: str) -> dict:
     if model == "B/16":
         return {"name": "adamw"}
     # As in arXiv:2106.04560, section 3.4: momentum in half precision, no scaling by the parameters.
-    options = {"momentum": 0.9, "multiply_by_parameter_scale": False, "clipping_threshold": None}
+    options = {"momentum": 0.9, "multiply_by_parameter_scale": False}
     return {"name": "adafactor", "options": options, "state_dtype": "bfloat16"}
 
 

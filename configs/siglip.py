@@ -3,18 +3,19 @@
 Command:   python -m vit_jax train --config=configs/siglip.py:B/16 --workdir=runs/siglip
            --config.data.data_dir=SHARDS --config.data.captions.tokenizer=spiece.model
            (ARG: MODEL, optional)
-           MODEL   B/16 (default), L/16, So400m/14: from scratch; lit: a locked ViT-B/16 on COCO, add
-                   --config.init_from=B_16.npz
+           MODEL   B/16 (default), L/16, So400m/14: from scratch; lit: a locked ViT-B/16 on COCO,
+                   add --config.init_from=B_16.npz
            For zero-shot accuracy in training see docs/how-to/image-text.md.
-Follows:   section 4: 32,768 pairs a step, learning rate 1e-3, weight decay 1e-4, b2 0.95 (section 4.6),
-           temperature 10 and bias -10 at the start (section 3.2), 64 tokens, 9 billion pairs. The
-           warmup, 3 %, is that of big_vision's configs. The authors use Adafactor without factors
-           for momentum (arXiv:2106.04560); this is AdamW. lit: big_vision's siglip_lit_coco.py:
-           512 pairs, 5,000 steps, bias -2.71, weight decay 0.01, 16 tokens, RandAugment(2, 10).
+Follows:   section 4: 32,768 pairs a step, learning rate 1e-3, weight decay 1e-4, b2 0.95 (section
+           4.6), temperature 10 and bias -10 at the start (section 3.2), 64 tokens, 9 billion pairs.
+           The warmup, 3 %, is that of big_vision's configs. The authors use Adafactor with momentum
+           (arXiv:2106.04560); this is AdamW. lit: big_vision's siglip_lit_coco.py: 512 pairs, 5,000
+           steps, bias -2.71, weight decay 0.01, 16 tokens, RandAugment(2, 10).
 Expected:  ImageNet zero-shot at 224 pixels: B/16 73.4 % after 9 billion pairs of WebLI (Table 1).
            Published weights, trained for longer: B/16 76.0, So400m/14 82.2 %. Not reproduced with
            this code: WebLI is not public. lit: no figure is published.
-Hardware:  B/16: 5 days on 32 TPUv4 chips (Table 1). `python -m vit_jax plan` estimates other devices.
+Hardware:  B/16: 5 days on 32 TPUv4 chips (Table 1). `python -m vit_jax plan` estimates other
+           devices.
 Data:      tar files of images and captions in WebDataset's layout; lit: TFDS `coco_captions`. A
            sentencepiece vocabulary of 32,000 tokens; lit: BERT's vocab.txt.
 """
@@ -47,7 +48,11 @@ def _from_scratch(model: str) -> dict:
             "name": "web",
             "image_size": 224,
             "global_batch_size": batch,
-            "captions": {"tokenizer": "spiece.model", "feature": "txt", "canonicalize": "punctuation"},
+            "captions": {
+                "tokenizer": "spiece.model",
+                "feature": "txt",
+                "canonicalize": "punctuation",
+            },
             "augment": {"crop": "resize", "flip": False},
         },
         "optimizer": {

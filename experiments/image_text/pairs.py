@@ -1,8 +1,8 @@
 """A small ViT on CIFAR-10, and text towers that learn to read its features (LiT).
 
-Command:   python -m vit_jax train --config=experiments/image_text/pairs.py:tower --workdir=runs/tower
-           --config.data.data_dir=DATA     (ARG: tower; cifar10 or clothing_small, both with
-           --config.init_from=runs/tower)
+Command:   python -m vit_jax train --config=experiments/image_text/pairs.py:tower
+           --workdir=runs/tower --config.data.data_dir=DATA     (ARG: tower; cifar10 or
+           clothing_small, both with --config.init_from=runs/tower)
 Follows:   arXiv:2111.07991, scaled down; the bias of the sigmoid loss: big_vision's
            siglip_lit_coco.py. One optimizer for all, nothing was tuned.
 Expected:  see experiments/image_text/README.md.

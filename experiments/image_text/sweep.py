@@ -1,4 +1,4 @@
-"""Text towers that read the locked features of a small ViT, beside linear probes of the same features.
+"""Text towers that read the locked features of a small ViT, beside linear probes of the features.
 
 A ViT-Nano/4 is trained on nine tenths of CIFAR-10 with labels. For each dataset and each loss a
 text tower learns from captions that are made from the names of the classes.

@@ -190,7 +190,12 @@ def train(kind: str, mesh: Any, mesh_section: dict, parts: int) -> dict[str, Any
                 "text": {**sizes, "vocabulary_size": 20, "context_length": 4},
                 **({"embedding_size": 16} if kind == "softmax" else {}),
             },
-            "data": {"name": "none", "image_size": 16, "global_batch_size": 16, "captions": {"tokenizer": "none"}},
+            "data": {
+                "name": "none",
+                "image_size": 16,
+                "global_batch_size": 16,
+                "captions": {"tokenizer": "none"},
+            },
             "optimizer": {"name": "sgd", "learning_rate": 0.1},
             "accumulation_steps": parts,
             "train_steps": 8,

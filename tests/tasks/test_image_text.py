@@ -91,9 +91,7 @@ def test_recalls_by_hand():
 
 
 @pytest.mark.slow
-def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(
-    config, tmp_path, monkeypatch, capfd
-):
+def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(config, tmp_path, monkeypatch, capfd):
     want = train(config, tmp_path / "whole", StopSignals())
     with pytest.raises(Stopped, match="step 2"):
         train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
@@ -108,7 +106,8 @@ def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(
     assert 0 <= want["zeroshot/digits/accuracy_top1"] <= want["zeroshot/digits/accuracy_top5"] <= 1
     assert main(["eval", f"--workdir={tmp_path / 'whole'}", "--json"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert figures == {name: v for name, v in want.items() if name.startswith(("eval/", "zeroshot/"))}
+    starts = ("eval/", "zeroshot/")
+    assert figures == {name: value for name, value in want.items() if name.startswith(starts)}
     loaded = load(tmp_path / "whole").model
     found = loaded(np.zeros((2, 16, 16, 3), np.float32), np.zeros((3, 8), np.int32))
     assert [x.shape for x in found] == [(2, 16), (3, 16)]
@@ -154,7 +153,7 @@ def test_a_locked_tower_has_no_backward_pass_and_no_optimizer_state(config):
     state = "/".join(named_leaves(locked.abstract.opt_state))
     assert "text" in state
     assert "image" not in state
-    # Forward 2 FLOPs per multiply-accumulate, training 6: the difference is 4 for each of the tower.
+    # Forward 2 FLOPs per multiply-accumulate, training 6.
     by_hand = 16 * 48 * 16 + 17 * (4 * 16**2 + 2 * 16 * 32) + 2 * 17**2 * 16
     assert whole.flops_per_image - locked.flops_per_image == 4 * by_hand
     assert locked.task.activations < whole.task.activations
@@ -205,9 +204,9 @@ def test_the_temperature_is_not_decayed(config):
 def test_the_divergence_report_has_the_embeddings(config):
     program = program_of(config)
     state = program.init()
-    state.params["text"]["projection"]["kernel"] = state.params["text"]["projection"][
-        "kernel"
-    ].at[0, 0].set(jnp.nan)
+    state.params["text"]["projection"]["kernel"] = (
+        state.params["text"]["projection"]["kernel"].at[0, 0].set(jnp.nan)
+    )
     stats = examine_step(program, state, program.example_batch())
     bad = [row.name for row in stats if row.not_finite]
     assert bad[:2] == ["parameter text/projection/kernel", "text_embedding"]

@@ -199,7 +199,9 @@ def _options_of_weights(config: Config) -> dict[str, Any]:
 
 def _tower(config: Config, options: Mapping[str, Any]) -> str:
     """Returns "image/" if weights of an image model fill the image tower of a pair, else ""."""
-    return _IMAGE_TOWER if isinstance(config.model, TwoTowersConfig) and "text" not in options else ""
+    return (
+        _IMAGE_TOWER if isinstance(config.model, TwoTowersConfig) and "text" not in options else ""
+    )
 
 
 def _loaded_model(config: Config, options: Mapping[str, Any]) -> ModelConfig:

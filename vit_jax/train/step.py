@@ -144,7 +144,6 @@ def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.A
 
     Row r goes to microbatch r % parts, so that each device splits only its own rows.
     """
-
     return jax.tree.map(lambda rows: _split(rows, parts), batch), jax.random.split(key, parts)
 
 

@@ -30,9 +30,7 @@ class PairTotals:
         """Returns metric name -> value."""
         images, texts = np.concatenate(self._images), np.concatenate(self._texts)
         own = np.arange(len(images), dtype=np.int32)
-        found = Retrieval(
-            recalled(images, texts, own, own), recalled(texts, images, own, own), own
-        )
+        found = Retrieval(recalled(images, texts, own, own), recalled(texts, images, own, own), own)
         return {name: value for name, value in found.metrics().items() if name != "captions"}
 
     def warnings(self) -> list[str]:

@@ -106,9 +106,7 @@ def _open(
         raise DataError(
             f"zero-shot dataset {name!r}: {error.got}", error.expected, error.fix
         ) from None
-    templates = tuple(
-        template for prompt in dataset.prompts for template in read_templates(prompt)
-    )
+    templates = tuple(template for prompt in dataset.prompts for template in read_templates(prompt))
     transform = make_eval_transform(side, data.eval_crop, data.augment)
     preprocessing = labelled_image(transform, side, len(source.class_names))
     spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
