@@ -63,7 +63,7 @@ def _tower() -> dict:
     return {
         **_shared("cifar10", "train[10%:]"),
         "model": {"name": "ViT-Nano/4"},
-        "train_steps": 600,
+        "train_steps": 400,
         "fewshot": {
             "datasets": probes,
             "methods": ("linear_probe",),
@@ -95,5 +95,5 @@ def _pair(dataset: str) -> dict:
                 "pad_token": 0,
             },
         },
-        "train_steps": 300,
+        "train_steps": 150,
     }

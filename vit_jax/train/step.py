@@ -62,8 +62,8 @@ def make_train_step(
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
-    train/update_norm, and the metrics of the task. Parameters that stay frozen have no gradient: the
-    part of the model that only they determine is not run backward.
+    train/update_norm, and the metrics of the task. Parameters that stay frozen have no gradient:
+    the part of the model that only they determine is not run backward.
 
     `observe` is called with the trees of "parameter", "optimizer state", "batch", "loss",
     "gradient", "updated parameter" and "metric", in this order.

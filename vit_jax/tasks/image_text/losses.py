@@ -122,8 +122,8 @@ def _ring(
 ) -> tuple[Float[Array, "1"], Bool[Array, " b"], tuple[Array, ...]]:
     """Returns the sum of a device's losses, whether its images find their texts, and gradients.
 
-    The gradients are those of the sum of all devices' losses. Those of temperature and bias, f32[1],
-    are this device's part of a sum.
+    The gradients are those of the sum of all devices' losses. Those of temperature and bias,
+    f32[1], are this device's part of a sum.
     """
     devices = math.prod(jax.lax.axis_size(axis) for axis in axes)
     to_next = [(i, (i + 1) % devices) for i in range(devices)]
