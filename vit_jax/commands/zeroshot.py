@@ -6,9 +6,9 @@
     python -m vit_jax zeroshot CLIP_FOLDER --retrieval --data=captions.jsonl
 
 CHECKPOINT is the weights of CLIP, SigLIP or LiT: a run folder, a folder of transformers, or an npz
-file. --tokenizer is their vocabulary: a sentencepiece .model, tokenizer.json, vocab.txt, or a folder
-with one of these or with vocab.json and merges.txt. By default it is looked for in the folder of
-CHECKPOINT, and in the config of a run.
+file. --tokenizer is their vocabulary: a sentencepiece .model, tokenizer.json, vocab.txt, or a
+folder with one of these or with vocab.json and merges.txt. Without it, the command uses the one of
+the run, or looks for it in the folder of CHECKPOINT.
 
 --data is a TFDS dataset, a folder of images in one subfolder for each class, or a CSV file of
 path,label. The class whose captions are most similar to an image is predicted; --prompts makes
@@ -140,9 +140,8 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
         )
     captions = _captions(args, data, loaded)
     graphdef, state = nnx.split(model)
-    placed: TwoTowers = nnx.merge(
-        graphdef, shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
-    )
+    params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
+    placed: TwoTowers = nnx.merge(graphdef, params)
     images = _images(args, data, loaded, mesh)
     result = {"checkpoint": args.checkpoint, "model": loaded.options.name, "data": args.data}
     result["split"] = args.split
@@ -220,7 +219,9 @@ def _captions(args: argparse.Namespace, data: DataConfig, loaded: "Loaded") -> "
 
     of_run = _config_of_run(args.checkpoint)
     where = args.tokenizer or of_run.tokenizer or _folder(args.checkpoint)
-    canonicalize, pad = published_conventions(loaded.options.name)
+    options = loaded.options
+    assert isinstance(options, TwoTowersConfig)
+    canonicalize, pad = published_conventions(options.name, options.text.vocabulary_size)
     if of_run.tokenizer is not None:
         canonicalize, pad = of_run.canonicalize, of_run.pad_token
     config = CaptionsConfig(
@@ -229,8 +230,6 @@ def _captions(args: argparse.Namespace, data: DataConfig, loaded: "Loaded") -> "
         canonicalize=args.canonicalize or canonicalize,
         pad_token=pad if args.pad_token is None else args.pad_token,
     )
-    options = loaded.options
-    assert isinstance(options, TwoTowersConfig)
     return build_captions(config, options.text)
 
 
