@@ -192,9 +192,9 @@ def _values(value: Any, inner: Sequence[str]) -> list[Any]:
     for name in inner:
         if isinstance(value, dict):
             value = value.get(name, [])
-        else:
+        elif isinstance(value, list | tuple | np.ndarray):
             value = [one[name] for one in value if isinstance(one, dict) and name in one]
-    return [value] if isinstance(value, str | bytes) else list(value)
+    return list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
 
 
 def _text(value: Any) -> str:

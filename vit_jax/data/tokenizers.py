@@ -39,6 +39,7 @@ _NAMES = (
 _CLIP_WORDS = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+_GEMMA_SIZE = 256_000
 _NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
 
@@ -174,20 +175,23 @@ def load_tokenizer(
     return Tokenizer(vocabulary, path, context_length, pad_token, canonicalize, too_long)
 
 
-def published_conventions(model_name: str) -> tuple[CaseAndPunctuation | None, int | None]:
+def published_conventions(
+    model_name: str, vocabulary_size: int
+) -> tuple[CaseAndPunctuation | None, int | None]:
     """Returns `canonicalize` and the pad token that published weights were trained with.
 
     Args:
         model_name: e.g. "SigLIP-ViT-B/16".
+        vocabulary_size: tells SigLIP 2, with Gemma's vocabulary, from SigLIP.
 
     Returns:
         None for what the vocabulary says.
 
     Source: arXiv:2303.15343 and 2502.14786, and the tokenizers of transformers.
     """
-    if model_name.startswith("SigLIP2-"):
-        return "lower", 0
-    return ("punctuation", 1) if model_name.startswith("SigLIP-") else (None, None)
+    if not model_name.startswith("SigLIP"):
+        return None, None
+    return ("punctuation", 1) if vocabulary_size < _GEMMA_SIZE else ("lower", 0)
 
 
 def canonical(text: str, how: CaseAndPunctuation) -> str:

@@ -88,7 +88,7 @@ def embed_texts(
             found[start : start + batch_size] = jax.device_get(part)[: len(texts) - start]
 
     for start in range(0, len(texts), batch_size):
-        places = np.minimum(start + rows, len(texts) - 1)
+        places: list[int] = np.minimum(start + rows, len(texts) - 1).tolist()
         tokens = tokenizer.encode([texts[place] for place in places])
         pending.append((start, step(params, to_devices({"tokens": tokens}, mesh))))
         drain(_IN_FLIGHT)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax.config.captions import check_templates
+from vit_jax.config.captions import PLACEHOLDER, check_templates
 from vit_jax.data.benchmarks import imagenet_classes
 from vit_jax.data.captions import readable
 from vit_jax.errors import ConfigError, DataError, FileError, nearest
@@ -48,10 +48,11 @@ def read_templates(text: str) -> tuple[str, ...]:
     published = published_templates()
     if text in published:
         return published[text]
-    if "{" in text or " " in text:
+    is_file = PLACEHOLDER not in text and user_path(text).is_file()
+    if not is_file and ("{" in text or " " in text):
         check_templates([text])
         return (text,)
-    if not user_path(text).is_file():
+    if not is_file:
         raise ConfigError(
             f"no prompts {text!r}",
             f"one of {', '.join(published)}, a file, or a text with {{}}",
