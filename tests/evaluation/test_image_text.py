@@ -182,7 +182,7 @@ def test_retrieval_of_several_captions(tokenizer, tmp_path, mesh):
     found = evaluate_retrieval(Colours(), build_captions(data.captions, TEXT), images)
     metrics = found.metrics()
     assert (metrics["examples"], metrics["captions"]) == (3, 4)
-    # Violet (0.62, 0, 0.79) is nearer to "a red thing" (1, 0, 0) than to its caption, (0, 2, 1) / 5.
+    # Violet (0.62, 0, 0.79) is nearer to "a red thing" (1, 0, 0) than to its own, (0, 2, 1) / 5.
     assert metrics["image_to_text/recall_at_1"] == pytest.approx(2 / 3)
     # That caption is nearest to green. "big red red", (2, 1, 0) / sqrt 5, is nearest to red.
     assert metrics["text_to_image/recall_at_1"] == 0.75
@@ -295,9 +295,11 @@ def test_the_command_says_what_is_wrong(weights, folder, capsys, arguments, mess
     assert error.strip().count("\n") == 0
 
 
-def test_the_command_needs_a_pair(folder, capsys):
+def test_the_command_needs_a_pair_and_a_tokenizer(weights, folder, capsys):
     arguments = ["zeroshot", "untrained:ViT-Nano/4", "--image_size=8", f"--data={folder}"]
     assert main(arguments) == 2
+    assert "expected the vocabulary of the text tower" in capsys.readouterr().err
+    assert main([*arguments, f"--tokenizer={weights}"]) == 2
     assert "expected a pair of an image and a text tower" in capsys.readouterr().err
 
 
