@@ -66,11 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (info, check):
         sub.add_argument(
             "--source",
-            choices=("tfds", "folder", "csv", "huggingface"),
+            choices=("tfds", "folder", "csv", "huggingface", "captioned"),
             help="default: folder or csv if the path NAME exists, else tfds",
         )
         sub.add_argument("--image_key")
         sub.add_argument("--label_key")
+        sub.add_argument(
+            "--caption", metavar="KEY", default="caption", help="column or key, for captioned"
+        )
     check.add_argument("--threads", type=positive_int, help="default: one per core")
     prepare.add_argument(
         "images", metavar="FOLDER", help="folder of images or tar files, or CSV file"
@@ -314,16 +317,21 @@ def _open(
         name, folder = (path.name, args.name) if path.is_dir() else (args.name, args.data_dir)
         sources = open_splits(name, folder, **keys)
         return {"source": kind, "path": folder or name}, dict(sources)
+    from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
     from vit_jax.data.sources.folder import FolderSource
     from vit_jax.data.sources.listing import list_images
 
-    listing = list_images(path)
+    captioned = list_captioned(path, (args.caption,)) if kind == "captioned" else None
+    listing = list_images(path) if captioned is None else captioned.images
     facts = {
         "source": kind,
         "path": str(path),
         "bytes": int(listing.sizes.sum()),
         "files_skipped": listing.num_skipped,
     }
+    if captioned is not None:
+        found = {s: CaptionedSource(captioned, s, path.name, "keep") for s in listing.splits}
+        return facts | {"captions": args.caption}, dict(found)
     sources = {s: FolderSource(listing, s, path.name, "keep") for s in listing.splits}
     return facts, dict(sources)
 
