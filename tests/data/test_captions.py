@@ -327,6 +327,7 @@ def test_the_data_command_checks_captions(tmp_path, capsys):
     assert "3 examples" in capsys.readouterr().out
     assert main(["data", "check", *arguments]) == 2
     shown = capsys.readouterr()
+    assert "images with captions" in shown.out
     assert "an empty caption" in shown.out
     assert "caption b'\\xff'" in shown.out
     assert "2 of 3 examples are bad" in shown.err

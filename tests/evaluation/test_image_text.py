@@ -276,7 +276,7 @@ def test_the_command_retrieves(weights, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["image_to_text/recall_at_5"] == found["text_to_image/recall_at_5"] == 1
     assert main(arguments) == 0
-    assert "recall of 3 captions and their images" in capsys.readouterr().out
+    assert "retrieval of 3 captions and their images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

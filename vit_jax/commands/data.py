@@ -401,7 +401,19 @@ def _show_check(
             *([f"{w} x {h}" for w, h in report.sizes[picked]] or ["", "", ""]),
             ", ".join(f"{kind} {count:,}" for kind, count in report.formats.most_common()),
         )
-    _print(f"{name}: {len(class_names):,} classes", table)
+    held = f"{len(class_names):,} classes" if class_names else "images with captions"
+    _print(f"{name}: {held}", table)
+    if class_names:
+        _show_classes(reports, class_names)
+    if facts.get("files_skipped"):
+        print(f"skipped files that are not images: {facts['files_skipped']}")
+    for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
+        print(f"{example}: {reason}")
+
+
+def _show_classes(reports: list["SplitReport"], class_names: tuple[str, ...]) -> None:
+    import numpy as np
+
     table = _table("class", *(f">{report.name}" for report in reports))
     counts = np.stack([report.per_class for report in reports], axis=1)
     if len(class_names) <= _MAX_CLASSES:
@@ -411,10 +423,6 @@ def _show_check(
         for word, function in (("fewest", np.min), ("median", np.median), ("most", np.max)):
             table.add_row(word, *(f"{count:,.0f}" for count in function(counts, axis=0)))
     _print("examples of each class", table)
-    if facts.get("files_skipped"):
-        print(f"skipped files that are not images: {facts['files_skipped']}")
-    for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
-        print(f"{example}: {reason}")
 
 
 def _table(*columns: str) -> "Table":

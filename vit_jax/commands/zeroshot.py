@@ -308,8 +308,8 @@ def _print(result: dict[str, Any]) -> None:
         f" {result['examples']:,} images"
     )
     if "intervals" in result:
-        print(f"recall of {result['captions']:,} captions and their images")
-        table = plain_table("", right=("at 1", "95 % interval", "at 5", "at 10"))
+        print(f"retrieval of {result['captions']:,} captions and their images")
+        table = plain_table("recall", right=("at 1", "95 % interval", "at 5", "at 10"))
         for way in ("image_to_text", "text_to_image"):
             first, low_high, *others = (
                 result[f"{way}/recall_at_1"],

@@ -96,7 +96,9 @@ def evaluate_retrieval(model: TwoTowers, captions: Captions, images: EvaluatedIm
     )
 
 
-def texts_of_examples(source: Source, captions: Captions, indices: Sequence[int]) -> list[list[str]]:
+def texts_of_examples(
+    source: Source, captions: Captions, indices: Sequence[int]
+) -> list[list[str]]:
     """Returns all captions of some examples.
 
     Raises:
