@@ -10,6 +10,7 @@ import pytest
 from images import encode, noise
 from vocabularies import WORDS, write_word_level
 
+from vit_jax.__main__ import main
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.config.data import DataConfig
 from vit_jax.data.captions import build_captions, captioned_image, check_captions
@@ -246,7 +247,7 @@ def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog
     [
         ("", "an empty caption"),
         (["a cat", " "], "an empty caption"),
-        ([], "no caption in 'caption'"),
+        ([], "no caption; expected one or more"),
         (b"\xff", "expected a text in UTF-8"),
         (3.5, "a caption of type float"),
     ],
@@ -316,3 +317,17 @@ def test_sections_that_are_wrong():
     ):
         with pytest.raises(ConfigError, match=match):
             CaptionsConfig(**section)
+
+
+def test_the_data_command_checks_captions(tmp_path, capsys):
+    members = {"1.jpg": PIXELS, "1.txt": b"a cat", "2.jpg": PIXELS, "2.txt": b" "}
+    write_tar(tmp_path / "0.tar", members | {"3.jpg": PIXELS, "3.txt": b"\xff"})
+    arguments = [str(tmp_path), "--source=captioned"]
+    assert main(["data", "info", *arguments]) == 0
+    assert "3 examples" in capsys.readouterr().out
+    assert main(["data", "check", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert "images with captions" in shown.out
+    assert "an empty caption" in shown.out
+    assert "caption b'\\xff'" in shown.out
+    assert "2 of 3 examples are bad" in shown.err

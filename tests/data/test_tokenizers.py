@@ -1,4 +1,4 @@
-"""Tokenizers: tokens by hand for each kind of file, what is cut and padded, files that are wrong."""
+"""Tokenizers: tokens by hand for each kind of file, cut and padded texts, files that are wrong."""
 
 import builtins
 import json

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from vocabularies import write_bert, write_clip, write_sentencepiece
 
@@ -52,3 +53,42 @@ def test_bert_as_lit_uses_it(tmp_path):
     for text, own in zip(TEXTS, found, strict=True):
         expected = [token for token in theirs(text)["input_ids"] if token != separator]
         assert own == [*expected, *[0] * 16][:16]
+
+
+def test_class_embeddings_of_a_folder_of_transformers(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from vit_jax.config.mesh import MeshConfig
+    from vit_jax.evaluation.zeroshot import class_embeddings
+    from vit_jax.interop.load import load
+    from vit_jax.parallel.mesh import make_mesh
+
+    tokens = write_clip(tmp_path)
+    end = tokens.index("<|endoftext|>")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = {"vocab_size": len(tokens), "max_position_embeddings": 12, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    theirs = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**sizes, **text, "eos_token_id": end, "bos_token_id": end - 1},
+            vision_config={**sizes, "num_attention_heads": 2, "image_size": 8, "patch_size": 4},
+            projection_dim=16,
+        )
+    ).eval()
+    own = transformers.CLIPTokenizer.from_pretrained(tmp_path)
+    for saved in (theirs, own):
+        saved.save_pretrained(tmp_path / "clip")
+    names, templates = ["cat", "big dog", "Red square"], ["a photo of a {}.", "the {}, big"]
+    rows = []
+    for name in names:
+        texts = [template.format(name) for template in templates]
+        batch = own(texts, padding="max_length", truncation=True, max_length=12)
+        with torch.no_grad():
+            found = theirs.text_model(torch.tensor(batch["input_ids"])).pooler_output
+            found = theirs.text_projection(found)
+        rows.append(torch.nn.functional.normalize(found, dim=-1).mean(0))
+    expected = torch.nn.functional.normalize(torch.stack(rows), dim=-1).numpy()
+    model = load(tmp_path / "clip").model
+    tokenizer = load_tokenizer(tmp_path / "clip", context_length=12)
+    mesh = make_mesh(MeshConfig())
+    got = class_embeddings(model, tokenizer, names, templates, mesh, batch_size=4)
+    np.testing.assert_allclose(got, expected, atol=2e-5)

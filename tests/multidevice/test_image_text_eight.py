@@ -1,22 +1,17 @@
-"""Pairs of images and texts on eight devices: losses, gradients, microbatches, memory.
+"""Zero-shot classification and retrieval on eight devices are those on one.
 
 Run as a program, this file prints what its tests look at.
 """
 
 import json
-from typing import Any
+import tempfile
+from pathlib import Path
 
 import pytest
 from eight_devices import run_on_eight
 
 pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
-MESHES = {
-    "data": {"data": 8},
-    "data and fsdp": {"data": 2, "fsdp": 4},
-    "all": {"data": 2, "fsdp": 2, "tensor": 2},
-}
-KINDS = ("softmax", "sigmoid")
-PAIRS, WIDTH = 64, 12
+CLASSES = ("cat", "dog", "square")
 
 
 @pytest.fixture(scope="module")
@@ -24,194 +19,81 @@ def found(once):
     return once("image-text", lambda: run_on_eight(__file__))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mesh", MESHES)
-def test_value_and_gradients_are_those_of_one_device(found, kind, mesh):
-    """The formulas with the whole matrix are the reference."""
-    one, eight = found["plain"][kind], found["losses"][mesh][kind]["values"]
-    for name, values in one.items():
-        assert eight[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
-    assert max(map(abs, one["images"])) > 1e-3
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-def test_no_device_holds_the_logits_of_all_pairs(found, mesh):
-    """The largest matrix of logits: b x b on the ring, b x B with gathered embeddings."""
-    parts = 4 if mesh == "all" else 8
-    b = PAIRS // parts
-    largest = {kind: found["losses"][mesh][kind]["logits"] for kind in KINDS}
-    assert largest == {"softmax": b * PAIRS, "sigmoid": b * b}
-    # XLA's own account of one device, on batches large enough for logits to fill it.
-    memory = found["memory"]
-    assert memory["sigmoid"] < memory["softmax"] < memory["plain"] / 4
-    assert memory["plain"] > 4 * memory["pairs"] ** 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_is_the_same_on_one_and_eight_devices_and_in_microbatches(found, kind):
-    rows = found["training"][kind]
-    for other in ("eight", "parts", "eight in parts"):
-        assert rows[other]["losses"] == pytest.approx(rows["one"]["losses"], abs=2e-5), other
-        assert rows[other]["norms"] == pytest.approx(rows["one"]["norms"], rel=1e-3), other
-    assert abs(rows["one"]["losses"][-1] - rows["one"]["losses"][0]) > 1e-3
+def test_figures_and_embeddings_are_the_same(found):
+    one, eight = found["one"], found["eight"]
+    assert one["zero_shot"]["examples"] == 21
+    assert eight["zero_shot"] == one["zero_shot"]
+    assert eight["retrieval"] == one["retrieval"]
+    assert eight["classes"] == pytest.approx(one["classes"], abs=1e-5)
+    assert 0 < one["retrieval"]["text_to_image/recall_at_10"] < 1
 
 
 def main() -> None:
     import jax
+    import numpy as np
+    from flax import nnx
+    from images import encode, noise
+    from vocabularies import WORDS, write_word_level
 
+    from vit_jax.config.captions import CaptionsConfig
+    from vit_jax.config.data import DataConfig
     from vit_jax.config.mesh import MeshConfig
+    from vit_jax.data.arrays import image_only, labelled_image
+    from vit_jax.data.captions import build_captions
+    from vit_jax.data.loader import BatchSpec
+    from vit_jax.data.sources import open_source
+    from vit_jax.data.transforms import make_eval_transform
+    from vit_jax.evaluation.embeddings import EvaluatedImages
+    from vit_jax.evaluation.features import shard_params
+    from vit_jax.evaluation.retrieval import evaluate_retrieval
+    from vit_jax.evaluation.zeroshot import class_embeddings, evaluate_zero_shot
+    from vit_jax.models.registry import create_model
     from vit_jax.parallel.mesh import make_mesh
 
-    one = make_mesh(MeshConfig(), jax.devices()[:1])
-    meshes = {name: make_mesh(MeshConfig(**sizes)) for name, sizes in MESHES.items()}
-    found: dict[str, Any] = {"plain": {}, "losses": {}, "memory": memory(meshes["data"])}
-    arguments = embeddings(PAIRS)
-    for kind in KINDS:
-        found["plain"][kind] = values(jax.jit(gradient(plain, kind))(*arguments))
-    for name, mesh in meshes.items():
-        found["losses"][name] = {kind: on_mesh(kind, mesh, arguments) for kind in KINDS}
-    found["training"] = {
-        kind: {
-            "one": train(kind, one, {}, 1),
-            "eight": train(kind, meshes["all"], MESHES["all"], 1),
-            "parts": train(kind, one, {}, 4),
-            "eight in parts": train(kind, meshes["all"], MESHES["all"], 2),
-        }
-        for kind in KINDS
-    }
-    print(json.dumps(found))
-
-
-def embeddings(pairs: int) -> tuple[Any, ...]:
-    import numpy as np
-
-    draws = np.random.default_rng(0).normal(size=(2, pairs, WIDTH))
-    images, texts = (draws / np.linalg.norm(draws, axis=-1, keepdims=True)).astype(np.float32)
-    return images, texts, np.float32(5), np.float32(-3)
-
-
-def plain(kind: str, images: Any, texts: Any, temperature: Any, bias: Any) -> Any:
-    """The formulas of the papers with the whole matrix."""
-    import jax
-    import jax.numpy as jnp
-
-    logits = temperature * images @ texts.T + bias
-    if kind == "sigmoid":
-        signs = 2 * jnp.eye(len(images)) - 1
-        return -jax.nn.log_sigmoid(signs * logits).sum() / len(images)
-    rows = [jax.nn.log_softmax(logits, axis) for axis in (0, 1)]
-    return -sum(jnp.diagonal(row).mean() for row in rows) / 2
-
-
-def ours(kind: str, *arguments: Any) -> Any:
-    from vit_jax.tasks.image_text.losses import LOSSES
-
-    return LOSSES[kind](*arguments).loss
-
-
-def gradient(loss: Any, kind: str) -> Any:
-    import jax
-
-    return jax.value_and_grad(lambda *a: loss(kind, *a), (0, 1, 2, 3))
-
-
-def values(found: Any) -> dict[str, list[float]]:
-    import numpy as np
-
-    loss, gradients = found
-    named = dict(zip(("images", "texts", "temperature", "bias"), gradients, strict=True))
-    return {n: np.asarray(x).reshape(-1).tolist() for n, x in {"loss": loss, **named}.items()}
-
-
-def sharded(kind: str, mesh: Any) -> Any:
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    from vit_jax.models.activation_sharding import with_mesh
-    from vit_jax.parallel.mesh import batch_sharding
-
-    rows, scalar = batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
-    places = (rows, rows, scalar, scalar)
-    return jax.jit(
-        with_mesh(gradient(ours, kind), mesh), in_shardings=places, out_shardings=(scalar, places)
+    root = Path(tempfile.mkdtemp())
+    lines = []
+    for i in range(21):
+        name = f"colours/{CLASSES[i % 3]}/{i}.png"
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encode(noise(8, 8, i)))
+        texts = [f"{WORDS[i % 12]} {WORDS[i % 7]}", f"{WORDS[i % 5]} {WORDS[i % 11]} thing"]
+        lines.append({"path": name, "caption": texts[: 1 + i % 2]})
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tokenizer = str(write_word_level(root))
+    size = 3 + len(WORDS)
+    model = create_model(
+        "CLIP-ViT-Nano/4", image_size=8, text={"vocabulary_size": size, "context_length": 8}
     )
+    graphdef, state = nnx.split(model)
+    config = CaptionsConfig(tokenizer=tokenizer)
+    captions = build_captions(config, model.text.options)
+    transform = make_eval_transform(8, "resize")
 
-
-def on_mesh(kind: str, mesh: Any, arguments: Any) -> dict[str, Any]:
-    """Returns value and gradients, and the size of the largest product of two embeddings."""
-    import jax
-
-    from vit_jax.models.flops import sub_jaxprs
-
-    step = sharded(kind, mesh)
-
-    def largest(jaxpr: Any) -> int:
-        """Of matrices [*, *] without the axis of the features, in the program of one device."""
-        found = 0
-        for eqn in jaxpr.eqns:
-            found = max([found, *map(largest, sub_jaxprs(eqn))])
-            if eqn.primitive.name == "dot_general" and WIDTH not in eqn.outvars[0].aval.shape:
-                found = max(found, eqn.outvars[0].aval.size)
-        return found
-
-    jaxpr = jax.make_jaxpr(step)(*arguments).jaxpr
-    return {"values": values(step(*arguments)), "logits": largest(jaxpr)}
-
-
-def memory(mesh: Any) -> dict[str, int]:
-    """Returns the bytes of temporaries on one device for each way to compute the loss."""
-    import jax
-
-    pairs = 2048
-    arguments = embeddings(pairs)
-
-    def used(step: Any) -> int:
-        return step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-
-    found = {kind: used(sharded(kind, mesh)) for kind in KINDS}
-    return found | {"plain": used(jax.jit(gradient(plain, "softmax"))), "pairs": pairs}
-
-
-def train(kind: str, mesh: Any, mesh_section: dict, parts: int) -> dict[str, Any]:
-    import numpy as np
-
-    from vit_jax.config.run import Config
-    from vit_jax.parallel.mesh import to_devices
-    from vit_jax.train.program import build_program
-
-    sizes = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
-    config = Config.from_mapping(
-        {
-            "task": "image_text",
-            "image_text": {"loss": kind},
-            "model": {
-                "name": "CLIP-ViT-Ti/8" if kind == "softmax" else "SigLIP-ViT-Ti/8",
-                "image": {"name": "ViT-Ti/8", **sizes},
-                "text": {**sizes, "vocabulary_size": 20, "context_length": 4},
-                **({"embedding_size": 16} if kind == "softmax" else {}),
-            },
-            "data": {
-                "name": "none",
-                "image_size": 16,
-                "global_batch_size": 16,
-                "captions": {"tokenizer": "none"},
-            },
-            "optimizer": {"name": "sgd", "learning_rate": 0.1},
-            "accumulation_steps": parts,
-            "train_steps": 8,
-            "mesh": mesh_section,
+    def measure(mesh_config: MeshConfig, devices: list) -> dict:
+        mesh = make_mesh(mesh_config, devices)
+        placed = nnx.merge(graphdef, shard_params(nnx.to_pure_dict(state), mesh_config, mesh))
+        spec = BatchSpec(8, range(8))
+        data = {"name": "colours", "global_batch_size": 8}
+        folder = DataConfig(source="folder", data_dir=str(root / "colours"), **data)
+        listed = DataConfig(source="captioned", data_dir=str(root), captions=config, **data)
+        labelled = EvaluatedImages(
+            open_source(folder, "train"), labelled_image(transform, 8, 3), spec, mesh
+        )
+        captioned = EvaluatedImages(
+            open_source(listed, "train"), image_only(transform, 8), spec, mesh
+        )
+        arguments = (CLASSES, ["a {}", "the big {}"])
+        classes = class_embeddings(placed, captions.tokenizer, *arguments, mesh, 8)
+        return {
+            "zero_shot": evaluate_zero_shot(placed, captions.tokenizer, labelled, *arguments),
+            "retrieval": evaluate_retrieval(placed, captions, captioned).metrics(),
+            "classes": np.ravel(classes).tolist(),
         }
-    )
-    program = build_program(config, mesh, num_classes=10, num_examples=100)
-    step_fn, state = program.lower().compile(), program.init()
-    batch = program.example_batch()
-    batch["tokens"] = np.random.default_rng(1).integers(0, 20, (16, 4)).astype(np.int32)
-    losses, norms = [], []
-    for _ in range(3):
-        state, metrics = step_fn(state, to_devices(batch, mesh))
-        losses.append(metrics["train/loss"].item())
-        norms.append(metrics["train/gradient_norm"].item())
-    return {"losses": losses, "norms": norms}
+
+    assert len(jax.devices()) == 8
+    eight = measure(MeshConfig(data=4, fsdp=2), jax.devices())
+    one = measure(MeshConfig(), jax.devices()[:1])
+    print(json.dumps({"one": one, "eight": eight}))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from vit_jax.storage.paths import check_output_folder, user_path
 
 if TYPE_CHECKING:
     from vit_jax.data.captions import Captions
+    from vit_jax.data.sources import Source
     from vit_jax.data.tokenizers import Tokenizer
     from vit_jax.evaluation.embeddings import EvaluatedImages
     from vit_jax.interop.load import Loaded
@@ -119,17 +120,24 @@ def _check(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     from flax import nnx
 
+    from vit_jax.data.sources import open_source
+    from vit_jax.data.tokenizers import load_tokenizer
     from vit_jax.evaluation.features import shard_params
-    from vit_jax.evaluation.prompts import read_templates
+    from vit_jax.evaluation.prompts import read_class_names, read_templates
     from vit_jax.models.two_towers import TwoTowers
     from vit_jax.parallel.mesh import check_batch_size, make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
 
+    # The weights may be large: everything else is opened first.
     mesh = make_mesh(MeshConfig())
-    batch_size = args.batch_size or _BATCH_SIZE * num_batch_shards(mesh)
-    check_batch_size(mesh, batch_size, "--batch_size")
+    data = _data(args, args.batch_size or _BATCH_SIZE * num_batch_shards(mesh))
+    check_batch_size(mesh, data.global_batch_size, "--batch_size")
     templates = () if args.retrieval else read_templates(args.prompts or _PROMPTS)
-    data = _data(args, batch_size)
+    given = _captions_config(args)
+    load_tokenizer(user_path(str(given.tokenizer)), context_length=1)
+    feature = (args.caption or "caption").partition("/")[0] if args.retrieval else "label"
+    source = open_source(data, args.split, (feature,))
+    names = () if args.retrieval else read_class_names(args.classes, source.class_names)
     loaded = load_model(args.checkpoint, args, overrides, quiet=not is_first_host())
     model = loaded.model
     if not isinstance(model, TwoTowers):
@@ -138,16 +146,20 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
             "a pair of an image and a text tower, such as CLIP",
             "use `eval`, `fewshot` or `dense` for image models",
         )
-    captions = _captions(args, data, loaded)
+    captions = _captions(args, given, loaded)
+    images = _images(args, data, source, loaded, mesh)
     graphdef, state = nnx.split(model)
     params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
     placed: TwoTowers = nnx.merge(graphdef, params)
-    images = _images(args, data, loaded, mesh)
-    result = {"checkpoint": args.checkpoint, "model": loaded.options.name, "data": args.data}
-    result["split"] = args.split
+    result = {
+        "checkpoint": args.checkpoint,
+        "model": loaded.options.name,
+        "data": args.data,
+        "split": args.split,
+    }
     if args.retrieval:
         return result | _retrieval(placed, captions, images)
-    return result | _zero_shot(args, placed, captions.tokenizer, images, templates)
+    return result | _zero_shot(args, placed, captions.tokenizer, images, names, templates)
 
 
 def _zero_shot(
@@ -155,15 +167,14 @@ def _zero_shot(
     model: "TwoTowers",
     tokenizer: "Tokenizer",
     images: "EvaluatedImages",
+    names: tuple[str, ...],
     templates: tuple[str, ...],
 ) -> dict[str, Any]:
     from vit_jax.evaluation.classification import PredictionTotals
     from vit_jax.evaluation.intervals import wilson_interval
-    from vit_jax.evaluation.prompts import read_class_names
     from vit_jax.evaluation.zeroshot import evaluate_zero_shot
     from vit_jax.parallel.processes import is_first_host
 
-    names = read_class_names(args.classes, images.source.class_names)
     totals = PredictionTotals(num_classes=len(names))
     found = evaluate_zero_shot(model, tokenizer, images, names, templates, totals=totals)
     assert found is not None
@@ -211,25 +222,30 @@ def _data(args: argparse.Namespace, batch_size: int) -> DataConfig:
     )
 
 
-def _captions(args: argparse.Namespace, data: DataConfig, loaded: "Loaded") -> "Captions":
+def _captions_config(args: argparse.Namespace) -> CaptionsConfig:
+    """Returns how texts become tokens, as the arguments or the config of a run say."""
+    found = _config_of_run(args.checkpoint)
+    changes: dict[str, Any] = {"feature": args.caption, "templates": ()}
+    for name in ("canonicalize", "pad_token"):
+        if getattr(args, name) is not None:
+            changes[name] = getattr(args, name)
+    changes["tokenizer"] = args.tokenizer or found.tokenizer or _folder(args.checkpoint)
+    return found.replace(**changes)
+
+
+def _captions(args: argparse.Namespace, config: CaptionsConfig, loaded: "Loaded") -> "Captions":
     """Returns the captions of the data, with the tokenizer of the weights."""
     from vit_jax.data.captions import build_captions
     from vit_jax.data.tokenizers import published_conventions
     from vit_jax.models.two_towers import TwoTowersConfig
 
-    of_run = _config_of_run(args.checkpoint)
-    where = args.tokenizer or of_run.tokenizer or _folder(args.checkpoint)
     options = loaded.options
     assert isinstance(options, TwoTowersConfig)
-    canonicalize, pad = published_conventions(options.name, options.text.vocabulary_size)
-    if of_run.tokenizer is not None:
-        canonicalize, pad = of_run.canonicalize, of_run.pad_token
-    config = CaptionsConfig(
-        tokenizer=where,
-        feature=args.caption if args.retrieval else None,
-        canonicalize=args.canonicalize or canonicalize,
-        pad_token=pad if args.pad_token is None else args.pad_token,
-    )
+    if _config_of_run(args.checkpoint).tokenizer is None:
+        usual = published_conventions(options.name, options.text.vocabulary_size)
+        given = config.canonicalize, config.pad_token
+        canonicalize, pad = (u if g is None else g for g, u in zip(given, usual, strict=True))
+        config = config.replace(canonicalize=canonicalize, pad_token=pad)
     return build_captions(config, options.text)
 
 
@@ -254,14 +270,15 @@ def _folder(checkpoint: str) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def _images(args: argparse.Namespace, data: DataConfig, loaded: "Loaded", mesh: Any) -> Any:
-    """Opens the split, with the preprocessing of the weights."""
+def _images(
+    args: argparse.Namespace, data: DataConfig, source: "Source", loaded: "Loaded", mesh: Any
+) -> "EvaluatedImages":
+    """Returns the images of a split with the preprocessing of the weights."""
     import numpy as np
 
     from vit_jax.data.arrays import image_only, labelled_image
     from vit_jax.data.loader import batch_spec
     from vit_jax.data.preprocess import preprocess_of
-    from vit_jax.data.sources import open_source
     from vit_jax.evaluation.embeddings import EvaluatedImages
     from vit_jax.parallel.mesh import host_rows
 
@@ -274,10 +291,6 @@ def _images(args: argparse.Namespace, data: DataConfig, loaded: "Loaded", mesh: 
         del rng
         return preprocess.pixels(encoded)
 
-    features = None
-    if args.retrieval:
-        features = ((args.caption or "caption").partition("/")[0],)
-    source = open_source(data, args.split, features or ("label",))
     spec = batch_spec(data, data.global_batch_size, host_rows(mesh, data.global_batch_size))
     if args.retrieval:
         return EvaluatedImages(source, image_only(transform, height), spec, mesh)
@@ -295,8 +308,8 @@ def _print(result: dict[str, Any]) -> None:
         f" {result['examples']:,} images"
     )
     if "intervals" in result:
-        print(f"recall of {result['captions']:,} captions and their images")
-        table = plain_table("", right=("at 1", "95 % interval", "at 5", "at 10"))
+        print(f"retrieval of {result['captions']:,} captions and their images")
+        table = plain_table("recall", right=("at 1", "95 % interval", "at 5", "at 10"))
         for way in ("image_to_text", "text_to_image"):
             first, low_high, *others = (
                 result[f"{way}/recall_at_1"],

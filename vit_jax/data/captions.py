@@ -59,12 +59,7 @@ class Captions:
                 )
             return [fill(template, self._names[example.label]) for template in self._templates]
         top, *inner = self._feature.split("/")
-        found = [_text(value) for value in _values(example.features[top], inner)]
-        if not found:
-            raise DataError(
-                f"no caption in {self._feature!r}", "one or more captions", "leave the image out"
-            )
-        return found
+        return read_texts(example.features[top], inner)
 
     def tokens(
         self, example: Example, rng: np.random.Generator | None = None
@@ -185,6 +180,22 @@ def fill(template: str, name: str) -> str:
 def readable(name: str) -> str:
     """Returns the name of a class as it would be in a text: spaces instead of underscores."""
     return name.replace("_", " ")
+
+
+def read_texts(value: Any, inner: Sequence[str] = ()) -> list[str]:
+    """Returns the captions in the value of a feature.
+
+    Args:
+        value: one or several texts, or a sequence of features of which one is the text.
+        inner: names of that feature.
+
+    Raises:
+        DataError: there is none, or one is empty or not UTF-8.
+    """
+    found = [_text(one) for one in _values(value, inner)]
+    if not found:
+        raise DataError("no caption", "one or more", "leave the image out")
+    return found
 
 
 def _values(value: Any, inner: Sequence[str]) -> list[Any]:

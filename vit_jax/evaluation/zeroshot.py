@@ -3,7 +3,7 @@
 Source: arXiv:2103.00020, section 3.1; the mean over templates is section 3.1.4.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from vit_jax.config.captions import check_templates
 from vit_jax.data.captions import fill
 from vit_jax.data.device import to_unit_range
-from vit_jax.data.loader import eval_batches, on_device
+from vit_jax.data.loader import HostBatch, eval_batches, on_device
 from vit_jax.data.tokenizers import Tokenizer
 from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
@@ -67,20 +67,24 @@ def evaluate_zero_shot(
     classes = class_embeddings(model, tokenizer, class_names, templates, images.mesh, batch_size)
     step, params = compiled(model, images.mesh, _step_fn)
     totals = totals or PredictionTotals(num_classes=len(class_names))
-    stopped = False
-    with eval_batches(images.source, images.preprocessing, images.spec) as feed:
-
-        def batches() -> Any:
-            nonlocal stopped
-            for batch in feed:
-                stopped = stop()
-                if stopped:
-                    return
-                yield on_device(batch)
-
-        found = evaluate(step, params, batches(), images.mesh, totals, (classes,))
+    try:
+        with eval_batches(images.source, images.preprocessing, images.spec) as feed:
+            found = evaluate(step, params, _until(stop, feed), images.mesh, totals, (classes,))
+    except _StoppedError:
+        return None
     # The loss of a softmax over prompts is not what any of these models is trained with.
-    return None if stopped else {name: v for name, v in found.items() if name != "loss"}
+    return {name: value for name, value in found.items() if name != "loss"}
+
+
+class _StoppedError(Exception):
+    """The evaluation was asked to stop."""
+
+
+def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+    for batch in batches:
+        if stop():
+            raise _StoppedError
+        yield on_device(batch)
 
 
 def class_embeddings(

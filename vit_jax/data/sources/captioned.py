@@ -16,6 +16,7 @@ random sample.
 """
 
 import csv
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -54,52 +55,85 @@ class _Place(NamedTuple):
     key: str | None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class CaptionedListing:
+    """Images with captions.
+
+    Attributes:
+        images: the images.
+        captions: for each of them its captions, or their place in a tar file.
+        feature: column or key of the captions.
+    """
+
+    images: Listing
+    captions: list[list[str] | _Place]
+    feature: str
+
+
+def list_captioned(
+    path: Path, features: Sequence[str], cache: BlockCache | None = None
+) -> CaptionedListing:
+    """Lists images with captions.
+
+    Args:
+        path: file or folder, see the top of this file; also in a bucket.
+        features: one name: the column or key of the captions.
+        cache: for data in a bucket; None: a cache of the default size in the default folder.
+
+    Raises:
+        DataError: there is no such data, an image or a caption is missing, or a caption in a list
+            is empty or not UTF-8.
+    """
+    if len(features) != 1 or features[0] == "label":
+        raise DataError(
+            f"{path} has captions, no labels",
+            "a task of images and captions, with data.captions.tokenizer",
+            "set data.captions.tokenizer, or choose a dataset with labels",
+        )
+    path, feature = user_path(path), features[0]
+    try:
+        if path.is_dir():
+            table = next((path / name for name in _METADATA if (path / name).is_file()), None)
+            if table is None:
+                return CaptionedListing(*_list_tars(path, feature, cache), feature)
+            path = table
+        if path.is_file() and path.suffix in _TABLES:
+            return CaptionedListing(*_list_table(path, feature, cache), feature)
+    except OSError as error:
+        if isinstance(path, BucketPath):
+            raise bucket_error(error) from None
+        raise DataError(
+            f"{error.filename or path}: {error.strerror}", _LAYOUTS, "check data.data_dir"
+        ) from None
+    raise DataError(
+        f"{path} as images with captions" if path.exists() else f"no file or folder {path}",
+        _LAYOUTS,
+        "set data.data_dir",
+    )
+
+
 class CaptionedSource(FolderSource):
     """A split of images with captions. An example has them in its feature, as a list of texts.
 
     Args:
-        path: file or folder, see the top of this file; also in a bucket.
+        listing: the images with captions.
         split: TFDS split string over the splits that are there, e.g. "train[:90%]".
         name: `data.name`.
-        features: one name: the column or key of the captions.
-        cache: for data in a bucket; None: a cache of the default size in the default folder.
         empty_files: as for `FolderSource`.
 
     Raises:
-        DataError: there is no such data, an image or a caption is missing, or a caption is empty or
-            not UTF-8.
+        DataError: no such split, or an empty file.
     """
 
     def __init__(
-        self,
-        path: Path,
-        split: str,
-        name: str,
-        features: Sequence[str],
-        cache: BlockCache | None = None,
-        empty_files: str = "error",
+        self, listing: CaptionedListing, split: str, name: str, empty_files: str = "error"
     ):
-        if len(features) != 1 or features[0] == "label":
-            raise DataError(
-                f"{path} has captions, no labels",
-                "a task of images and captions, with data.captions.tokenizer",
-                "set task=image_text, or choose a dataset with labels",
-            )
-        self._feature = features[0]
-        try:
-            listing, captions = _list(user_path(path), self._feature, cache)
-        except OSError as error:
-            if isinstance(path, BucketPath):
-                raise bucket_error(error) from None
-            raise DataError(
-                f"{error.filename or path}: {error.strerror}", _LAYOUTS, "check data.data_dir"
-            ) from None
-        super().__init__(listing, split, name, empty_files, ())
+        super().__init__(listing.images, split, name, empty_files, ())
         self.class_names = ()
-        self._captions = captions
+        self._captions, self._feature = listing.captions, listing.feature
         shown = hashlib.sha256()
         for row in self._rows:
-            shown.update(repr(captions[row]).encode(errors="surrogatepass"))
+            shown.update(repr(self._captions[row]).encode(errors="surrogatepass"))
         self.fingerprint = hash_of(self.fingerprint, self._feature, shown.hexdigest())
 
     def __getitem__(self, index: int) -> Example:
@@ -127,24 +161,6 @@ class CaptionedSource(FolderSource):
             )
         value = found[place.key]
         return value if isinstance(value, list) else [value]
-
-
-def _list(
-    path: Path, feature: str, cache: BlockCache | None
-) -> tuple[Listing, list[list[str] | _Place]]:
-    """Returns the images, and the captions of each or their place."""
-    if path.is_dir():
-        table = next((path / name for name in _METADATA if (path / name).is_file()), None)
-        if table is None:
-            return _list_tars(path, feature, cache)
-        path = table
-    if not path.is_file() or path.suffix not in _TABLES:
-        raise DataError(
-            f"{path} as images with captions" if path.exists() else f"no file or folder {path}",
-            _LAYOUTS,
-            "set data.data_dir",
-        )
-    return _list_table(path, feature, cache)
 
 
 def _list_table(

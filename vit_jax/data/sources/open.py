@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.config.data import DataConfig, MemberConfig
 from vit_jax.config.run import Config
 from vit_jax.data.sources.base import LABEL_ONLY, LabelledSource, Source
-from vit_jax.data.sources.captioned import CaptionedSource
+from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.huggingface import HuggingFaceSource
 from vit_jax.data.sources.listing import list_images
@@ -173,8 +173,8 @@ def _open_one(
         )
     path = user_path(data_dir)
     if which.source == "captioned":
-        cache = data_cache(data)
-        return CaptionedSource(path, split, which.name, features, cache, empty_files)
+        captioned = list_captioned(path, features, data_cache(data))
+        return CaptionedSource(captioned, split, which.name, empty_files)
     if path.exists() and path.is_file() != (which.source == "csv"):
         found = "csv" if path.is_file() else "folder"
         raise DataError(
