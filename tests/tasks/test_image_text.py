@@ -16,6 +16,7 @@ from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.plan.estimate import find_sizes
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.train.divergence import examine_step
@@ -261,3 +262,10 @@ def test_a_vocabulary_of_another_size_is_one_line(digits_dir, tmp_path, capfd):
     arguments = [f"--config={path}", f"--workdir={tmp_path / 'run'}"]
     assert main(["train", *arguments, f"--config.data.data_dir={digits_dir}"]) == 2
     assert "17 tokens for a text tower with 18 embeddings" in one_line(capfd)
+
+
+def test_a_plan_needs_neither_classes_nor_a_vocabulary():
+    data = {"name": "web", "source": "captioned", "global_batch_size": 8}
+    content = mapping(data={**data, "captions": {"tokenizer": "none"}})
+    sizes = find_sizes(Config.from_mapping(content), None, 100)
+    assert (sizes.num_classes, sizes.num_examples) == (0, 100)
