@@ -86,7 +86,7 @@ def evaluate_retrieval(model: TwoTowers, captions: Captions, images: EvaluatedIm
         raise DataError(
             f"{images.source.name} with {len(kept)} images", "two or more", "widen the split"
         )
-    texts = texts_of_examples(images.source, captions, kept.tolist())
+    texts = captions_of(images.source, captions, kept.tolist())
     owners = np.repeat(np.arange(len(kept), dtype=np.int32), [len(own) for own in texts])
     flat = [text for own in texts for text in own]
     embedded = embed_texts(model, tokenizer, flat, images.mesh, images.spec.global_batch_size)
@@ -96,9 +96,7 @@ def evaluate_retrieval(model: TwoTowers, captions: Captions, images: EvaluatedIm
     )
 
 
-def texts_of_examples(
-    source: Source, captions: Captions, indices: Sequence[int]
-) -> list[list[str]]:
+def captions_of(source: Source, captions: Captions, indices: Sequence[int]) -> list[list[str]]:
     """Returns all captions of some examples.
 
     Raises:
