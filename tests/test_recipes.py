@@ -82,6 +82,12 @@ RECIPES = {
         ["small", "S/16", "B/16", "S/16,ibot"],
         {"imagenet2012": (1000, 1_281_167), "cifar10": (10, 50_000)},
     ),
+    "lit.py": (["coco", "B/16", "L/16"], {"coco_captions": (0, 82_783), "web": (0, 27_000_000)}),
+    "siglip.py": (
+        ["lit", "B/16", "L/16", "So400m/14"],
+        {"coco_captions": (0, 82_783), "web": (0, 1_000_000_000)},
+    ),
+    "clip.py": (["B/32", "B/16", "L/14"], {"web": (0, 400_000_000)}),
     "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
     "augreg.py": (
         [
@@ -133,7 +139,9 @@ def test_the_training_step_of_every_recipe_can_be_traced(name, arg):
     for new, old in zip(jax.tree.leaves(state), jax.tree.leaves(program.abstract), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert metrics["train/loss"].shape == ()
-    outputs = {"masked_patches": 512, "mae": 0, "dino": 0}.get(config.task, num_classes)
+    outputs = {"masked_patches": 512, "mae": 0, "dino": 0, "image_text": 0}.get(
+        config.task, num_classes
+    )
     if outputs:
         assert program.abstract.params["head"]["linear"]["bias"].shape == (outputs,)
     else:

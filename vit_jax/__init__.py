@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vit_jax.data.preprocess import preprocess_of
+    from vit_jax.data.tokenizers import load_tokenizer
     from vit_jax.interop.load import load_pretrained
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
@@ -19,6 +20,7 @@ _PUBLIC = {
     "list_models": "vit_jax.models.registry",
     "load_pretrained": "vit_jax.interop.load",
     "load_run": "vit_jax.runs",
+    "load_tokenizer": "vit_jax.data.tokenizers",
     "preprocess_of": "vit_jax.data.preprocess",
 }
 
@@ -30,6 +32,7 @@ __all__ = [
     "list_models",
     "load_pretrained",
     "load_run",
+    "load_tokenizer",
     "preprocess_of",
 ]
 

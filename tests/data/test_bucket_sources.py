@@ -1,6 +1,7 @@
 """Datasets in buckets give the same batches as the same files on a disk."""
 
 import io
+import json
 import shutil
 import tarfile
 
@@ -364,3 +365,30 @@ def test_the_bundled_dataset_is_prepared_in_a_bucket(bucket, digits_dir):
     bucket.server.clear()
     assert len(TfdsSource("digits", "test", f"{bucket.url}/new")) == 360
     assert bucket.server.requests("write") == 0
+
+
+@pytest.mark.parametrize("layout", ["jsonl", "tar"])
+def test_images_with_captions_are_those_of_the_disk(layout, bucket, tmp_path):
+    folder = tmp_path / "captioned"
+    folder.mkdir()
+    pixels = {f"{i}.png": encoded(i) for i in range(5)}
+    if layout == "jsonl":
+        for name, content in pixels.items():
+            (folder / name).write_bytes(content)
+        lines = [json.dumps({"file_name": n, "caption": [f"cat {n}", "dog"]}) for n in pixels]
+        (folder / "metadata.jsonl").write_text("\n".join(lines))
+    else:
+        with tarfile.open(folder / "0.tar", "w") as archive:
+            for name, content in pixels.items():
+                for member, held in ((name, content), (name[:-3] + "txt", b"cat " + name.encode())):
+                    info = tarfile.TarInfo(member)
+                    info.size = len(held)
+                    archive.addfile(info, io.BytesIO(held))
+    url = upload(folder, f"{bucket.url}/captioned")
+    options = {"source": "captioned", "captions": {"tokenizer": "not read"}}
+    on_disk, remote = (
+        open_source(config(place, tmp_path, **options), "train") for place in (folder, url)
+    )
+    assert remote.remote
+    assert remote.fingerprint == on_disk.fingerprint
+    assert remote.read(range(5)) == on_disk.read(range(5))

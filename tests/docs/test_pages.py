@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from golden import recipe as golden
 from PIL import Image
+from vocabularies import write_word_level
 from weight_files import random_weights
 
 from vit_jax.closed_pipes import EXIT_CLOSED_PIPE
@@ -76,6 +77,7 @@ def put_stand_ins(folder):
     np.savez(folder / "B_16.npz", **golden.weights(described["shapes"]))
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(folder / "photo.jpg")
+    write_word_level(folder)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,7 @@ RESULTS = {
     ("docs/how-to/dense.md", 0): lambda names: (
         [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
     ),
+    ("docs/how-to/image-text.md", 0): lambda names: names["logits"].shape == (1, 2),
     ("docs/how-to/models.md", 0): lambda names: (
         names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED
     ),

@@ -268,3 +268,13 @@ def test_sizes_and_classes_that_do_not_fit_are_errors():
 def test_text_sizes_are_those_of_the_vits():
     assert TEXT_SIZES["Text-B"] == (768, 12, 3072, 12)
     assert TEXT_SIZES["Text-Nano"] == (32, 4, 128, 2)
+
+
+def test_features_of_a_pair_are_those_of_its_image_tower():
+    model = random_model("LiT-ViT-Nano/4", num_classes=0, image_size=8, text=TEXT)
+    images = random_images(2, 8)
+    found = model.features(images, layers=(1, -1), normalise=True)
+    own = model.image.features(images, layers=(1, -1), normalise=True)
+    assert [x.shape for x in found] == [(2, 2, 2, 32)] * 2
+    for one, other in zip(found, own, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -139,6 +139,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Config:
+    from vit_jax.models.two_towers import named_options
+
     batch_size = 32 if args.batch_size == "auto" else args.batch_size
     mapping: dict[str, Any] = {
         "model": {"name": model, "dtype": args.dtype},
@@ -151,6 +153,11 @@ def _config(args: argparse.Namespace, model: str, overrides: list[str]) -> Confi
         "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
         "train_steps": 1000,
     }
+    pair = named_options(model)
+    if pair is not None:
+        mapping["task"] = "image_text"
+        mapping["image_text"] = {"loss": "sigmoid" if "bias_init" in pair else "softmax"}
+        mapping["data"]["captions"] = {"tokenizer": "synthetic"}
     for override in overrides:
         key, _, text = override.partition("=")
         override_key(mapping, key, parse_override(Config, key, text, mapping))

@@ -66,11 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (info, check):
         sub.add_argument(
             "--source",
-            choices=("tfds", "folder", "csv", "huggingface"),
+            choices=("tfds", "folder", "csv", "huggingface", "captioned"),
             help="default: folder or csv if the path NAME exists, else tfds",
         )
         sub.add_argument("--image_key")
         sub.add_argument("--label_key")
+        sub.add_argument(
+            "--caption", metavar="KEY", default="caption", help="column or key, for captioned"
+        )
     check.add_argument("--threads", type=positive_int, help="default: one per core")
     prepare.add_argument(
         "images", metavar="FOLDER", help="folder of images or tar files, or CSV file"
@@ -314,16 +317,21 @@ def _open(
         name, folder = (path.name, args.name) if path.is_dir() else (args.name, args.data_dir)
         sources = open_splits(name, folder, **keys)
         return {"source": kind, "path": folder or name}, dict(sources)
+    from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
     from vit_jax.data.sources.folder import FolderSource
     from vit_jax.data.sources.listing import list_images
 
-    listing = list_images(path)
+    captioned = list_captioned(path, (args.caption,)) if kind == "captioned" else None
+    listing = list_images(path) if captioned is None else captioned.images
     facts = {
         "source": kind,
         "path": str(path),
         "bytes": int(listing.sizes.sum()),
         "files_skipped": listing.num_skipped,
     }
+    if captioned is not None:
+        found = {s: CaptionedSource(captioned, s, path.name, "keep") for s in listing.splits}
+        return facts | {"captions": args.caption}, dict(found)
     sources = {s: FolderSource(listing, s, path.name, "keep") for s in listing.splits}
     return facts, dict(sources)
 
@@ -393,7 +401,19 @@ def _show_check(
             *([f"{w} x {h}" for w, h in report.sizes[picked]] or ["", "", ""]),
             ", ".join(f"{kind} {count:,}" for kind, count in report.formats.most_common()),
         )
-    _print(f"{name}: {len(class_names):,} classes", table)
+    held = f"{len(class_names):,} classes" if class_names else "images with captions"
+    _print(f"{name}: {held}", table)
+    if class_names:
+        _show_classes(reports, class_names)
+    if facts.get("files_skipped"):
+        print(f"skipped files that are not images: {facts['files_skipped']}")
+    for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
+        print(f"{example}: {reason}")
+
+
+def _show_classes(reports: list["SplitReport"], class_names: tuple[str, ...]) -> None:
+    import numpy as np
+
     table = _table("class", *(f">{report.name}" for report in reports))
     counts = np.stack([report.per_class for report in reports], axis=1)
     if len(class_names) <= _MAX_CLASSES:
@@ -403,10 +423,6 @@ def _show_check(
         for word, function in (("fewest", np.min), ("median", np.median), ("most", np.max)):
             table.add_row(word, *(f"{count:,.0f}" for count in function(counts, axis=0)))
     _print("examples of each class", table)
-    if facts.get("files_skipped"):
-        print(f"skipped files that are not images: {facts['files_skipped']}")
-    for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
-        print(f"{example}: {reason}")
 
 
 def _table(*columns: str) -> "Table":

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     check_output_folder(args.workdir, ["report"])
     read_config(args.workdir)  # Raises an error if there is no run.
     config = load_config(str(args.workdir / "config.json"), overrides)
-    if not config.evaluation.all_splits:
+    if not config.evaluation.all_splits and not config.image_text.zeroshot:
         raise ConfigError(
             "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
         )
@@ -164,7 +164,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
-    split = next(iter(config.evaluation.all_splits.values()))
+    split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
     preset = find_benchmark(split)
     if preset is None:
         source = open_source(config.data, split)
@@ -172,7 +172,9 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     else:
         source = open_benchmark(preset[0], config.data, preset[1]).source
         num_classes = config.data.num_classes or NUM_CLASSES
-    program = build_program(config, mesh, num_classes=num_classes, num_examples=len(source))
+    program = build_program(
+        config, mesh, num_classes=num_classes, num_examples=len(source), source=source
+    )
     evaluator = SplitEvaluator(
         config.data,
         config.evaluation.all_splits,
@@ -188,6 +190,9 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
     _check_finite(args.workdir, params)
     figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
+    if program.task.open_evaluator is not None:
+        batch_size = config.evaluation.batch_size or config.data.global_batch_size
+        figures |= program.task.open_evaluator(mesh, batch_size)(params, lambda: False) or {}
     bad = [name for name, value in figures.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(

@@ -2,10 +2,11 @@
 
 from typing import Literal
 
+from vit_jax.config.captions import CaptionsConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
 
-SourceKind = Literal["tfds", "folder", "csv", "huggingface"]
+SourceKind = Literal["tfds", "folder", "csv", "huggingface", "captioned"]
 LabelRule = Literal[
     "clevr_count",
     "clevr_distance",
@@ -157,7 +158,8 @@ class DataConfig(Section):
 
     source: SourceKind = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
-    class), a CSV file of path,label, or the `datasets` package.
+    class), a CSV file of path,label, the `datasets` package, or images with captions (a CSV or
+    JSONL file, or tar files in WebDataset's layout, see `data.sources.captioned`).
     """
     name: str = option()
     """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", a bundled one ("digits"), or images that are
@@ -180,6 +182,7 @@ class DataConfig(Section):
     """Name of the image feature; None: "image", or the only image feature."""
     label_key: str | None = option(None)
     """Name of the class feature; None: "label", or the only class feature."""
+    captions: CaptionsConfig = section(CaptionsConfig)
     label_rule: LabelRule | None = option(None)
     """Computes the class from other features, see `data.sources.label_rules`."""
     sampling: Literal["uniform", "balanced"] = option("uniform")

@@ -87,6 +87,12 @@ class OptimizerConfig(Section):
     """Type of the first moment (momentum)."""
 
     @property
+    def freezes_for_a_while(self) -> bool:
+        """Whether frozen parameters are trained later in the run."""
+        durations = (self.freeze_steps, self.freeze_epochs, self.freeze_examples)
+        return any(duration is not None for duration in durations)
+
+    @property
     def averages_parameters(self) -> bool:
         """Whether the optimizer itself averages the parameters for evaluation."""
         return self.name in SCHEDULE_FREE

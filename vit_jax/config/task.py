@@ -44,6 +44,7 @@ class TaskConfig:
         class_counts_key: function of the root config; returns the key for which this task needs the
             number of training examples of each class, or None if it does not need them.
         uses_labels: whether it learns from the labels of the dataset.
+        uses_captions: whether it learns from captions, see `data.captions`.
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
@@ -54,6 +55,7 @@ class TaskConfig:
     model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
     class_counts_key: Callable[[Any], str | None] = _no_class_counts
     uses_labels: bool = True
+    uses_captions: bool = False
     keeps_average: bool = False
 
 
@@ -87,6 +89,13 @@ def check_task(config: Any) -> None:
                     "leave it out, or choose another task",
                     key=f"{key}.{name}",
                 )
+    if (config.data.captions.tokenizer is not None) != chosen.uses_captions:
+        raise ConfigError(
+            f"is {config.data.captions.tokenizer!r} with task {config.task}",
+            "the vocabulary of the text tower" if chosen.uses_captions else "None",
+            "set it to a file or folder" if chosen.uses_captions else "set task=image_text",
+            key="data.captions.tokenizer",
+        )
     chosen.check(config)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vit_jax.data.captions import read_texts
 from vit_jax.data.decode import decode
 from vit_jax.data.prepare.shards import sha256_of
 from vit_jax.data.progress import ProgressBar, track
@@ -34,7 +35,8 @@ class SplitReport:
         sizes: i[N, 2], width and height of each readable image.
         num_bytes: i[N], encoded size of each readable image.
         formats: format -> number of images.
-        bad: (example, reason) for each image that cannot be read or whose label is out of range.
+        bad: (example, reason) for each image that cannot be read, or whose label is out of range,
+            or whose caption is empty or not UTF-8.
         constant: the images whose pixels are all equal.
         indices: i[N], index of each readable image.
         contents: u64[N], hash of each readable image.
@@ -92,7 +94,8 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
                 if one.reason is not None:
                     bad.append((one.id, one.reason))
                     continue
-                per_class[one.label] += 1
+                if num_classes:
+                    per_class[one.label] += 1
                 formats[one.format] += 1
                 sizes.extend(one.size)
                 num_bytes.append(one.num_bytes)
@@ -194,9 +197,21 @@ def _check_one(example: Example, num_classes: int) -> _ExampleReport:
         kind = str(Image.open(io.BytesIO(example.image)).format)
     except DataError as error:
         reason = error.got
-    if reason is None and not 0 <= example.label < num_classes:
+    if reason is None and num_classes and not 0 <= example.label < num_classes:
         reason = f"label {example.label} is not 0 to {num_classes - 1}"
+    if reason is None and not num_classes:
+        reason = _bad_caption(example)
     content = int.from_bytes(hashlib.blake2b(example.image, digest_size=8).digest(), "little")
     return _ExampleReport(
         example.id, example.label, size, len(example.image), kind, reason, is_constant, content
     )
+
+
+def _bad_caption(example: Example) -> str | None:
+    """Returns what is wrong with the captions of an example, if it has any."""
+    try:
+        for value in example.features.values():
+            read_texts(value)
+    except DataError as error:
+        return error.got
+    return None

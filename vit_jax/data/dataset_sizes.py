@@ -24,6 +24,9 @@ DATASET_SIZES: dict[str, DatasetSize] = {
     "cifar100": DatasetSize(100, {"train": 50_000, "test": 10_000}),
     "oxford_iiit_pet": DatasetSize(37, {"train": 3680, "test": 3669}),
     "oxford_flowers102": DatasetSize(102, {"train": 1020, "validation": 1020, "test": 6149}),
+    "coco_captions": DatasetSize(
+        0, {"train": 82_783, "val": 5000, "restval": 30_504, "test": 5000}
+    ),
     "imagenet2012": DatasetSize(1000, {"train": 1_281_167, "validation": 50_000}),
     "imagenet21k": DatasetSize(21_843, {"train": 14_197_122}),
     "jft": DatasetSize(18_291, {"train": 303_000_000}),

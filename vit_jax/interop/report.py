@@ -55,6 +55,13 @@ class LoadReport:
         shown = detail if status is Status.RESIZED else ""
         self.entries += [(status, name, shown) for name in names]
 
+    def add_prefix(self, prefix: str) -> None:
+        """Adds a prefix to the names of parameters: the weights become a part of a larger model."""
+        self.entries = [
+            (status, name if status is Status.UNEXPECTED else f"{prefix}{name}", detail)
+            for status, name, detail in self.entries
+        ]
+
     def names(self, status: Status) -> list[str]:
         """Returns the names with a status."""
         return [name for found, name, _ in self.entries if found is status]

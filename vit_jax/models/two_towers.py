@@ -402,17 +402,19 @@ def _describe(options: TwoTowersConfig, model: TwoTowers) -> list[tuple[str, str
     ]
 
 
-def _stack(options: TwoTowersConfig, image_size: tuple[int, int]) -> Stack:
-    """Returns the stack of the tower that keeps more values for its backward pass."""
+def tower_stacks(options: TwoTowersConfig, image_size: tuple[int, int]) -> list[Stack]:
+    """Returns the stacks of the image tower, if it has one, and of the text tower."""
     family, shape = find_family(options.image.name, IMAGE_FAMILIES), text_shape(options.text)
     tokens = options.text.context_length
     features = 9 * shape.width + 2 * shape.mlp_dim
     text = Stack(shape.depth, shape.width, tokens, tokens * (features + shape.num_heads * tokens))
-    if family.stack is None:
-        return text
-    return max(
-        family.stack(options.image, image_size), text, key=lambda s: s.depth * s.layer_values
-    )
+    image = [] if family.stack is None else [family.stack(options.image, image_size)]
+    return [*image, text]
+
+
+def _stack(options: TwoTowersConfig, image_size: tuple[int, int]) -> Stack:
+    """Returns the stack of the tower that keeps more values for its backward pass."""
+    return max(tower_stacks(options, image_size), key=lambda s: s.depth * s.layer_values)
 
 
 def _prefixed(pattern: str) -> str:

@@ -144,12 +144,15 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
         DataError: a number is unknown and the data are not available.
     """
     sources = ["as given"] if num_classes or num_examples else []
-    if not (num_classes and num_examples):
+    if config.data.captions.tokenizer is not None:
+        num_classes = 0  # The images have captions.
+    if num_classes is None or num_examples is None:
         classes, examples = known_size(config.data)
         if examples is not None or (num_examples and classes):
             sources.append(f"{config.data.name} as published")
-        num_classes, num_examples = num_classes or classes, num_examples or examples
-    if not (num_classes and num_examples):
+        num_classes = classes if num_classes is None else num_classes
+        num_examples = examples if num_examples is None else num_examples
+    if num_classes is None or num_examples is None:
         try:
             source = open_training_data(config.data).source
         except DataError as error:
@@ -157,10 +160,11 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
             raise DataError(
                 f"the size of dataset '{config.data.name}' is unknown, and {error.got}",
                 f"a well-known dataset ({', '.join(DATASET_SIZES)}), or the data",
-                f"add {' and '.join(flag for flag, value in wanted.items() if not value)}",
+                f"add {' and '.join(flag for flag, value in wanted.items() if value is None)}",
             ) from None
-        num_classes = num_classes or class_count(source, config.data.num_classes)
-        num_examples = num_examples or len(source)
+        if num_classes is None:
+            num_classes = class_count(source, config.data.num_classes)
+        num_examples = len(source) if num_examples is None else num_examples
         sources.append("read from the data")
     return Sizes(num_classes, num_examples, ", ".join(sources))
 

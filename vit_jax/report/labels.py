@@ -33,6 +33,7 @@ FROZEN_FEATURES = {
     "fewshot": "few-shot ",
     "knn": "nearest-neighbour ",
     "linear_probe": "linear-probe ",
+    "zeroshot": "zero-shot ",
 }
 
 

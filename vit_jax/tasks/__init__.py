@@ -9,7 +9,7 @@ To add a task, write its folder and add its name here.
 
 from importlib.util import find_spec
 
-TASKS = ("classification", "masked_patches", "distillation", "mae", "dino")
+TASKS = ("classification", "masked_patches", "distillation", "mae", "dino", "image_text")
 
 
 def tasks_with_pictures() -> list[str]:

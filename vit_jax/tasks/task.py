@@ -5,16 +5,18 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
+from vit_jax.data.sources.base import Source
 from vit_jax.evaluation.loop import EvalStep, Totals
 from vit_jax.models.registry import model_shape
 
@@ -39,12 +41,15 @@ class DataInfo:
             needed or because there is no dataset.
         num_examples: examples per epoch.
         total_steps: length of the run.
+        source: training or evaluated examples, for checks and names of classes; None: the program
+            is not run on data.
     """
 
     num_classes: int
     class_counts: np.ndarray | None = None
     num_examples: int = 1
     total_steps: int = 1
+    source: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,31 @@ class Frozen:
 
     shapes: Any
     load: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparingLoss:
+    """A loss that compares all examples of a batch with each other: a `BatchLoss` in two functions.
+
+    With microbatches, all embeddings are computed first, then the loss and their gradients, and
+    then each microbatch again, for the gradients of the parameters. So the loss and the gradient
+    are those of the whole batch.
+
+    Attributes:
+        embed: (params, prepared batch, key) -> tree of arrays [B, ...].
+        compare: (params, embeddings of the whole batch) -> (mean loss, more metrics to log).
+
+    Source: GradCache, arXiv:2101.06983.
+    """
+
+    embed: Callable[[Any, Batch, jax.Array], Any]
+    compare: Callable[[Any, Any], tuple[Float[Array, ""], Metrics]]
+
+    def __call__(
+        self, params: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the loss of a batch without microbatches."""
+        return self.compare(params, self.embed(params, batch, key))
 
 
 class TeacherState(NamedTuple):
@@ -96,6 +126,25 @@ class Teacher:
     update: Callable[[Any, Metrics], tuple[Any, Metrics]]
 
 
+@runtime_checkable
+class Evaluator(Protocol):
+    """An evaluation that is not the sum over the examples of one split.
+
+    Attributes:
+        prefixes: how the names of its metrics start.
+    """
+
+    prefixes: list[str]
+
+    def __call__(self, params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Returns metric name -> value; None if `stop`, called before each batch, ended it."""
+        ...
+
+
+# (devices, images per batch over all hosts) -> evaluator
+OpenEvaluator = Callable[[Mesh, int], Evaluator]
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """The learning task of a run.
@@ -111,13 +160,16 @@ class Task:
         forward: applies the model to a prepared batch.
         batch_loss: the loss to minimise, with dropout.
         splits_exactly: whether the mean gradient of equal microbatches is that of the whole batch,
-            to rounding: the loss draws no random numbers, and is the mean over equal examples.
+            to rounding, at no cost: the loss draws no random numbers, and is the mean over equal
+            examples.
         eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
         frozen: arrays that are not trained, if any.
         teacher: a teacher that follows the trained parameters, if any.
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
+        project: (params) -> params, after each update: keeps parameters within their range.
+        open_evaluator: opens what is evaluated together with the splits, if anything is.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -135,6 +187,8 @@ class Task:
     frozen: Frozen | None = None
     teacher: Teacher | None = None
     activations: float = 1.0
+    project: Callable[[Any], Any] | None = None
+    open_evaluator: OpenEvaluator | None = None
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:

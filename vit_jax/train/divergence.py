@@ -198,6 +198,11 @@ def _intermediates(
         rows += [(name + suffix, found[name]) for name in before]
         for layer in range(len(found[blocks[0]]) if blocks else 0):
             rows += [(f"{name} of layer {layer}{suffix}", found[name][layer]) for name in blocks]
-        rows += [(name + suffix, found[name]) for name in _AFTER_BLOCKS]
+        after = dict.fromkeys((*_AFTER_BLOCKS, *found))
+        rows += [
+            (name + suffix, found[name])
+            for name in after
+            if name in found and name not in (*blocks, *before)
+        ]
         rows.append(("logits" + suffix, logits))
     return rows

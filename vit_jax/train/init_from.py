@@ -1,9 +1,12 @@
-"""Starts a run from other weights: reads their model options and loads them onto the devices."""
+"""Starts a run from other weights: reads their model options and loads them onto the devices.
+
+Weights of an image model fill the image tower of a pair of towers, as in LiT (arXiv:2111.07991).
+"""
 
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,15 @@ from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import UserError, WeightsError
-from vit_jax.interop.load import ModelInfo, read_weights
+from vit_jax.interop.load import ModelInfo, Weights, read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.heads import HEAD_OPTIONS
-from vit_jax.models.options import AUTO
+from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.registry import model_options, model_shape
+from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.processes import is_first_host
 from vit_jax.storage.files import read_json
@@ -29,6 +33,8 @@ from vit_jax.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
+# How the parameters of a pair's image tower start.
+_IMAGE_TOWER = "image/"
 # A run that costs this many times more than the model of its weights gets a warning.
 _COST_JUMP = 4.0
 # Argument of `read_weights` -> config key that sets it.
@@ -80,11 +86,13 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
     init, side = config.init, config.data.image_size
     assert config.init_from is not None
     with _config_keys():
-        _check_family(config)
+        options = _options_of_weights(config)
+        tower = _tower(config, options)
+        _check_family(config, options)
         found = read_weights(
             config.init_from,
             image_size=side,
-            num_classes=program.task.num_outputs,
+            num_classes=0 if tower else program.task.num_outputs,
             keep_head=init.keep_head,
             grid=init.grid,
             position_resize=init.position_resize,
@@ -93,10 +101,11 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
             else NORMALIZATIONS[init.normalization],
             allow_missing=init.allow_missing,
             allow_unexpected=init.allow_unexpected,
-            **config.model.to_mapping(),
+            **_loaded_model(config, options).to_mapping(),
         )
     if is_first_host():
         warn_of_cost(config.init_from, found)
+    found = _as_part(found, tower)
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
     # Weights of a model do not have the parameters that only this run's task needs.
@@ -181,12 +190,40 @@ def _options_of_earlier_run(config: Config, workdir: Path | None) -> dict[str, A
         return None  # There is no run. One that is damaged is an error later.
 
 
-def _check_family(config: Config) -> None:
-    """Raises WeightsError if the weights are of a model of another family or size."""
+def _options_of_weights(config: Config) -> dict[str, Any]:
+    """Returns the model section of the weights, without reading their tensors."""
     assert config.init_from is not None
     given = {k: v for k, v in config.model.to_mapping().items() if v}
-    options = read_options(config.init_from, {**given, "grid": config.init.grid})
-    theirs, ours = model_shape(model_options(**options)), model_shape(config.model)
+    return read_options(config.init_from, {**given, "grid": config.init.grid})
+
+
+def _tower(config: Config, options: Mapping[str, Any]) -> str:
+    """Returns "image/" if weights of an image model fill the image tower of a pair, else ""."""
+    return (
+        _IMAGE_TOWER if isinstance(config.model, TwoTowersConfig) and "text" not in options else ""
+    )
+
+
+def _loaded_model(config: Config, options: Mapping[str, Any]) -> ModelConfig:
+    """Returns the model section that the weights are for: that of the run, or its image tower's."""
+    model = config.model
+    return model.image if isinstance(model, TwoTowersConfig) and _tower(config, options) else model
+
+
+def _as_part(found: Weights, prefix: str) -> Weights:
+    """Returns weights whose parameters have a prefix before their names."""
+    if not prefix:
+        return found
+    found.report.add_prefix(prefix)
+    arrays = {f"{prefix}{name}": array for name, array in found.arrays.items()}
+    missing = tuple(f"{prefix}{name}" for name in found.missing)
+    return dataclasses.replace(found, arrays=arrays, missing=missing)
+
+
+def _check_family(config: Config, options: Mapping[str, Any]) -> None:
+    """Raises WeightsError if the weights are of a model of another family or size."""
+    model = _loaded_model(config, options)
+    theirs, ours = model_shape(model_options(**options)), model_shape(model)
     differing: dict[str, Any] = {}
     if type(theirs) is type(ours):
         # The patch size may differ, because patch embeddings are resampled.
@@ -195,10 +232,13 @@ def _check_family(config: Config) -> None:
         differing = {name: size for name, size in sizes.items() if size != getattr(ours, name)}
     if differing or type(theirs) is not type(ours):
         sizes = ", ".join(f"{n} {s}" for n, s in differing.items() if isinstance(s, int))
+        of_pair = bool(_tower(config, options))
         raise WeightsError(
             f"{config.init_from} holds a {options['name']}{f' ({sizes})' if sizes else ''}",
-            f"the {config.model.name} of the model section",
-            "set model.name=auto to take the model from the weights, or give other weights",
+            f"the {model.name} of the {'image tower' if of_pair else 'model section'}",
+            f"set model.image.name={options['name']}, or give other weights"
+            if of_pair
+            else "set model.name=auto to take the model from the weights, or give other weights",
         )
 
 

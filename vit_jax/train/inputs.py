@@ -39,6 +39,7 @@ class Evaluators:
         splits: evaluated at intervals and at the end.
         splits_every: steps between these evaluations; None: only at the end.
         final_splits: evaluated only at the end.
+        of_task: evaluated together with `splits`; None: the task has nothing more.
         features: evaluates frozen features (few-shot, kNN, linear probe).
         features_every: steps between these evaluations; None: only at the end.
 
@@ -62,6 +63,12 @@ class Evaluators:
                 report=report,
             )
             for splits in (config.evaluation.splits, config.evaluation.final_splits)
+        )
+        open_evaluator = program.task.open_evaluator
+        self.of_task = (
+            open_evaluator(program.mesh, config.evaluation.batch_size or batch_size)
+            if open_evaluator
+            else None
         )
         self.features = FrozenEvaluator(
             config.fewshot,
@@ -121,6 +128,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
         num_classes=num_classes,
         num_examples=len(source),
         class_counts=balance.counts,
+        source=source,
     )
     report = workdir.expanduser() / "report"
     evaluators = Evaluators(config, program, len(source), report)

@@ -497,6 +497,21 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
     return labels
 
 
+def without_gradients(config: OptimizerConfig, params: Any) -> Any:
+    """Returns parameters of which those that stay frozen have no gradient.
+
+    Parameters that are frozen only at the start of a run keep theirs.
+    """
+    if not config.freeze or config.freezes_for_a_while:
+        return params
+
+    def stop(name: str, leaf: Any) -> Any:
+        frozen = any(re.fullmatch(pattern, name) for pattern in config.freeze)
+        return jax.lax.stop_gradient(leaf) if frozen else leaf
+
+    return map_named(stop, params)
+
+
 def _scale_layers(scales: Any) -> optax.GradientTransformation:
     """Multiplies each update by its scale; `scales` may include frozen parameters."""
     by_name = named_leaves(scales)

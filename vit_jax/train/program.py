@@ -19,6 +19,7 @@ from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.flexible import variants
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing, batch_shapes, padded_to
+from vit_jax.data.sources import Source
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.evaluation.splits import Variant
@@ -225,6 +226,7 @@ def build_program(
     num_classes: int,
     num_examples: int,
     class_counts: np.ndarray | None = None,
+    source: Source | None = None,
     planned: bool = False,
 ) -> Program:
     """Builds the program of a run.
@@ -235,6 +237,7 @@ def build_program(
         num_classes: C of the dataset.
         num_examples: examples per epoch.
         class_counts: i64[C], training examples of each class, if the task needs them.
+        source: the examples that the program will be run on, if it will be.
         planned: the program will not run here, so it may need more memory than there is.
 
     Raises:
@@ -246,6 +249,7 @@ def build_program(
         "num_classes": num_classes,
         "num_examples": num_examples,
         "class_counts": class_counts,
+        "source": source,
         "planned": planned,
     }
     program = _build_program(config, mesh, **about)
@@ -279,6 +283,7 @@ def _build_program(
     num_classes: int,
     num_examples: int,
     class_counts: np.ndarray | None,
+    source: Source | None,
     planned: bool,
 ) -> Program:
     """Builds the program of one size."""
@@ -289,7 +294,7 @@ def _build_program(
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = mesh.devices.flat[0].platform
-    data = DataInfo(num_classes, class_counts, num_examples, total_steps)
+    data = DataInfo(num_classes, class_counts, num_examples, total_steps, source)
     task = build_task(config, data, platform=platform)
 
     def init_params() -> Any:
@@ -323,6 +328,7 @@ def _build_program(
         parts=choice.microbatches,
         shardings=shardings,
         teacher=task.teacher,
+        project=task.project,
     )
     return Program(
         config=config,

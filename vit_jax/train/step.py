@@ -14,8 +14,15 @@ from jaxtyping import Array, Float
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
-from vit_jax.tasks.task import BatchLoss, Metrics, Prepare, Teacher, TeacherState
-from vit_jax.train.optimizers import schedule_free_params
+from vit_jax.tasks.task import (
+    BatchLoss,
+    ComparingLoss,
+    Metrics,
+    Prepare,
+    Teacher,
+    TeacherState,
+)
+from vit_jax.train.optimizers import schedule_free_params, without_gradients
 from vit_jax.train.state import TrainState
 
 # Called while the step is traced, with a kind of tensor, such as "gradient", and a tree of tensors.
@@ -38,6 +45,7 @@ def make_train_step(
     parts: int = 1,
     shardings: Any = None,
     teacher: Teacher | None = None,
+    project: Callable[[Any], Any] | None = None,
 ) -> StepFn:
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
@@ -50,20 +58,23 @@ def make_train_step(
         parts: number of microbatches.
         shardings: shardings of the parameters and their gradients; None: the compiler chooses.
         teacher: a teacher that follows the parameters; the loss reads it.
+        project: keeps parameters within their range after each update; None: they have none.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
-    train/update_norm, and the metrics of the task.
+    train/update_norm, and the metrics of the task. Parameters that stay frozen have no gradient:
+    the part of the model that only they determine is not run backward.
 
     `observe` is called with the trees of "parameter", "optimizer state", "batch", "loss",
     "gradient", "updated parameter" and "metric", in this order.
     """
 
-    def sharded_loss(params: Any, *rest: Any) -> tuple[Float[Array, ""], Metrics]:
+    def used(params: Any) -> Any:
+        """Returns the parameters as the loss sees them."""
         # The constraint also holds for the gradient, so each device sums only the part it keeps.
         if shardings is not None:
             params = jax.lax.with_sharding_constraint(params, shardings)
-        return batch_loss(params, *rest)
+        return without_gradients(config.optimizer, params)
 
     def step_fn(
         state: TrainState, batch: Batch, *frozen: Any, observe: Observe = _ignore
@@ -76,7 +87,7 @@ def make_train_step(
         if teacher is not None:
             of_teacher = (TeacherState(state.ema, state.extra, state.step),)
         (loss, task_metrics), grads = accumulated_gradient(
-            sharded_loss,
+            _of_parameters(batch_loss, used),
             state.params,
             batch,
             dropout_key(config, state.step),
@@ -87,6 +98,8 @@ def make_train_step(
         observe("gradient", grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        if project is not None:
+            params = project(params)
         observe("updated parameter", params)
         ema, extra = state.ema, state.extra
         if teacher is not None:
@@ -110,6 +123,17 @@ def make_train_step(
     return step_fn
 
 
+def _of_parameters(batch_loss: BatchLoss, used: Callable[[Any], Any]) -> BatchLoss:
+    """Returns the loss as a function of parameters that `used` changes first."""
+
+    def changed(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda params, *rest: function(used(params), *rest)
+
+    if isinstance(batch_loss, ComparingLoss):
+        return ComparingLoss(changed(batch_loss.embed), changed(batch_loss.compare))
+    return changed(batch_loss)
+
+
 def dropout_key(config: Config, step: jax.Array) -> jax.Array:
     """Returns the random key of a step's dropout."""
     return stream(config.seed, "dropout", step)
@@ -120,11 +144,16 @@ def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.A
 
     Row r goes to microbatch r % parts, so that each device splits only its own rows.
     """
+    return jax.tree.map(lambda rows: _split(rows, parts), batch), jax.random.split(key, parts)
 
-    def split(rows: Array) -> Array:
-        return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
 
-    return jax.tree.map(split, batch), jax.random.split(key, parts)
+def _split(rows: Array, parts: int) -> Array:
+    return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
+
+
+def _joined(parts: Array) -> Array:
+    """Undoes `_split`."""
+    return jnp.moveaxis(parts, 0, 1).reshape(-1, *parts.shape[2:])
 
 
 def accumulated_gradient(
@@ -139,6 +168,8 @@ def accumulated_gradient(
     loss_and_gradient = jax.value_and_grad(batch_loss, has_aux=True)
     if parts == 1:
         return loss_and_gradient(params, batch, key, *frozen)
+    if isinstance(batch_loss, ComparingLoss):
+        return _gradient_in_two_passes(batch_loss, params, batch, key, parts)
 
     def body(total: Any, part: tuple) -> tuple[Any, None]:
         found = loss_and_gradient(params, *part, *frozen)
@@ -151,3 +182,27 @@ def accumulated_gradient(
     zero = (zero, jax.tree.map(jnp.zeros_like, params))
     total, _ = jax.lax.scan(body, zero, parts_of_batch)
     return jax.tree.map(lambda x: x / parts, total)
+
+
+def _gradient_in_two_passes(
+    batch_loss: ComparingLoss, params: Any, batch: Batch, key: jax.Array, parts: int
+) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
+    """Returns (loss, metrics) and gradient of a whole batch, whose embeddings come in `parts`."""
+    parts_of_batch = microbatches(batch, key, parts)
+
+    def embed(_: None, part: tuple) -> tuple[None, Any]:
+        return None, batch_loss.embed(params, *part)
+
+    _, embeddings = jax.lax.scan(embed, None, parts_of_batch)
+    whole = jax.tree.map(_joined, embeddings)
+    compare = jax.value_and_grad(batch_loss.compare, argnums=(0, 1), has_aux=True)
+    found, (gradient, of_embeddings) = compare(params, whole)
+
+    def add(total: Any, part: tuple) -> tuple[Any, None]:
+        inputs, cotangent = part
+        _, pull_back = jax.vjp(lambda params: batch_loss.embed(params, *inputs), params)
+        return jax.tree.map(jnp.add, total, *pull_back(cotangent)), None
+
+    of_parts = jax.tree.map(lambda rows: _split(rows, parts), of_embeddings)
+    gradient, _ = jax.lax.scan(add, gradient, (parts_of_batch, of_parts))
+    return found, gradient

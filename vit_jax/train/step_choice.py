@@ -110,7 +110,7 @@ class StepWork:
         flops: model FLOPs of the step.
         state_bytes: parameters, optimizer state, average and frozen arrays.
         param_bytes: parameters, and thus their gradients.
-        splits_exactly: whether microbatches change the gradient only by rounding.
+        splits_exactly: whether microbatches change the gradient only by rounding, at no cost.
         total_steps: length of the run.
     """
 
@@ -251,7 +251,7 @@ def _choose_on_cpu(work: StepWork, wanted: Wanted) -> StepChoice:
         size = work.stack.layer_values * work.itemsize
         if not work.splits_exactly:
             parts = 1
-            reasons.append("microbatches would change the result")
+            reasons.append("microbatches would change the result or cost time")
         else:
             parts = largest_divisor(work.images, math.ceil(work.images * size / _CACHE_BYTES))
             kept = work.images // parts * size / 2**20

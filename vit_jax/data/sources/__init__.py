@@ -4,6 +4,7 @@ from vit_jax.data.sources.base import Example, LabelledSource, Source
 from vit_jax.data.sources.open import (
     TrainingData,
     class_count,
+    default_features,
     open_source,
     open_training_data,
     with_subset_hash,
@@ -18,6 +19,7 @@ __all__ = [
     "TrainingData",
     "class_count",
     "default_data_dir",
+    "default_features",
     "open_source",
     "open_training_data",
     "with_subset_hash",

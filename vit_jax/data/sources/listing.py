@@ -155,7 +155,7 @@ def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ImageEntry:
+class ImageEntry:
     """One image file or tar member."""
 
     split: str
@@ -166,12 +166,12 @@ class _ImageEntry:
 
 
 def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
-    folders, tars = _list_children(root, files, "")
+    folders, tars = list_children(root, files, "")
     split_names = [f for f in folders if f in SPLIT_FOLDERS]
     has_splits = "train" in split_names and split_names == folders and not tars
     groups: list[tuple[str, str, str]] = []
     for split, base in [(s, f"{s}/") for s in folders] if has_splits else [("train", "")]:
-        subfolders, subtars = _list_children(root, files, base.rstrip("/"))
+        subfolders, subtars = list_children(root, files, base.rstrip("/"))
         if subfolders and subtars:
             raise DataError(
                 f"{root / base} holds both folders and tar files",
@@ -203,10 +203,10 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         found += images
         num_skipped += others
     classes = sorted({group for _, group, _ in groups})
-    return _make_listing(root, files, found, classes, num_skipped, packed=packed)
+    return make_listing(root, files, found, classes, num_skipped, packed=packed)
 
 
-def _list_children(
+def list_children(
     root: Path, files: LocalFiles | BucketFiles, folder: str
 ) -> tuple[list[str], list[str]]:
     """Returns the names of subfolders and of tar files, sorted."""
@@ -223,23 +223,23 @@ def _list_children(
 
 def _images_in(
     root: Path, files: LocalFiles | BucketFiles, split: str, group: str, place: str
-) -> tuple[list[_ImageEntry], int]:
+) -> tuple[list[ImageEntry], int]:
     """Returns the images of a class sorted by name, and the number of other files."""
     images, others = [], 0
     if files.is_folder(place):
         members = ((name, size, 0) for name, size in files.walk(place))
     else:
-        members = _tar_members(root, files, place)
+        members = tar_members(root, files, place)
     for name, size, offset in members:
         # A broken link counts whatever its name is: a folder of images may be missing.
         if size == UNREADABLE or name.lower().endswith(IMAGE_SUFFIXES):
-            images.append(_ImageEntry(split, group, f"{place}/{name}", size, offset))
+            images.append(ImageEntry(split, group, f"{place}/{name}", size, offset))
         else:
             others += 1
     return sorted(images, key=lambda image: image.name), others
 
 
-def _tar_members(
+def tar_members(
     root: Path, files: LocalFiles | BucketFiles, name: str
 ) -> Iterable[tuple[str, int, int]]:
     """Returns (name, size, offset) of the files in a tar file.
@@ -279,7 +279,7 @@ def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
     found, missing = [], []
     for name, label, split in track(rows, f"listing {path}", len(rows)):
         try:
-            found.append(_ImageEntry(split, label, name, files.size(name), 0))
+            found.append(ImageEntry(split, label, name, files.size(name), 0))
         except (OSError, ValueError):  # A zero byte in the name is a ValueError.
             missing.append(name.replace("\0", r"\0"))
     if missing:
@@ -290,7 +290,7 @@ def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
             "correct the paths",
         )
     classes = sorted(labels, key=(lambda text: (int(text), text)) if numbers else str)
-    return _make_listing(path.parent, files, found, classes, 0, packed=False)
+    return make_listing(path.parent, files, found, classes, 0, packed=False)
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -320,15 +320,25 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _make_listing(
+def make_listing(
     root: Path,
     files: LocalFiles | BucketFiles,
-    found: list[_ImageEntry],
+    found: list[ImageEntry],
     classes: list[str],
     num_skipped: int,
     *,
     packed: bool,
 ) -> Listing:
+    """Returns the listing of some images, with their order in each split.
+
+    Args:
+        root: folder that names are relative to.
+        files: reads them.
+        found: the images.
+        classes: names of their groups, in label order.
+        num_skipped: number of files that are not images.
+        packed: whether the images are in tar files.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
     keys = np.array([_hash_name(image.name) for image in found], np.uint64)

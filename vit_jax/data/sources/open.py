@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.config.data import DataConfig, MemberConfig
 from vit_jax.config.run import Config
 from vit_jax.data.sources.base import LABEL_ONLY, LabelledSource, Source
+from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.huggingface import HuggingFaceSource
 from vit_jax.data.sources.listing import list_images
@@ -32,17 +33,25 @@ class TrainingData:
     manifest: dict[str, Any] | None
 
 
-def open_training_data(data: DataConfig, features: Sequence[str] = LABEL_ONLY) -> TrainingData:
+def default_features(data: DataConfig) -> Sequence[str]:
+    """Returns the features that are read with the image: the caption or, without one, the label."""
+    feature = None if data.captions.tokenizer is None else data.captions.feature_name
+    return LABEL_ONLY if feature is None else (feature.partition("/")[0],)
+
+
+def open_training_data(data: DataConfig, features: Sequence[str] | None = None) -> TrainingData:
     """Opens the training examples: the training split, its subset, or the weighted mixture.
 
     Args:
         data: the data section.
-        features: features that the task reads with the image: "label", and other names.
+        features: features that the task reads with the image: "label", and other names; None: see
+            `default_features`.
 
     Raises:
         DataError: the dataset, split or a feature is missing, the dataset has no random access, or
             the subset's hash differs from `data.subset.hash`.
     """
+    features = default_features(data) if features is None else features
     if data.mixture:
         members = {
             name: _open_one(member, member.train_split or data.train_split, data, features)
@@ -57,7 +66,7 @@ def open_training_data(data: DataConfig, features: Sequence[str] = LABEL_ONLY) -
     return TrainingData(*take_subset(source, data.subset))
 
 
-def open_source(data: DataConfig, split: str, features: Sequence[str] = LABEL_ONLY) -> Source:
+def open_source(data: DataConfig, split: str, features: Sequence[str] | None = None) -> Source:
     """Opens a whole split of a config's dataset for evaluation. Ignores the subset.
 
     Args:
@@ -65,11 +74,13 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] = LABEL_ON
         split: TFDS split string, or a preset of `data.sources.splits`. For a mixture, "SPLIT" reads
             the split of all members in turn and "MEMBER:SPLIT" reads the split of one member. Both
             use the labels of the mixture.
-        features: features that the task reads with the image: "label", and other names.
+        features: features that the task reads with the image: "label", and other names; None: see
+            `default_features`.
 
     Raises:
         DataError: the dataset, split or a feature is missing, or there is no random access.
     """
+    features = default_features(data) if features is None else features
     if not data.mixture:
         return _open_one(data, split, data, features)
     name, colon, rest = split.partition(":")
@@ -150,7 +161,10 @@ def _open_one(
         )
     if which.source == "huggingface":
         return HuggingFaceSource(which.name, split, data_dir, **keys, features=features)
-    what = "the CSV file" if which.source == "csv" else "the folder of images"
+    empty_files = "error" if data.on_bad_example == "error" else "keep"
+    what = {"csv": "the CSV file", "folder": "the folder of images"}.get(
+        which.source, "the images with captions"
+    )
     if data_dir is None:
         raise DataError(
             f"data.source is {which.source}, but data.data_dir is not set",
@@ -158,6 +172,9 @@ def _open_one(
             "add --config.data.data_dir=PATH",
         )
     path = user_path(data_dir)
+    if which.source == "captioned":
+        captioned = list_captioned(path, features, data_cache(data))
+        return CaptionedSource(captioned, split, which.name, empty_files)
     if path.exists() and path.is_file() != (which.source == "csv"):
         found = "csv" if path.is_file() else "folder"
         raise DataError(
@@ -165,6 +182,5 @@ def _open_one(
             what,
             f"set data.source={found}",
         )
-    empty_files = "error" if data.on_bad_example == "error" else "keep"
     listing = list_images(path, data_cache(data))
     return FolderSource(listing, split, which.name, empty_files, features)

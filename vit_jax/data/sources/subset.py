@@ -79,7 +79,8 @@ def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, d
     """
     assert subset.rule is not None
     kind, amount = subset.rule
-    labels = source.labels()
+    # Without classes, all examples are one class.
+    labels = source.labels() if source.class_names else np.zeros(len(source), np.int32)
     counts = _count_classes(source, labels)
     wanted = _examples_per_class(source, counts, kind, amount)
     indices = _choose_indices(labels, counts, wanted, subset.seed)
@@ -116,7 +117,7 @@ def _hash_positions(indices: np.ndarray) -> str:
 
 def _count_classes(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
     """Returns the number of examples of each class."""
-    num_classes = len(source.class_names)
+    num_classes = max(len(source.class_names), 1)
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(bad):
         raise DataError(

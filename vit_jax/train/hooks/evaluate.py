@@ -14,6 +14,7 @@ from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.processes import is_first_host, on_first_host
 from vit_jax.run.about import evaluated_item
 from vit_jax.run.damage import weights_digest
+from vit_jax.tasks.task import Evaluator
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.signals import Stopped
@@ -40,7 +41,7 @@ class EvaluateHook:
         self._context, self._log = context, log
         self.evaluated = {name: [*steps] for name, steps in context.start.evaluated.items()}
         evaluators = context.evaluators
-        self._splits = self._of_splits(evaluators.splits)
+        self._splits = self._of_splits(evaluators.splits, evaluators.of_task)
         self._final_splits = self._of_splits(evaluators.final_splits)
         self._features = _Evaluation(
             context,
@@ -86,7 +87,7 @@ class EvaluateHook:
         """Returns the next step after which something is evaluated; None: nothing ever is."""
         evaluators, total = self._context.evaluators, self._context.program.total_steps
         due = [next_due(step, n) for n in (evaluators.splits_every, evaluators.features_every)]
-        if evaluators.splits.splits:
+        if evaluators.splits.splits or evaluators.of_task:
             due.append(total)
         return min((n for n in due if n is not None and n <= total), default=None)
 
@@ -139,18 +140,26 @@ class EvaluateHook:
             if step not in steps:
                 bisect.insort(steps, step)
 
-    def _of_splits(self, evaluator: SplitEvaluator) -> "_Evaluation":
+    def _of_splits(
+        self, evaluator: SplitEvaluator, of_task: Evaluator | None = None
+    ) -> "_Evaluation":
         context = self._context
-        return _Evaluation(
-            context,
-            lambda params: evaluator(
+
+        def evaluate(params: Any) -> dict[str, float] | None:
+            found = evaluator(
                 context.program.eval_step,
                 params,
                 frozen=context.frozen,
                 stop=context.stop_requested,
-            ),
-            [f"eval/{name}/" for name in evaluator.names],
-            self._note,
+            )
+            if found is None or of_task is None:
+                return found
+            more = of_task(params, context.stop_requested)
+            return None if more is None else found | more
+
+        prefixes = [f"eval/{name}/" for name in evaluator.names]
+        return _Evaluation(
+            context, evaluate, prefixes + (of_task.prefixes if of_task else []), self._note
         )
 
     def _splits_due(self, step: int) -> bool:

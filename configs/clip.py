@@ -1,0 +1,56 @@
+"""CLIP: two towers trained with a softmax over the batch (arXiv:2103.00020).
+
+Command:   python -m vit_jax train --config=configs/clip.py:B/32 --workdir=runs/clip
+           --config.data.data_dir=SHARDS --config.data.captions.tokenizer=FOLDER
+           (ARG: MODEL, optional)
+           MODEL   B/32 (default), B/16, L/14
+           For zero-shot accuracy in training see docs/how-to/image-text.md.
+Follows:   Tables 18 to 20: 32,768 pairs a step, 32 epochs, AdamW with b2 0.98 and epsilon 1e-6,
+           weight decay 0.2 on everything but gains and biases, 2,000 steps of warmup, cosine,
+           temperature at most 100, learning rate 5e-4 (B) and 4e-4 (L); 77 tokens. The only
+           augmentation is a random square crop (section 2.5); flips are off.
+Expected:  ImageNet zero-shot: B/32 63.2, B/16 68.6, L/14 75.3 % (Table 11). Not reproduced with
+           this code: the 400 million pairs are not public.
+Hardware:  L/14: 12 days on 256 V100 (section 2.5). `python -m vit_jax plan` estimates other
+           devices.
+Data:      tar files of images and captions in WebDataset's layout. CLIP's vocab.json and
+           merges.txt.
+"""
+
+import ml_collections
+
+from vit_jax.config.file import parse_arg
+
+_LEARNING_RATE = {"B/32": 5e-4, "B/16": 5e-4, "L/14": 4e-4}
+_DECAYED = ((r".*(bias|scale)|log_temperature", False), (r".*", True))
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """Returns the recipe; for ARG see above."""
+    model = parse_arg(arg, model=tuple(_LEARNING_RATE))["model"]
+    return ml_collections.ConfigDict(
+        {
+            "task": "image_text",
+            "image_text": {"loss": "softmax", "max_temperature": 100.0},
+            "model": {"name": f"CLIP-ViT-{model}", "dtype": "bfloat16"},
+            "data": {
+                "source": "captioned",
+                "name": "web",
+                "image_size": 224,
+                "global_batch_size": 32_768,
+                "captions": {"tokenizer": "clip", "feature": "txt"},
+                "augment": {"crop": "random", "flip": False},
+            },
+            "optimizer": {
+                "name": "adamw",
+                "options": {"b2": 0.98, "eps": 1e-6},
+                "learning_rate": _LEARNING_RATE[model],
+                "weight_decay": 0.2,
+                "weight_decay_mask": _DECAYED,
+                "schedule": {"decay": "cosine", "warmup_steps": 2000},
+            },
+            "train_epochs": 32.0,
+            "checkpoint": {"interval_steps": 1000},
+            "logging": {"interval_steps": 100},
+        }
+    )

@@ -1,0 +1,333 @@
+"""Captions: where they are read, how one is drawn, templates, and captions that are wrong."""
+
+import csv
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from images import encode, noise
+from vocabularies import WORDS, write_word_level
+
+from vit_jax.__main__ import main
+from vit_jax.config.captions import CaptionsConfig
+from vit_jax.config.data import DataConfig
+from vit_jax.data.captions import build_captions, captioned_image, check_captions
+from vit_jax.data.loader import BatchSpec, eval_batches, train_batches
+from vit_jax.data.sources import open_source, open_training_data
+from vit_jax.data.sources.base import Example
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import ConfigError, DataError, ModelError
+from vit_jax.models.text import TextConfig
+
+COLOURS = ("red", "green", "blue")
+PIXELS = encode(noise(8, 8))
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    return str(write_word_level(tmp_path))
+
+
+def tower(length=6):
+    return TextConfig(vocabulary_size=3 + len(WORDS), context_length=length)
+
+
+def word(text):
+    return 3 + WORDS.index(text)
+
+
+def data(path, vocabulary, **captions):
+    return DataConfig(
+        source="captioned",
+        name="pictures",
+        data_dir=str(path),
+        global_batch_size=4,
+        captions=CaptionsConfig(tokenizer=vocabulary, **captions),
+    )
+
+
+def example(**features):
+    return Example(PIXELS, -1, "one", features)
+
+
+def write_csv(folder, rows, name="captions.csv", columns=("path", "caption")):
+    for row in rows:
+        (folder / row[0]).write_bytes(PIXELS)
+    with (folder / name).open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return folder / name
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def texts_of(source, feature="caption"):
+    """Returns name of the image -> captions."""
+    return {e.id: e.features[feature] for e in source.read(range(len(source)))}
+
+
+def test_a_csv_file_may_have_several_captions_of_an_image(tmp_path, vocabulary):
+    rows = [("1.png", "a red cat"), ("2.png", "a dog"), ("1.png", "the cat, big")]
+    source = open_source(data(write_csv(tmp_path, rows), vocabulary), "train")
+    assert texts_of(source) == {"1.png": ["a red cat", "the cat, big"], "2.png": ["a dog"]}
+    assert source[0].image == PIXELS
+    assert source.class_names == ()
+
+
+def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
+    lines = [
+        {"file_name": "1.png", "text": ["a cat", "the cat"]},
+        {"file_name": "2.png", "text": "a dog", "split": "test"},
+    ]
+    for line in lines:
+        (tmp_path / line["file_name"]).write_bytes(PIXELS)
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    config = data(tmp_path, vocabulary, feature="text")
+    assert texts_of(open_source(config, "train"), "text") == {"1.png": ["a cat", "the cat"]}
+    assert texts_of(open_source(config, "test"), "text") == {"2.png": ["a dog"]}
+
+
+@pytest.mark.parametrize("feature", [None, "txt", "long"])
+def test_tar_files_of_webdataset_are_read_in_place(tmp_path, vocabulary, feature):
+    for shard in range(2):
+        members = {}
+        for i in range(3):
+            key = f"{shard}/{i:03d}"
+            members[f"{key}.seg.png"] = b"another image"
+            members[f"{key}.jpg"] = PIXELS
+            members[f"{key}.txt"] = f"a {COLOURS[i]} cat".encode()
+            members[f"{key}.json"] = json.dumps({"long": ["a big dog", f"shard {shard}"]}).encode()
+        write_tar(tmp_path / f"shard-{shard}.tar", members)
+    source = open_source(data(tmp_path, vocabulary, feature=feature), "train")
+    found = texts_of(source, feature or "caption")
+    assert len(found) == 6
+    one = found["shard-1.tar/1/002.jpg"]
+    assert one == (["a big dog", "shard 1"] if feature == "long" else [b"a blue cat"])
+    assert source[0].image == PIXELS
+    other = open_source(data(tmp_path, vocabulary, feature="txt"), "train[:3]")
+    assert len(other) == 3
+    assert other.fingerprint != source.fingerprint
+
+
+def test_a_subset_needs_no_classes(tmp_path, vocabulary):
+    rows = [(f"{i}.png", f"a {COLOURS[i % 3]} cat") for i in range(9)]
+    config = data(write_csv(tmp_path, rows), vocabulary)
+    config = config.replace(subset=config.subset.replace(examples=4))
+    assert len(open_training_data(config).source) == 4
+
+
+def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
+    rows = [(f"{i}.png", f"a {colour} cat") for i in range(4) for colour in COLOURS]
+    config = data(write_csv(tmp_path, rows), vocabulary)
+    source = open_training_data(config).source
+    captions = build_captions(config.captions, tower())
+    preprocessing = captioned_image(make_eval_transform(8, "resize"), 8, captions)
+    spec = BatchSpec(4, range(4), num_threads=2)
+
+    def batches(first, last):
+        with train_batches(
+            source, preprocessing, spec, seed=3, start_step=first, end_step=last
+        ) as feed:
+            return [batch["tokens"].copy() for batch in feed]
+
+    whole = batches(0, 40)
+    np.testing.assert_array_equal(batches(30, 40), whole[30:])
+    assert whole[0].dtype == np.int32
+    assert (whole[0][:, [0, 2, 3, 4]] == [word("a"), word("cat"), 1, 0]).all()
+    drawn = np.bincount(np.ravel([tokens[:, 1] for tokens in whole]))
+    counts = [drawn[word(colour)] for colour in COLOURS]
+    assert sum(counts) == 160
+    assert min(counts) > 35  # A third of 160 each.
+    with eval_batches(
+        source, captioned_image(make_eval_transform(8, "resize"), 8, captions, draws=False), spec
+    ) as feed:
+        assert (next(feed)["tokens"][:, 1] == word("red")).all()
+
+
+def test_templates_make_captions_from_class_names(vocabulary):
+    config = CaptionsConfig(tokenizer=vocabulary, templates=("a photo of a {}", "the {}"))
+    captions = build_captions(config, tower(), ["cat", "big_dog"])
+    one = Example(PIXELS, 1, "one")
+    assert captions.texts(one) == ["a photo of a big dog", "the big dog"]
+    first = [word(text) for text in ("a", "photo", "of", "a", "big")]
+    assert captions.tokens(one).tolist() == [*first, 1]
+    drawn = {tuple(captions.tokens(one, np.random.default_rng(i)).tolist()) for i in range(9)}
+    assert drawn == {
+        (*first, 1),
+        (word("the"), word("big"), word("dog"), 1, 0, 0),
+    }
+    with pytest.raises(DataError, match="the dataset has no classes"):
+        build_captions(config, tower())
+    with pytest.raises(DataError, match="label 2; expected 0 to 1"):
+        captions.texts(Example(PIXELS, 2, "one"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"text": [b"a cat", b"the dog"], "id": [1, 2]},
+        [{"text": "a cat"}, {"text": "the dog"}],
+        {"text": np.array([b"a cat", b"the dog"], object)},
+    ],
+)
+def test_captions_in_a_sequence_of_tfds(vocabulary, value):
+    config = CaptionsConfig(tokenizer=vocabulary, feature="captions/text")
+    captions = build_captions(config, tower())
+    assert captions.texts(example(captions=value)) == ["a cat", "the dog"]
+
+
+def test_a_tfds_text_feature_is_read(tmp_path, vocabulary, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
+            "captions": tfds.features.Sequence({"text": tfds.features.Text()}),
+        }
+    )
+
+    class Pictures(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            return self.dataset_info_from_configs(features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(3):
+                yield (
+                    i,
+                    {
+                        "image": io.BytesIO(encode(noise(8, 8, i))),
+                        "captions": [{"text": f"a {COLOURS[i]} cat"}, {"text": "the cat"}],
+                    },
+                )
+
+    tfds.disable_progress_bar()
+    builder = Pictures(data_dir=str(tmp_path), file_format="array_record")
+    builder.download_and_prepare()
+    config = DataConfig(
+        name="pictures",
+        data_dir=str(tmp_path),
+        global_batch_size=2,
+        captions=CaptionsConfig(tokenizer=vocabulary, feature="captions/text"),
+    )
+    source = open_training_data(config).source
+    captions = build_captions(config.captions, tower())
+    found = sorted(captions.texts(one) for one in source.read(range(3)))
+    assert found == [[f"a {colour} cat", "the cat"] for colour in sorted(COLOURS)]
+
+
+def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog):
+    rows = [("1.png", "a red cat"), ("2.png", "a big red cat of the dog")]
+    config = data(write_csv(tmp_path, rows), vocabulary)
+    source = open_source(config, "train")
+    captions = build_captions(config.captions, tower())
+    assert check_captions(source, captions) == 0.5
+    assert "1 of 2 captions (50.0 %) have more than 6 tokens and are cut" in caplog.text
+    strict = build_captions(config.captions.replace(too_long="error"), tower())
+    with pytest.raises(DataError, match=r"example 2.png of .* with 8 tokens; expected at most 6"):
+        check_captions(source, strict)
+    assert check_captions(source, strict, skips=True) == 0
+    with pytest.raises(ModelError, match="15 tokens for a text tower with 99 embeddings"):
+        build_captions(config.captions, TextConfig(vocabulary_size=99))
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ("", "an empty caption"),
+        (["a cat", " "], "an empty caption"),
+        ([], "no caption; expected one or more"),
+        (b"\xff", "expected a text in UTF-8"),
+        (3.5, "a caption of type float"),
+    ],
+)
+def test_captions_that_are_wrong(vocabulary, value, match):
+    captions = build_captions(CaptionsConfig(tokenizer=vocabulary), tower())
+    with pytest.raises(DataError, match=match):
+        captions.texts(example(caption=value))
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "match"),
+    [
+        ("path,caption\n1.png,\n", "c.csv", r"line 2 of .*c.csv: caption is ''"),
+        ("path,text\n1.png,a cat\n", "c.csv", "with the columns path, text"),
+        ("path,caption\n9.png,a cat\n", "c.csv", "1 of 1 images in .* do not exist, such as 9.png"),
+        ("path,caption\n,a cat\n", "c.csv", "line 2 of .*c.csv has no path"),
+        ("path,caption\n", "c.csv", "lists no image"),
+        (b"path,caption\n1.png,\xff\n", "c.csv", "expected a CSV file in UTF-8"),
+        ('{"path": "1.png", "caption": null}', "c.jsonl", "line 1 of .*: caption is None"),
+        ('{"path": "1.png", "caption": "\\ud800"}', "c.jsonl", "expected UTF-8"),
+        ("[]", "c.jsonl", "line 1 is not a JSON object"),
+        ("{", "c.jsonl", "line 1"),
+        (b'{"path": "\xff"}', "c.jsonl", "c.jsonl: line 1"),
+        ("", "c.parquet", "as images with captions"),
+    ],
+)
+def test_lists_that_are_wrong(tmp_path, vocabulary, content, name, match):
+    (tmp_path / "1.png").write_bytes(PIXELS)
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=match):
+        open_source(data(tmp_path / name, vocabulary), "train")
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ({"1.jpg": PIXELS}, r"1 has an image and no caption"),
+        ({"1.txt": b"a cat"}, "hold no image"),
+        ({"1.jpg": PIXELS, "1.json": b"{}"}, "expected the key 'caption'"),
+        ({"1.jpg": PIXELS, "1.json": b"{"}, "1.json: .*; expected JSON"),
+    ],
+)
+def test_tar_files_that_are_wrong(tmp_path, vocabulary, members, match):
+    write_tar(tmp_path / "0.tar", members)
+    with pytest.raises(DataError, match=match):
+        texts_of(open_source(data(tmp_path, vocabulary), "train"))
+
+
+def test_places_that_are_wrong(tmp_path, vocabulary):
+    (tmp_path / "empty").mkdir()
+    for path, match in (("gone", "no file or folder"), ("empty", "no tar files in")):
+        with pytest.raises(DataError, match=match):
+            open_source(data(tmp_path / path, vocabulary), "train")
+    config = data(write_csv(tmp_path, [("1.png", "a cat")]), None)
+    with pytest.raises(DataError, match="has captions, no labels"):
+        open_source(config, "train")
+
+
+def test_sections_that_are_wrong():
+    for section, match in (
+        ({"feature": "text"}, "'tokenizer' is not set"),
+        ({"templates": ("a {}",)}, "'tokenizer' is not set"),
+        ({"tokenizer": "t", "feature": "a", "templates": ("a {}",)}, "'feature' is given and so"),
+        ({"tokenizer": "t", "templates": ("a photo",)}, "'templates' has the template 'a photo'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            CaptionsConfig(**section)
+
+
+def test_the_data_command_checks_captions(tmp_path, capsys):
+    members = {"1.jpg": PIXELS, "1.txt": b"a cat", "2.jpg": PIXELS, "2.txt": b" "}
+    write_tar(tmp_path / "0.tar", members | {"3.jpg": PIXELS, "3.txt": b"\xff"})
+    arguments = [str(tmp_path), "--source=captioned"]
+    assert main(["data", "info", *arguments]) == 0
+    assert "3 examples" in capsys.readouterr().out
+    assert main(["data", "check", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert "images with captions" in shown.out
+    assert "an empty caption" in shown.out
+    assert "caption b'\\xff'" in shown.out
+    assert "2 of 3 examples are bad" in shown.err

@@ -1,0 +1,309 @@
+"""Zero-shot classification and retrieval by hand; published templates; the command."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from images import encode
+from vocabularies import WORDS, write_word_level
+
+from vit_jax.__main__ import main
+from vit_jax.config.captions import CaptionsConfig
+from vit_jax.config.data import DataConfig
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.data.arrays import image_only, labelled_image
+from vit_jax.data.captions import Captions, build_captions
+from vit_jax.data.loader import BatchSpec
+from vit_jax.data.sources import open_source
+from vit_jax.data.tokenizers import load_tokenizer
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import ConfigError, DataError, FileError
+from vit_jax.evaluation.classification import PredictionTotals
+from vit_jax.evaluation.embeddings import EvaluatedImages
+from vit_jax.evaluation.prompts import published_templates, read_class_names, read_templates
+from vit_jax.evaluation.retrieval import Retrieval, evaluate_retrieval, recalled
+from vit_jax.evaluation.zeroshot import class_embeddings, evaluate_zero_shot
+from vit_jax.interop.load import load
+from vit_jax.interop.save import save
+from vit_jax.models.text import TextConfig
+from vit_jax.models.two_towers import TwoTowers, normalized
+from vit_jax.parallel.mesh import make_mesh
+
+TEXT = TextConfig(name="Text-Nano", vocabulary_size=3 + len(WORDS), context_length=8)
+TRANSFORM = make_eval_transform(8, "resize")
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+
+
+class Options(nnx.Module):
+    def __init__(self):
+        self.options = TEXT
+
+
+class Colours(TwoTowers):
+    """An image is its mean colour, and a word is a colour; "big" is green, others are nothing."""
+
+    def __init__(self):
+        table = np.zeros((TEXT.vocabulary_size, 3), np.float32)
+        for axis, word in enumerate(COLOURS):
+            table[3 + WORDS.index(word), axis] = 1
+        table[3 + WORDS.index("big"), 1] = 1
+        self.table = nnx.Param(jnp.asarray(table))
+        self.log_temperature, self.bias = nnx.Param(jnp.float32(0)), None
+        self.text, self.embedding_size = Options(), 3
+
+    def encode_image(self, images, *, key=None):
+        return normalized((images.mean((1, 2)) + 1) / 2)
+
+    def encode_text(self, tokens):
+        return normalized(self.table[...][tokens].sum(1))
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return load_tokenizer(write_word_level(tmp_path), context_length=8)
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh(MeshConfig())
+
+
+def solid(colour):
+    return encode(np.full((8, 8, 3), colour, np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes of which one image has the colour of another class."""
+    place = tmp_path / "colours"
+    for name, colour in COLOURS.items():
+        (place / name).mkdir(parents=True)
+        (place / name / "right.png").write_bytes(solid(colour))
+    (place / "red" / "wrong.png").write_bytes(solid((10, 10, 250)))
+    return place
+
+
+@pytest.fixture
+def labelled(folder, mesh):
+    data = DataConfig(source="folder", name="colours", data_dir=str(folder), global_batch_size=3)
+    source = open_source(data, "train")
+    return EvaluatedImages(source, labelled_image(TRANSFORM, 8, 3), BatchSpec(3, range(3)), mesh)
+
+
+def test_the_embedding_of_a_class_is_the_mean_over_templates(tokenizer, mesh):
+    found = class_embeddings(
+        Colours(), tokenizer, ["red", "green"], ["a {}", "a big {}"], mesh, batch_size=3
+    )
+    # Red is (1, 0, 0), big red (1, 1, 0) / sqrt 2: their mean lies at 22.5 degrees.
+    angle = np.pi / 8
+    expected = [[np.cos(angle), np.sin(angle), 0], [0, 1, 0]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_zero_shot_accuracy_by_hand(tokenizer, labelled, tmp_path):
+    totals = PredictionTotals(num_classes=3)
+    names = labelled.source.class_names
+    assert names == ("blue", "green", "red")
+    model = Colours()
+    found = evaluate_zero_shot(model, tokenizer, labelled, names, ["a {}"], totals=totals)
+    assert found == {"accuracy_top1": 0.75, "examples": 4}  # Four images in two batches of three.
+    totals.write(tmp_path, "test")
+    assert json.loads((tmp_path / "correct-test.json").read_text())["examples"] == 4
+    # The names decide: with red and blue exchanged, the wrong image is right and two are wrong.
+    assert evaluate_zero_shot(model, tokenizer, labelled, ["red", "green", "blue"], ["a {}"]) == {
+        "accuracy_top1": 0.5,
+        "examples": 4,
+    }
+    stopped = evaluate_zero_shot(model, tokenizer, labelled, names, ["a {}"], stop=lambda: True)
+    assert stopped is None
+
+
+def test_zero_shot_arguments_that_are_wrong(tokenizer, labelled):
+    with pytest.raises(DataError, match=r"2 class names for .*; expected 3"):
+        evaluate_zero_shot(Colours(), tokenizer, labelled, ["red", "green"], ["a {}"])
+    for templates in (["a photo"], []):
+        with pytest.raises(ConfigError, match=r"expected \{\} once"):
+            evaluate_zero_shot(Colours(), tokenizer, labelled, list(COLOURS), templates)
+
+
+def test_recall_by_hand():
+    # Similarities of two images to three captions, the last two of image 1.
+    queries = np.eye(2, dtype=np.float32)
+    keys = np.array([[0.2, 0.9], [0.5, 0.3], [0.1, 0.8]], np.float32)
+    owners, own = np.array([0, 1, 1], np.int32), np.arange(2, dtype=np.int32)
+    # Image 0 prefers caption 1 (0.5) to its own (0.2). Image 1 prefers caption 0 (0.9).
+    assert recalled(queries, keys, own, owners).tolist() == [[False, True, True]] * 2
+    # Captions 0 and 1 prefer the other image, caption 2 its own.
+    assert recalled(keys, queries, owners, own)[:, 0].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("block", [4, 16, 100])
+def test_recall_in_blocks_equals_that_of_the_whole_matrix(block):
+    rng = np.random.default_rng(0)
+    queries, keys = (rng.standard_normal((n, 5)).astype(np.float32) for n in (37, 53))
+    own = np.arange(37, dtype=np.int32)
+    owners = rng.integers(37, size=53).astype(np.int32)
+    order = np.argsort(-(queries @ keys.T), axis=1)
+    right = owners[order] == own[:, None]
+    expected = np.stack([right[:, :k].any(1) for k in (1, 5, 10)], 1)
+    np.testing.assert_array_equal(recalled(queries, keys, own, owners, block=block), expected)
+
+
+def test_equal_embeddings_are_chance():
+    same = np.ones((50, 4), np.float32) / 2
+    own = np.arange(50, dtype=np.int32)
+    assert recalled(same, same, own, own, block=16).mean(0).tolist() == [0.02, 0.1, 0.2]
+
+
+def test_retrieval_of_several_captions(tokenizer, tmp_path, mesh):
+    pictures = {
+        "red": ((255, 0, 0), ["a red thing", "big red red"]),
+        "green": ((0, 255, 0), ["a green thing"]),
+        "violet": ((200, 0, 255), ["blue green green"]),
+    }
+    lines = []
+    for name, (colour, texts) in pictures.items():
+        (tmp_path / f"{name}.png").write_bytes(solid(colour))
+        lines.append({"path": f"{name}.png", "caption": texts})
+    path = tmp_path / "captions.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    data = DataConfig(
+        source="captioned",
+        name="colours",
+        data_dir=str(path),
+        global_batch_size=2,
+        captions=CaptionsConfig(tokenizer=str(tmp_path / "tokenizer.json")),
+    )
+    images = EvaluatedImages(
+        open_source(data, "train"), image_only(TRANSFORM, 8), BatchSpec(2, range(2)), mesh
+    )
+    found = evaluate_retrieval(Colours(), build_captions(data.captions, TEXT), images)
+    metrics = found.metrics()
+    assert (metrics["examples"], metrics["captions"]) == (3, 4)
+    # Violet (0.62, 0, 0.79) is nearer to "a red thing" (1, 0, 0) than to its own, (0, 2, 1) / 5.
+    assert metrics["image_to_text/recall_at_1"] == pytest.approx(2 / 3)
+    # That caption is nearest to green. "big red red", (2, 1, 0) / sqrt 5, is nearest to red.
+    assert metrics["text_to_image/recall_at_1"] == 0.75
+    assert metrics["image_to_text/recall_at_5"] == metrics["text_to_image/recall_at_5"] == 1
+    low, high = found.intervals()["text_to_image/recall_at_1"]
+    assert low <= 0.75 <= high
+
+
+def test_recalls_are_means_over_queries():
+    yes, no = [True] * 3, [False, True, True]
+    owners = np.array([0, 0, 1], np.int32)
+    found = Retrieval(np.array([yes, no]), np.array([yes, no, no]), owners).metrics()
+    assert found["image_to_text/recall_at_1"] == 0.5
+    assert found["text_to_image/recall_at_1"] == pytest.approx(1 / 3)
+    assert found["image_to_text/recall_at_10"] == 1
+
+
+def test_published_templates():
+    found = published_templates()
+    sizes = {name: len(templates) for name, templates in found.items()}
+    assert sizes == {"imagenet": 80, "short": 7, "lit": 8, "cifar10": 18, "name": 1}
+    assert set(found["short"]) < set(found["imagenet"])
+    assert all(text.count("{}") == 1 for texts in found.values() for text in texts)
+    assert read_templates("short")[0] == "itap of a {}."
+
+
+def test_prompts_and_names_of_users(tmp_path):
+    (tmp_path / "mine.txt").write_text("a {}\n\nthe {} again\n")
+    assert read_templates(str(tmp_path / "mine.txt")) == ("a {}", "the {} again")
+    assert read_templates("a photo of a {}.") == ("a photo of a {}.",)
+    for text in ("a photo", "a {name}", "{} and {}"):
+        with pytest.raises(ConfigError, match=r"expected \{\} once"):
+            read_templates(text)
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
+        read_templates("cifar")
+    names = tmp_path / "names.txt"
+    names.write_text("tabby cat\nbig dog\n")
+    assert read_class_names(str(names), ["cat", "dog"]) == ("tabby cat", "big dog")
+    assert read_class_names(None, ["tabby_cat"]) == ("tabby cat",)
+    with pytest.raises(DataError, match="2 names for 3 classes"):
+        read_class_names(str(names), ["a", "b", "c"])
+    with pytest.raises(DataError, match="a dataset without classes"):
+        read_class_names(None, [])
+    with pytest.raises(FileError, match="cannot read"):
+        read_class_names(str(tmp_path / "gone.txt"), ["a"])
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(FileError, match="is empty"):
+        read_templates(str(tmp_path / "empty.txt"))
+
+
+def test_imagenet_has_the_names_of_clip():
+    from vit_jax.data.benchmarks import imagenet_classes
+
+    names = read_class_names(None, imagenet_classes()["wnid"].tolist())
+    assert len(names) == 1000
+    assert (names[0], names[4], names[999]) == ("tench", "hammerhead shark", "toilet paper")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A folder with a small pair of towers and its vocabulary."""
+    place = tmp_path_factory.mktemp("weights") / "pair"
+    text = {"vocabulary_size": TEXT.vocabulary_size, "context_length": 8}
+    save(load("untrained:CLIP-ViT-Nano/4", image_size=8, text=text), place, "orbax")
+    write_word_level(place)
+    return place
+
+
+def test_the_command_classifies(weights, folder, tmp_path, capsys):
+    arguments = ["zeroshot", str(weights), f"--data={folder}", "--prompts=a {}", "--batch_size=8"]
+    output, report = tmp_path / "result.json", tmp_path / "report"
+    assert main([*arguments, f"--output={output}", f"--report={report}"]) == 0
+    shown = capsys.readouterr().out
+    assert "CLIP-ViT-Nano/4" in shown
+    assert "33.33%" in shown  # Chance.
+    found = json.loads(output.read_text())
+    assert (found["examples"], found["classes"], found["templates"]) == (4, 3, 1)
+    low, high = found["interval"]
+    assert low <= found["accuracy_top1"] <= high
+    assert (report / "correct-zeroshot-train.json").is_file()
+
+
+def test_the_command_retrieves(weights, tmp_path, capsys):
+    (tmp_path / "metadata.csv").write_text(
+        "file_name,caption\n" + "".join(f"{name}.png,a {name} thing\n" for name in COLOURS)
+    )
+    for name, colour in COLOURS.items():
+        (tmp_path / f"{name}.png").write_bytes(solid(colour))
+    arguments = ["zeroshot", str(weights), "--retrieval", f"--data={tmp_path}", "--batch_size=8"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["image_to_text/recall_at_5"] == found["text_to_image/recall_at_5"] == 1
+    assert main(arguments) == 0
+    assert "retrieval of 3 captions and their images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--retrieval", "--prompts=short"], "--prompts is for classification"),
+        (["--caption=text"], "--caption is for retrieval"),
+        (["--prompts=a photo"], "expected {} once"),
+        (["--tokenizer=gone.model"], "no file gone.model"),
+    ],
+)
+def test_the_command_says_what_is_wrong(weights, folder, capsys, arguments, message):
+    assert main(["zeroshot", str(weights), f"--data={folder}", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.strip().count("\n") == 0
+
+
+def test_the_command_needs_a_pair_and_a_tokenizer(weights, folder, capsys):
+    arguments = ["zeroshot", "untrained:ViT-Nano/4", "--image_size=8", f"--data={folder}"]
+    assert main(arguments) == 2
+    assert "expected the vocabulary of the text tower" in capsys.readouterr().err
+    assert main([*arguments, f"--tokenizer={weights}"]) == 2
+    assert "expected a pair of an image and a text tower" in capsys.readouterr().err
+
+
+def test_captions_of_templates_need_labels(tokenizer):
+    config = CaptionsConfig(tokenizer="t", templates=("a {}",))
+    with pytest.raises(DataError, match="the dataset has no classes"):
+        Captions(config, tokenizer, ())

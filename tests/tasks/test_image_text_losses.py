@@ -1,0 +1,70 @@
+"""The losses of pairs of images and texts on one device, by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.tasks.image_text.losses import LOSSES, sigmoid_loss, softmax_loss
+
+TWO = jnp.eye(2)
+ONE, ZERO = jnp.float32(1), jnp.float32(0)
+
+
+def embeddings(pairs=6, width=4, seed=0):
+    draws = np.random.default_rng(seed).normal(size=(2, pairs, width))
+    images, texts = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
+    return jnp.asarray(images, jnp.float32), jnp.asarray(texts, jnp.float32)
+
+
+def test_softmax_loss_by_hand():
+    """Logits t and 0: both cross-entropies are log(1 + e^-t)."""
+    found = softmax_loss(TWO, TWO, jnp.float32(2), ZERO)
+    assert float(found.loss) == pytest.approx(np.log1p(np.exp(-2.0)))
+    assert float(found.accuracy) == 1
+    swapped = softmax_loss(TWO, TWO[::-1], jnp.float32(2), ZERO)
+    assert float(swapped.loss) == pytest.approx(np.log1p(np.exp(2.0)))
+    assert float(swapped.accuracy) == 0
+
+
+def test_sigmoid_loss_by_hand():
+    """Pairs have the logit t + b, others b; there are as many of each."""
+    found = sigmoid_loss(TWO, TWO, jnp.float32(3), jnp.float32(-1))
+    assert float(found.loss) == pytest.approx(np.log1p(np.exp(-2.0)) + np.log1p(np.exp(-1.0)))
+    assert float(found.accuracy) == 1
+
+
+def test_the_first_loss_of_siglip_is_that_of_its_bias():
+    """Embeddings at a right angle, bias -10: the pair costs log(1 + e^10), the others nothing."""
+    images, texts = jnp.eye(8)[:4], jnp.eye(8)[4:]
+    found = sigmoid_loss(images, texts, jnp.float32(10), jnp.float32(-10))
+    assert float(found.loss) == pytest.approx(10.0000454 + 3 * 4.54e-5, rel=1e-5)
+
+
+def test_equal_texts_count_as_found():
+    """Two images may have the same caption."""
+    images, texts = jnp.eye(3), jnp.stack([jnp.eye(3)[0], jnp.eye(3)[0], jnp.eye(3)[2]])
+    for loss in LOSSES.values():
+        # Image 1 has the similarity 0 to all texts.
+        assert float(loss(images, texts, ONE, ZERO).accuracy) == 1
+        assert float(loss(images, texts[::-1], ONE, ZERO).accuracy) == pytest.approx(1 / 3)
+
+
+def plain(kind, images, texts, temperature, bias):
+    """The formulas with the whole matrix."""
+    logits = temperature * images @ texts.T + bias
+    if kind == "sigmoid":
+        signs = 2 * jnp.eye(len(images)) - 1
+        return -jax.nn.log_sigmoid(signs * logits).sum() / len(images)
+    rows = (jax.nn.log_softmax(logits, axis) for axis in (0, 1))
+    return -sum(jnp.diagonal(row).mean() for row in rows) / 2
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_value_and_gradient_are_those_of_the_formula(kind):
+    arguments = (*embeddings(), jnp.float32(5), jnp.float32(-3))
+    every = (0, 1, 2, 3)
+    got = jax.value_and_grad(lambda *a: 2 * LOSSES[kind](*a).loss, every)(*arguments)
+    want = jax.value_and_grad(lambda *a: 2 * plain(kind, *a), every)(*arguments)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

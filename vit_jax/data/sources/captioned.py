@@ -1,0 +1,312 @@
+"""Images with captions: a CSV or JSONL file, or tar files in the layout of WebDataset.
+
+Layouts of `data.data_dir`:
+
+- A CSV, TSV or JSONL file, or a folder with `metadata.csv` or `metadata.jsonl`. A column names the
+  image, relative to the file: `file_name`, `filepath`, `path` or `image`. Another has the caption;
+  in JSONL it may be a list of captions. Several lines may have the same image. A column `split` is
+  optional.
+- A folder of tar files. KEY.jpg (or another image) belongs to KEY.txt, or to KEY.json, of which one
+  key is the caption. KEY ends at the first dot of the file's name. Folders inside it, such as
+  `train`, are splits if `train` is one of them. The tar files are read in place: listing them finds
+  the place of each caption, and it is read together with its image.
+
+The order of a split is that of the hashes of the names of its images, so that each slice of it is a
+random sample.
+"""
+
+import csv
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vit_jax.data.progress import track
+from vit_jax.data.sources.base import Example, bucket_error, hash_of
+from vit_jax.data.sources.folder import FolderSource
+from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
+from vit_jax.data.sources.listing import (
+    IMAGE_SUFFIXES,
+    ImageEntry,
+    Listing,
+    list_children,
+    make_listing,
+    tar_members,
+)
+from vit_jax.errors import DataError
+from vit_jax.storage.block_cache import BlockCache
+from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import parse_json
+from vit_jax.storage.paths import user_path
+
+_FILE_COLUMNS = ("file_name", "filepath", "path", "image")
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")
+_TABLES = (".csv", ".tsv", ".jsonl")
+_LAYOUTS = "a CSV or JSONL file of images and captions, or a folder of tar files"
+
+
+class _Place(NamedTuple):
+    """Where a caption is in a tar file. `key` is None if it is the whole member, else of JSON."""
+
+    name: str
+    offset: int
+    size: int
+    key: str | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CaptionedListing:
+    """Images with captions.
+
+    Attributes:
+        images: the images.
+        captions: for each of them its captions, or their place in a tar file.
+        feature: column or key of the captions.
+    """
+
+    images: Listing
+    captions: list[list[str] | _Place]
+    feature: str
+
+
+def list_captioned(
+    path: Path, features: Sequence[str], cache: BlockCache | None = None
+) -> CaptionedListing:
+    """Lists images with captions.
+
+    Args:
+        path: file or folder, see the top of this file; also in a bucket.
+        features: one name: the column or key of the captions.
+        cache: for data in a bucket; None: a cache of the default size in the default folder.
+
+    Raises:
+        DataError: there is no such data, an image or a caption is missing, or a caption in a list
+            is empty or not UTF-8.
+    """
+    if len(features) != 1 or features[0] == "label":
+        raise DataError(
+            f"{path} has captions, no labels",
+            "a task of images and captions, with data.captions.tokenizer",
+            "set data.captions.tokenizer, or choose a dataset with labels",
+        )
+    path, feature = user_path(path), features[0]
+    try:
+        if path.is_dir():
+            table = next((path / name for name in _METADATA if (path / name).is_file()), None)
+            if table is None:
+                return CaptionedListing(*_list_tars(path, feature, cache), feature)
+            path = table
+        if path.is_file() and path.suffix in _TABLES:
+            return CaptionedListing(*_list_table(path, feature, cache), feature)
+    except OSError as error:
+        if isinstance(path, BucketPath):
+            raise bucket_error(error) from None
+        raise DataError(
+            f"{error.filename or path}: {error.strerror}", _LAYOUTS, "check data.data_dir"
+        ) from None
+    raise DataError(
+        f"{path} as images with captions" if path.exists() else f"no file or folder {path}",
+        _LAYOUTS,
+        "set data.data_dir",
+    )
+
+
+class CaptionedSource(FolderSource):
+    """A split of images with captions. An example has them in its feature, as a list of texts.
+
+    Args:
+        listing: the images with captions.
+        split: TFDS split string over the splits that are there, e.g. "train[:90%]".
+        name: `data.name`.
+        empty_files: as for `FolderSource`.
+
+    Raises:
+        DataError: no such split, or an empty file.
+    """
+
+    def __init__(
+        self, listing: CaptionedListing, split: str, name: str, empty_files: str = "error"
+    ):
+        super().__init__(listing.images, split, name, empty_files, ())
+        self.class_names = ()
+        self._captions, self._feature = listing.captions, listing.feature
+        shown = hashlib.sha256()
+        for row in self._rows:
+            shown.update(repr(self._captions[row]).encode(errors="surrogatepass"))
+        self.fingerprint = hash_of(self.fingerprint, self._feature, shown.hexdigest())
+
+    def __getitem__(self, index: int) -> Example:
+        row, listing = int(self._rows[index]), self._listing
+        found = {self._feature: self._texts(row)}
+        return Example(listing.read(row), -1, listing.names[row], found)
+
+    def _texts(self, row: int) -> list[Any]:
+        """Returns the captions of an image; those in tar files are read now."""
+        place = self._captions[row]
+        if not isinstance(place, _Place):
+            return place
+        content = self._listing.files.read(place.name, place.offset, place.size)
+        if place.key is None:
+            return [content]
+        shown = f"{self._listing.names[row].rpartition('.')[0]}.json"
+        try:
+            found = parse_json(content)
+        except ValueError as error:
+            raise DataError(f"{shown}: {error}", "JSON", "repair it") from None
+        if not isinstance(found, dict) or place.key not in found:
+            keys = ", ".join(sorted(found)) if isinstance(found, dict) else type(found).__name__
+            raise DataError(
+                f"{shown} with {keys}", f"the key {place.key!r}", "set data.captions.feature"
+            )
+        value = found[place.key]
+        return value if isinstance(value, list) else [value]
+
+
+def _list_table(
+    path: Path, feature: str, cache: BlockCache | None
+) -> tuple[Listing, list[list[str] | _Place]]:
+    rows = _read_jsonl(path) if path.suffix == ".jsonl" else _read_csv(path)
+    column = next((name for name in _FILE_COLUMNS if name in rows[0]), None)
+    if column is None or feature not in rows[0]:
+        raise DataError(
+            f"{path} with the columns {', '.join(rows[0])}",
+            f"{' or '.join(_FILE_COLUMNS)}, and {feature}",
+            "rename a column, or set data.captions.feature",
+        )
+    captions: dict[str, list[str]] = {}
+    splits: dict[str, str] = {}
+    for number, row in enumerate(rows, start=1 if path.suffix == ".jsonl" else 2):
+        where = f"line {number} of {path}"
+        name, split = row.get(column), row.get("split") or "train"
+        if not isinstance(name, str) or not name or not isinstance(split, str):
+            raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
+        if splits.setdefault(name, split) != split:
+            raise DataError(
+                f"{where}: {name} is in the splits {splits[name]} and {split}",
+                "one split for an image",
+                "fix the line",
+            )
+        captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
+    files = LocalFiles(path.parent)
+    if isinstance(path, BucketPath):
+        files = BucketFiles(path.parent, cache, list(captions))
+    found, missing = [], []
+    for name in track(captions, f"listing {path}", len(captions)):
+        try:
+            found.append(ImageEntry(splits[name], "", name, files.size(name), 0))
+        except (OSError, ValueError):
+            missing.append(name.replace("\0", r"\0"))
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(captions)} images in {path} do not exist, such as"
+            f" {missing[0]}",
+            f"files relative to {path.parent}",
+            "correct the paths",
+        )
+    listing = make_listing(path.parent, files, found, [""], 0, packed=False)
+    return listing, [captions[name] for name in listing.names]
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    separator = "\t" if path.suffix == ".tsv" else ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=separator)
+            rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
+    return _not_empty(rows, path)
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number} is not a JSON object")
+                rows.append(row)
+    except ValueError as error:  # Neither UTF-8 nor JSON.
+        reason = f"line {len(rows) + 1}: {error}" if "line" not in str(error) else str(error)
+        raise DataError(f"{path}: {reason}", "a JSON object in each line", "fix it") from None
+    return _not_empty(rows, path)
+
+
+def _not_empty(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    if not rows:
+        raise DataError(f"{path} lists no image", "one line per image", "add them")
+    return rows
+
+
+def _check_texts(value: Any, where: str, feature: str) -> list[str]:
+    """Returns one or several captions as a list."""
+    texts = value if isinstance(value, list) else [value]
+    for text in texts or [None]:
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(
+                f"{where}: {feature} is {text!r}",
+                "a caption that is not empty",
+                "fix the line, or remove it",
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{where}: {feature} {text!r}", "UTF-8", "fix the line") from None
+    return texts
+
+
+def _list_tars(
+    root: Path, feature: str, cache: BlockCache | None
+) -> tuple[Listing, list[list[str] | _Place]]:
+    files = BucketFiles(root, cache) if isinstance(root, BucketPath) else LocalFiles(root)
+    folders, tars = list_children(root, files, "")
+    groups = [("train", name) for name in tars]
+    if not tars and "train" in folders:
+        groups = [(f, f"{f}/{name}") for f in folders for name in list_children(root, files, f)[1]]
+    if not groups:
+        raise DataError(f"no tar files in {root}", _LAYOUTS, "set data.data_dir")
+    found: list[ImageEntry] = []
+    places: dict[str, _Place] = {}
+    others = 0
+    for split, tar in track(groups, f"listing {root}", len(groups)):
+        images, captions, skipped = _pairs(tar, tar_members(root, files, tar), feature)
+        missing = [name for name in images if name not in captions]
+        if missing:
+            key = f"{tar}/{images[missing[0]][0].rpartition('.')[0]}"
+            raise DataError(
+                f"{root / key} has an image and no {feature} ({len(missing)} such images in {tar})",
+                "KEY.txt or KEY.json for each image",
+                "leave the image out, or set data.captions.feature",
+            )
+        found += [ImageEntry(split, "", f"{tar}/{n}", s, o) for n, s, o in images.values()]
+        places |= {f"{tar}/{images[key][0]}": captions[key] for key in images}
+        others += skipped
+    if not found:
+        raise DataError(f"the tar files in {root} hold no image", "KEY.jpg", "check data.data_dir")
+    listing = make_listing(root, files, found, [""], others, packed=True)
+    return listing, [places[name] for name in listing.names]
+
+
+def _pairs(
+    tar: str, members: Iterable[tuple[str, int, int]], feature: str
+) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], int]:
+    """Returns key -> (name, size, offset) of images, key -> place of captions, and other files."""
+    images: dict[str, tuple[str, int, int]] = {}
+    texts: dict[str, _Place] = {}
+    objects: dict[str, _Place] = {}
+    others = 0
+    for name, size, offset in members:
+        folder, slash, file = name.rpartition("/")
+        stem, _, suffix = file.partition(".")
+        key = f"{folder}{slash}{stem}"
+        if suffix.lower() and f".{suffix.lower()}" in IMAGE_SUFFIXES:
+            images[key] = (name, size, offset)
+        elif suffix == (feature if feature != "caption" else "txt"):
+            texts[key] = _Place(tar, offset, size, None)
+        elif suffix == "json":
+            objects[key] = _Place(tar, offset, size, feature)
+        else:
+            others += 1
+    return images, objects | texts, others

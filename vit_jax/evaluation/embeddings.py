@@ -1,0 +1,157 @@
+"""Embeddings of images and texts by a pair of towers, on all devices."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float
+
+from vit_jax.data.arrays import Preprocessing
+from vit_jax.data.device import to_unit_range
+from vit_jax.data.loader import BatchSpec, eval_batches, on_device
+from vit_jax.data.sources import Source
+from vit_jax.data.tokenizers import Tokenizer
+from vit_jax.errors import WeightsError
+from vit_jax.models.activation_sharding import with_mesh
+from vit_jax.models.two_towers import TwoTowers
+from vit_jax.parallel.mesh import host_rows, to_devices
+
+# Number of dispatched batches at which the host reads the result of the oldest.
+_IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedImages:
+    """Images that a pair of towers is evaluated on.
+
+    Attributes:
+        source: examples.
+        preprocessing: how an example becomes a row; its arrays have an `image`.
+        spec: sizes and readers.
+        mesh: devices.
+    """
+
+    source: Source
+    preprocessing: Preprocessing
+    spec: BatchSpec
+    mesh: Mesh
+
+
+def compiled(model: TwoTowers, mesh: Mesh, make: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Returns a compiled function (parameters, *arrays) and the model's parameters.
+
+    Programs are kept, so that evaluations at intervals compile once.
+
+    Args:
+        model: a pair of towers.
+        mesh: devices that its parameters are on.
+        make: graph definition -> function (parameters, *arrays); a function of a module.
+    """
+    graphdef, params = nnx.split(model)
+    return _compiled(graphdef, mesh, make), params
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(graphdef: Any, mesh: Mesh, make: Callable[[Any], Any]) -> Any:
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(with_mesh(make(graphdef), mesh), out_shardings=replicated)
+
+
+def embed_texts(
+    model: TwoTowers, tokenizer: Tokenizer, texts: Sequence[str], mesh: Mesh, batch_size: int
+) -> Float[np.ndarray, "M E"]:
+    """Returns the embeddings of texts, of length 1, on all hosts.
+
+    Args:
+        model: a pair of towers.
+        tokenizer: of the text tower.
+        texts: M texts.
+        mesh: devices.
+        batch_size: texts per batch over all hosts.
+
+    Raises:
+        WeightsError: an embedding is not a finite number.
+    """
+    step, params = compiled(model, mesh, _text_fn)
+    rows = np.asarray(host_rows(mesh, batch_size))
+    found = np.empty((len(texts), model.embedding_size), np.float32)
+    pending: list[tuple[int, jax.Array]] = []
+
+    def drain(keep: int) -> None:
+        while len(pending) > keep:
+            start, part = pending.pop(0)
+            found[start : start + batch_size] = jax.device_get(part)[: len(texts) - start]
+
+    for start in range(0, len(texts), batch_size):
+        places: list[int] = np.minimum(start + rows, len(texts) - 1).tolist()
+        tokens = tokenizer.encode([texts[place] for place in places])
+        pending.append((start, step(params, to_devices({"tokens": tokens}, mesh))))
+        drain(_IN_FLIGHT)
+    drain(0)
+    _check_finite(found, "texts")
+    return found
+
+
+def embed_images(
+    model: TwoTowers, images: EvaluatedImages
+) -> tuple[Float[np.ndarray, "N E"], Bool[np.ndarray, " M"]]:
+    """Returns the embeddings of images, of length 1, on all hosts, and which examples they are.
+
+    Args:
+        model: a pair of towers.
+        images: M examples.
+
+    Returns:
+        Embeddings, and for each example whether it was read: a bad one may be skipped.
+
+    Raises:
+        WeightsError: an embedding is not a finite number.
+    """
+    step, params = compiled(model, images.mesh, _image_fn)
+    found: list[np.ndarray] = []
+    masks: list[np.ndarray] = []
+    pending: list[tuple[jax.Array, jax.Array]] = []
+
+    def drain(keep: int) -> None:
+        while len(pending) > keep:
+            part, mask = jax.device_get(pending.pop(0))
+            found.append(part[mask])
+            masks.append(mask)
+
+    with eval_batches(images.source, images.preprocessing, images.spec) as feed:
+        for batch in feed:
+            pending.append(step(params, to_devices(on_device(batch), images.mesh)))
+            drain(_IN_FLIGHT)
+        drain(0)
+    embeddings = np.concatenate(found)
+    _check_finite(embeddings, "images")
+    return embeddings, np.concatenate(masks)[: len(images.source)]
+
+
+def _text_fn(graphdef: Any) -> Any:
+    def embed_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        return nnx.merge(graphdef, params).encode_text(batch["tokens"])
+
+    return embed_fn
+
+
+def _image_fn(graphdef: Any) -> Any:
+    def embed_fn(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        images = to_unit_range(batch["image"])
+        return nnx.merge(graphdef, params).encode_image(images), batch["mask"]
+
+    return embed_fn
+
+
+def _check_finite(values: np.ndarray, what: str) -> None:
+    if not np.isfinite(values).all():
+        raise WeightsError(
+            f"embeddings of {what} that are not finite numbers",
+            "activations that do not overflow",
+            "use model.dtype=float32, or other weights",
+        )

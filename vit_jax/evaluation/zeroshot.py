@@ -1,0 +1,131 @@
+"""Zero-shot classification: the class whose captions are most similar to an image.
+
+Source: arXiv:2103.00020, section 3.1; the mean over templates is section 3.1.4.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Float
+
+from vit_jax.config.captions import check_templates
+from vit_jax.data.captions import fill
+from vit_jax.data.device import to_unit_range
+from vit_jax.data.loader import HostBatch, eval_batches, on_device
+from vit_jax.data.tokenizers import Tokenizer
+from vit_jax.errors import DataError
+from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
+from vit_jax.evaluation.embeddings import EvaluatedImages, compiled, embed_texts
+from vit_jax.evaluation.loop import evaluate
+from vit_jax.models.text import check_vocabulary
+from vit_jax.models.two_towers import TwoTowers
+
+# Texts whose embeddings are held at a time.
+_TEXTS_AT_ONCE = 1 << 14
+
+
+def evaluate_zero_shot(
+    model: TwoTowers,
+    tokenizer: Tokenizer,
+    images: EvaluatedImages,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    *,
+    totals: PredictionTotals | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Returns accuracy_top1, accuracy_top5 (with more than five classes) and examples.
+
+    Args:
+        model: a pair of towers, its parameters on the devices of the mesh.
+        tokenizer: of the text tower.
+        images: labelled images, from `labelled_image`.
+        class_names: as they stand in a caption, in label order.
+        templates: texts with {} for the name of the class.
+        totals: empty totals, which then know which examples are right; None: new ones.
+        stop: called before each batch; True ends the evaluation, which then returns None.
+
+    Raises:
+        ConfigError: a template without {}.
+        DataError: another number of class names than classes.
+        ModelError: the tokenizer has another number of tokens than the text tower.
+        WeightsError: an embedding is not a finite number.
+    """
+    expected = len(images.source.class_names)
+    if len(class_names) != expected:
+        raise DataError(
+            f"{len(class_names):,} class names for {images.source.name}",
+            f"{expected:,}, one for each class",
+            "give the names in label order",
+        )
+    check_vocabulary(model.text.options, tokenizer.vocabulary_size, str(tokenizer.path))
+    batch_size = images.spec.global_batch_size
+    classes = class_embeddings(model, tokenizer, class_names, templates, images.mesh, batch_size)
+    step, params = compiled(model, images.mesh, _step_fn)
+    totals = totals or PredictionTotals(num_classes=len(class_names))
+    try:
+        with eval_batches(images.source, images.preprocessing, images.spec) as feed:
+            found = evaluate(step, params, _until(stop, feed), images.mesh, totals, (classes,))
+    except _StoppedError:
+        return None
+    # The loss of a softmax over prompts is not what any of these models is trained with.
+    return {name: value for name, value in found.items() if name != "loss"}
+
+
+class _StoppedError(Exception):
+    """The evaluation was asked to stop."""
+
+
+def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+    for batch in batches:
+        if stop():
+            raise _StoppedError
+        yield on_device(batch)
+
+
+def class_embeddings(
+    model: TwoTowers,
+    tokenizer: Tokenizer,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    mesh: Any,
+    batch_size: int,
+) -> Float[np.ndarray, "C E"]:
+    """Returns an embedding for each class: the normalised mean over its normalised captions.
+
+    Args:
+        model: a pair of towers.
+        tokenizer: of the text tower.
+        class_names: C names.
+        templates: texts with {} for the name.
+        mesh: devices.
+        batch_size: texts per batch over all hosts.
+
+    Raises:
+        ConfigError: a template without {}, or no template.
+    """
+    check_templates(templates or ("",))
+    count = len(templates)
+    sums = np.zeros((len(class_names), model.embedding_size), np.float32)
+    at_once = max(_TEXTS_AT_ONCE // count, 1)
+    for start in range(0, len(class_names), at_once):
+        names = class_names[start : start + at_once]
+        texts = [fill(template, name) for name in names for template in templates]
+        found = embed_texts(model, tokenizer, texts, mesh, batch_size)
+        sums[start : start + len(names)] = found.reshape(len(names), count, -1).mean(1)
+    return sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+
+
+def _step_fn(graphdef: Any) -> Any:
+    def step_fn(
+        params: Any, batch: dict[str, jax.Array], classes: jax.Array
+    ) -> dict[str, jax.Array]:
+        model = nnx.merge(graphdef, params)
+        logits = model.logits(model.encode_image(to_unit_range(batch["image"])), classes)
+        return outputs_of_batch(logits, batch, optax.softmax_cross_entropy_with_integer_labels)
+
+    return step_fn

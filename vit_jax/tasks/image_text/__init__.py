@@ -1,0 +1,1 @@
+"""Image and text: two towers learn which text belongs to which image."""

@@ -1,0 +1,93 @@
+"""Config section of learning from pairs of images and texts, and options it does not support."""
+
+from typing import Any, Literal
+
+from vit_jax.config.data import SourceKind
+from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.errors import ConfigError
+from vit_jax.schema import Section, option
+
+# Options for labels, for sequences of patches, or for metrics that this task does not have.
+_UNUSED = (
+    "data.sampling",
+    "data.sequence_length",
+    "data.augment.erasing_probability",
+    "early_stopping.metric",
+    "checkpoint.best_metric",
+    "evaluation.by_class",
+    "init.keep_head",
+)
+
+
+class ZeroShotDatasetConfig(Section):
+    """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
+
+    name: str = option()
+    source: SourceKind = option("tfds")
+    data_dir: str | None = option(None, changes_result=False)
+    """None: `data.data_dir` of the run."""
+    split: str = option("test")
+    prompts: tuple[str, ...] = option(("a photo of a {}.",))
+    """Captions of the classes, with {} for the name: texts, names of published lists (see
+    `evaluation.prompts`), or files with one text a line. The embeddings of all are averaged.
+    """
+    class_names: str | None = option(None)
+    """File with a name a line, in the order of the labels; None: the names of the dataset."""
+    image_key: str | None = option(None)
+    label_key: str | None = option(None)
+
+
+class ImageTextConfig(Section):
+    """Learning which text belongs to which image, with a pair of towers.
+
+    LiT locks the image tower: optimizer.freeze=["image/.*"]. A locked tower is not run backward and
+    has no optimizer state.
+
+    Source: arXiv:2103.00020 (CLIP), 2303.15343 (SigLIP), 2111.07991 (LiT).
+    """
+
+    loss: Literal["softmax", "sigmoid"] = option("softmax")
+    """softmax: find the text of each image, and the image of each text, in the batch, as in CLIP
+    and LiT. sigmoid: decide for each image and each text whether they are a pair, as in SigLIP.
+    """
+    max_temperature: float | None = option(None, above=0)
+    """Largest factor of the similarities; CLIP: 100. None: no limit."""
+    zeroshot: dict[str, ZeroShotDatasetConfig] = option({})
+    """Name in the metrics -> dataset with classes, e.g. {"pets": {"name": "oxford_iiit_pet"}}. The
+    zero-shot accuracy is measured whenever `evaluation.splits` are evaluated.
+    """
+
+
+def _check(config: Any) -> None:
+    if not hasattr(config.model, "text"):
+        raise ConfigError(
+            f"is {config.model.name!r}, {config.model.kind}, with task image_text",
+            "a pair of towers, e.g. 'LiT-ViT-B/16'",
+            "use one of them; init_from fills its image tower from an image model",
+            key="model.name",
+        )
+    check_defaults(config, _UNUSED, "task image_text")
+    section: ImageTextConfig = config.image_text
+    if section.loss == "softmax" and config.model.bias_init is not None:
+        raise ConfigError(
+            f"is {config.model.bias_init:g} with image_text.loss=softmax, in which a bias cancels",
+            "None",
+            "set model.bias_init=none, or image_text.loss=sigmoid",
+            key="model.bias_init",
+        )
+    first, largest = config.model.temperature_init, section.max_temperature
+    if largest is not None and first > largest:
+        raise ConfigError(
+            f"is {first:g} with image_text.max_temperature={largest:g}",
+            f"at most {largest:g}",
+            "change one of the two",
+            key="model.temperature_init",
+        )
+
+
+TASK = TaskConfig(
+    sections={"image_text": ImageTextConfig},
+    check=_check,
+    uses_labels=False,
+    uses_captions=True,
+)

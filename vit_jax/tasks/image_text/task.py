@@ -1,0 +1,239 @@
+"""The task of pairs: two towers learn which text of the batch belongs to which image.
+
+Source: arXiv:2103.00020 (CLIP), 2303.15343 (SigLIP), 2111.07991 (LiT).
+"""
+
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.config.optimizer import OptimizerConfig
+from vit_jax.config.run import Config
+from vit_jax.data.arrays import Preprocessing
+from vit_jax.data.captions import (
+    build_captions,
+    captioned_image,
+    captioned_image_arrays,
+    check_captions,
+)
+from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.sources.base import Example
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
+from vit_jax.evaluation.loop import EvalStep
+from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.registry import build_model
+from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig, tower_stacks
+from vit_jax.named_tree import leaf_names
+from vit_jax.rng import stream
+from vit_jax.tasks.image_text.config import ImageTextConfig
+from vit_jax.tasks.image_text.losses import LOSSES
+from vit_jax.tasks.image_text.totals import PairTotals
+from vit_jax.tasks.image_text.zeroshot import ZeroShotEvaluator
+from vit_jax.tasks.task import (
+    ComparingLoss,
+    DataInfo,
+    Forward,
+    Metrics,
+    OpenEvaluator,
+    Prepare,
+    Task,
+)
+
+# Embeddings of images and of texts, f32[B, E] each.
+Embeddings = tuple[Float[Array, "B E"], Float[Array, "B E"]]
+
+
+def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
+    """Returns the task. Labels of the data are not used.
+
+    Raises:
+        ModelError: sizes that are not compatible, or a tokenizer of another vocabulary.
+        DataError: a tokenizer that cannot be read.
+    """
+
+    def build(key: jax.Array) -> nnx.Module:
+        return build_model(
+            config.model,
+            num_classes=0,
+            image_size=config.data.image_size,
+            key=key,
+            platform=platform,
+        )
+
+    model = nnx.eval_shape(build, jax.random.key(0))
+    assert isinstance(model, TwoTowers)
+    graphdef = nnx.graphdef(model)
+    is_locked = locks_images(config.optimizer, model)
+    train_preprocessing, eval_preprocessing = captioned_images(config, data)
+    section: ImageTextConfig = config.image_text
+    return Task(
+        build=build,
+        graphdef=graphdef,
+        num_outputs=0,
+        flops_per_image=_flops(config, is_locked),
+        train_preprocessing=train_preprocessing,
+        eval_preprocessing=eval_preprocessing,
+        prepare=make_prepare(config),
+        forward=make_forward(graphdef),
+        batch_loss=make_batch_loss(graphdef, section, is_locked=is_locked),
+        # Each microbatch would be computed twice.
+        splits_exactly=False,
+        eval_step=make_eval_step(graphdef),
+        make_totals=lambda class_names: PairTotals(),
+        activations=_activations(config, is_locked),
+        project=make_project(section),
+        open_evaluator=make_open_evaluator(config, graphdef),
+    )
+
+
+def captioned_images(config: Config, data: DataInfo) -> tuple[Preprocessing, Preprocessing]:
+    """Returns the preprocessing of captioned images for training and for evaluation.
+
+    A program without data, for a plan or a benchmark, needs no tokenizer.
+
+    Raises:
+        FileError: the tokenizer cannot be read.
+        ModelError: it has another number of tokens than the text tower has embeddings.
+        DataError: a caption cannot be used.
+    """
+    section, text = config.data, config.model.text  # pyright: ignore[reportAttributeAccessIssue]
+    if data.source is None:
+        arrays = captioned_image_arrays(section.image_size, text.context_length)
+        empty = Preprocessing(arrays, _no_rows)
+        return empty, empty
+    captions = build_captions(section.captions, text, data.source.class_names)
+    check_captions(data.source, captions, skips=section.on_bad_example == "skip")
+    side, augment = section.image_size, section.augment
+    return (
+        captioned_image(make_train_transform(side, augment), side, captions),
+        captioned_image(
+            make_eval_transform(side, section.eval_crop, augment), side, captions, draws=False
+        ),
+    )
+
+
+def _no_rows(example: Example, rng: np.random.Generator) -> Any:
+    raise AssertionError("a program without data has no rows")
+
+
+def locks_images(config: OptimizerConfig, model: TwoTowers) -> bool:
+    """Returns whether the whole image tower is frozen for the whole run."""
+    names = [n for n in leaf_names(nnx.to_pure_dict(nnx.state(model))) if n.startswith("image/")]
+    return not config.freezes_for_a_while and all(
+        any(re.fullmatch(pattern, name) for pattern in config.freeze) for name in names
+    )
+
+
+def make_prepare(config: Config) -> Prepare:
+    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1] and flip them.
+
+    The random draws depend on (seed, step).
+    """
+
+    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        images = batch["image"]
+        if config.data.augment.flip:
+            images = flip(images, stream(config.seed, "flip", step))
+        return {"image": to_unit_range(images), "tokens": batch["tokens"]}
+
+    return prepare_fn
+
+
+def make_forward(graphdef: nnx.GraphDef) -> Forward:
+    """Returns forward_fn(params, batch, **options) -> logits of the pairs f32[B].
+
+    With `return_intermediates`, it also returns the embeddings.
+    """
+
+    def forward_fn(
+        params: Any, batch: Batch, *, key: jax.Array | None = None, **options: Any
+    ) -> Any:
+        model: Any = nnx.merge(graphdef, params)
+        images, texts = model(batch["image"], batch["tokens"], key=key)
+        logits = jax.vmap(lambda *pair: model.logits(*(x[None] for x in pair))[0, 0])(images, texts)
+        found = {"image_embedding": images, "text_embedding": texts}
+        return (logits, found) if "return_intermediates" in options else logits
+
+    return forward_fn
+
+
+def make_batch_loss(
+    graphdef: nnx.GraphDef, section: ImageTextConfig, *, is_locked: bool
+) -> ComparingLoss:
+    """Returns the loss of a batch of pairs.
+
+    Args:
+        graphdef: the model without its parameters.
+        section: the section of the task.
+        is_locked: whether the image tower is not trained. Then it has no dropout.
+    """
+    pair_loss = LOSSES[section.loss]
+
+    def embed(params: Any, batch: Batch, key: jax.Array) -> Embeddings:
+        model: Any = nnx.merge(graphdef, params)
+        return model(batch["image"], batch["tokens"], key=None if is_locked else key)
+
+    def compare(params: Any, embeddings: Embeddings) -> tuple[Float[Array, ""], Metrics]:
+        model: Any = nnx.merge(graphdef, params)
+        bias = jnp.zeros(()) if model.bias is None else model.bias[...]
+        loss, accuracy = pair_loss(*embeddings, model.temperature, bias)
+        metrics = {"temperature": model.temperature, "accuracy_in_batch": accuracy}
+        return loss, metrics | ({} if model.bias is None else {"bias": bias})
+
+    return ComparingLoss(embed, compare)
+
+
+def make_project(section: ImageTextConfig) -> Any:
+    """Returns project_fn(params), which limits the temperature; None: it has no limit."""
+    largest = section.max_temperature
+    if largest is None:
+        return None
+
+    def project_fn(params: Any) -> Any:
+        limited = jnp.minimum(params["log_temperature"], math.log(largest))
+        return {**params, "log_temperature": limited}
+
+    return project_fn
+
+
+def make_open_evaluator(config: Config, graphdef: nnx.GraphDef) -> OpenEvaluator | None:
+    """Returns a function that opens the zero-shot datasets; None: there are none."""
+    if not config.image_text.zeroshot:
+        return None
+    return functools.partial(ZeroShotEvaluator, config, graphdef)
+
+
+def make_eval_step(graphdef: nnx.GraphDef) -> EvalStep:
+    """Returns eval_step_fn(params, batch) -> the embeddings of the batch, for `PairTotals`."""
+
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        model: Any = nnx.merge(graphdef, params)
+        images, texts = model(to_unit_range(batch["image"]), batch["tokens"])
+        return {"images": images, "texts": texts, "mask": batch["mask"]}
+
+    return eval_step_fn
+
+
+def _flops(config: Config, is_locked: bool) -> int:
+    """Returns the model FLOPs of training on one pair; a locked tower is only run forward."""
+    options = config.model
+    assert isinstance(options, TwoTowersConfig)
+    size = (config.data.image_size, config.data.image_size)
+    both, images = (
+        forward_macs(model, num_classes=0, image_size=size) for model in (options, options.image)
+    )
+    return training_flops(both - images) + (2 * images if is_locked else training_flops(images))
+
+
+def _activations(config: Config, is_locked: bool) -> float:
+    """Returns what the trained towers keep, as a multiple of the tower that keeps more."""
+    size = (config.data.image_size, config.data.image_size)
+    kept = [s.depth * s.layer_values for s in tower_stacks(config.model, size)]  # pyright: ignore[reportArgumentType]
+    return (kept[-1] if is_locked else sum(kept)) / max(kept)

@@ -1,0 +1,114 @@
+"""Zero-shot accuracy during training, on the datasets of a config."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.config.captions import CaptionsConfig
+from vit_jax.config.data import SubsetConfig
+from vit_jax.config.run import Config
+from vit_jax.data.arrays import labelled_image
+from vit_jax.data.cache import cached
+from vit_jax.data.captions import build_captions
+from vit_jax.data.loader import batch_spec
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import make_eval_transform
+from vit_jax.errors import DataError
+from vit_jax.evaluation.embeddings import EvaluatedImages
+from vit_jax.evaluation.prompts import read_class_names, read_templates
+from vit_jax.evaluation.zeroshot import evaluate_zero_shot
+from vit_jax.parallel.mesh import host_rows
+from vit_jax.tasks.image_text.config import ZeroShotDatasetConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dataset:
+    """An open dataset, and the texts for its classes."""
+
+    images: EvaluatedImages
+    class_names: tuple[str, ...]
+    templates: tuple[str, ...]
+
+
+class ZeroShotEvaluator:
+    """Classifies the images of some datasets by the captions of their classes.
+
+    Args:
+        config: the run.
+        graphdef: its model without parameters.
+        mesh: devices.
+        batch_size: images per batch over all hosts.
+
+    Attributes:
+        prefixes: how the names of the metrics start.
+
+    Raises:
+        DataError: a dataset or split does not exist, or has no classes.
+        ConfigError: prompts without {}.
+        FileError: prompts or names that cannot be read.
+    """
+
+    def __init__(self, config: Config, graphdef: nnx.GraphDef, mesh: Mesh, batch_size: int):
+        self._graphdef, section = graphdef, config.image_text
+        self._tokenizer = build_captions(
+            config.data.captions.replace(templates=(), feature=None),
+            config.model.text,  # pyright: ignore[reportAttributeAccessIssue]
+        ).tokenizer
+        self._datasets = {
+            name: _open(name, dataset, config, mesh, batch_size)
+            for name, dataset in section.zeroshot.items()
+        }
+        self.prefixes = [f"zeroshot/{name}/" for name in self._datasets]
+
+    def __call__(self, params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Returns "zeroshot/NAME/METRIC" -> value; None if `stop` ended the evaluation."""
+        model: Any = nnx.merge(self._graphdef, params)
+        metrics = {}
+        for name, dataset in self._datasets.items():
+            found = evaluate_zero_shot(
+                model,
+                self._tokenizer,
+                dataset.images,
+                dataset.class_names,
+                dataset.templates,
+                stop=stop,
+            )
+            if found is None:
+                return None
+            found["classes"] = float(len(dataset.class_names))
+            metrics |= {f"zeroshot/{name}/{metric}": value for metric, value in found.items()}
+        return metrics
+
+
+def _open(
+    name: str, dataset: ZeroShotDatasetConfig, config: Config, mesh: Mesh, batch_size: int
+) -> _Dataset:
+    side = config.data.image_size
+    data = config.data.replace(
+        source=dataset.source,
+        name=dataset.name,
+        data_dir=dataset.data_dir or config.data.data_dir,
+        subset=SubsetConfig(),
+        mixture={},
+        image_key=dataset.image_key,
+        label_key=dataset.label_key,
+        label_rule=None,
+        captions=CaptionsConfig(),
+        num_classes=None,
+    )
+    try:
+        source = open_source(data, dataset.split)
+        class_names = read_class_names(dataset.class_names, source.class_names)
+    except DataError as error:
+        raise DataError(
+            f"zero-shot dataset {name!r}: {error.got}", error.expected, error.fix
+        ) from None
+    templates = tuple(template for prompt in dataset.prompts for template in read_templates(prompt))
+    transform = make_eval_transform(side, data.eval_crop, data.augment)
+    preprocessing = labelled_image(transform, side, len(source.class_names))
+    spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
+    images = EvaluatedImages(cached(source, data.cache_mb), preprocessing, spec, mesh)
+    return _Dataset(images, class_names, templates)
