@@ -50,6 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "name": f"ViT-{given['model']}",
                 "layer_scale": 1e-4,
                 "stochastic_depth": depth[given["epochs"]],
+                "stochastic_depth_rates": "constant",
                 "dtype": "bfloat16",
             },
             "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},

@@ -138,9 +138,9 @@ def train_batches(
 
     A row of a batch has the global position p = step * B + row. Epoch p // N has its own
     permutation of the N examples, see `ExampleOrder`. The augmentation at p draws from the stream
-    (seed, "augment", p). With R repeats the examples are those at p // R instead, in another order
-    of the rows, see `repeated_places`. So the batch of a step is the same after a resume, with any number of
-    threads and processes, and when several hosts load parts of it.
+    (seed, "augment", p). With R repeats the examples are those at p // R instead, and the rows have
+    another order, see `repeated_places`. So the batch of a step is the same after a resume, with
+    any number of threads and processes, and when several hosts load parts of it.
 
     Args:
         source: examples.
