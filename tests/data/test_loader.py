@@ -162,6 +162,32 @@ def test_the_sizes_next_to_it_need_no_other_shuffle(size, monkeypatch):
     assert sorted(ExampleOrder(size, seed=3)(range(size))) == list(range(size))
 
 
+def test_each_example_is_in_a_batch_several_times_with_different_augmentations(source):
+    whole = train(source, spec(12, repeats=3))
+    found = numbers(whole).reshape(10, 12)
+    for batch in found:
+        # Four examples, three copies, four rows apart.
+        assert len(set(batch[:4])) == 4
+        np.testing.assert_array_equal(batch, np.tile(batch[:4], 3))
+    # 120 rows are 40 of the 50 examples of an epoch.
+    assert len(set(found.ravel())) == 40
+    drawn = np.concatenate([b["image"][:, 1] for b in whole])
+    assert len(np.unique(drawn, axis=0)) == 120
+    # After a resume, and on two hosts.
+    assert_equal(train(source, spec(12, repeats=3), start=4), whole[4:])
+    for rows in (range(6), range(6, 12)):
+        part = train(source, spec(12, rows, repeats=3))
+        np.testing.assert_array_equal(
+            numbers(part).reshape(10, 6), found[:, rows.start : rows.stop]
+        )
+
+
+def test_copies_of_an_example_at_the_end_of_a_batch_continue_in_the_next(source):
+    found = numbers(train(source, spec(8, repeats=3), end=3)).reshape(3, 8)
+    counts = [int((found == number).sum()) for number in set(found.ravel())]
+    assert counts == [3] * 8
+
+
 @pytest.mark.parametrize("threads", [1, 4, 16])
 def test_batches_are_the_same_with_any_number_of_threads(source, batches, threads):
     assert_equal(train(source, spec(8, threads=threads)), batches)

@@ -134,6 +134,10 @@ class AugmentConfig(Section):
     randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
     three_augment: bool = option(False)
     """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
+    repeats: int = option(1, at_least=1)
+    """Number of copies of each image, with different augmentations, in a batch (repeated
+    augmentation, arXiv:1901.09335). A step is still `global_batch_size` examples.
+    """
     color_jitter: float = option(0.0, at_least=0, at_most=1)
     """Scale brightness, contrast and saturation by up to 1 +- this, in random order; 0: off."""
     flip: bool = option(True)

@@ -8,6 +8,7 @@ TRAINING_OPTIONS = frozenset(
     {
         "dropout",
         "stochastic_depth",
+        "stochastic_depth_rates",
         "dtype",
         "remat",
         "scan",

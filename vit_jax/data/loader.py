@@ -60,6 +60,7 @@ class BatchSpec:
         num_workers: reader processes; 0: none; None: none, unless there are more cores than the
             threads of one process can use.
         prefetch: number of batches to prefetch.
+        repeats: copies of each example in a batch.
         on_bad_example: "error", or "skip": the next readable example replaces a bad one. Evaluation
             does not count the replacement.
     """
@@ -69,6 +70,7 @@ class BatchSpec:
     num_threads: int | None = None
     num_workers: int | None = None
     prefetch: int = 4
+    repeats: int = 1
     on_bad_example: Literal["error", "skip"] = "error"
 
     def chunks(self) -> list[Sequence[int]]:
@@ -90,6 +92,7 @@ def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchS
         num_threads=data.num_threads,
         num_workers=data.num_workers,
         prefetch=data.prefetch_batches,
+        repeats=data.augment.repeats,
         on_bad_example=data.on_bad_example,
     )
 
@@ -135,8 +138,9 @@ def train_batches(
 
     A row of a batch has the global position p = step * B + row. Epoch p // N has its own
     permutation of the N examples, see `ExampleOrder`. The augmentation at p draws from the stream
-    (seed, "augment", p). So the batch of a step is the same after a resume, with any number of
-    threads and processes, and when several hosts load parts of it.
+    (seed, "augment", p). With R repeats the examples are those at p // R instead, and the rows have
+    another order, see `repeated_places`. So the batch of a step is the same after a resume, with
+    any number of threads and processes, and when several hosts load parts of it.
 
     Args:
         source: examples.
@@ -158,15 +162,31 @@ def train_batches(
     def positions(step: int, chunk: Sequence[int]) -> list[int]:
         return [step * spec.global_batch_size + row for row in chunk]
 
+    places_of_rows = repeated_places(spec.global_batch_size, spec.repeats)
+
     def indices(step: int, chunk: Sequence[int]) -> list[int]:
-        return find(positions(step, chunk))
+        first = step * spec.global_batch_size
+        return find([(first + places_of_rows[row]) // spec.repeats for row in chunk])
 
     def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         places = positions(step, chunk)
         rows = loaders[draw_index(seed, "size", step, shares) if sizes else 0]
-        rows.load(find(places), batch, lambda i: generator(seed, "augment", places[i]))
+        rows.load(indices(step, chunk), batch, lambda i: generator(seed, "augment", places[i]))
 
     return _make_feed(load, indices, start_step, end_step, source, preprocessing, spec)
+
+
+def repeated_places(batch_size: int, repeats: int) -> list[int]:
+    """Returns the place in a batch of each row: 0, R, 2R, ..., then 1, R + 1, ...
+
+    The copies of an example have neighbouring places. Mixing pairs neighbouring rows, so copies
+    must not be in neighbouring rows.
+
+    Args:
+        batch_size: rows of the global batch.
+        repeats: R, copies of each example.
+    """
+    return [place for copy in range(repeats) for place in range(copy, batch_size, repeats)]
 
 
 def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) -> Feed:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
 from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import LayerNorm, NormKind, make_norm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
 from vit_jax.models.stacking import Remat, build_stack, keep, keys_and_drop_rates, scan_stack
@@ -40,6 +40,7 @@ class BlockSpec:
     gelu_approximate: bool
     norm_placement: Literal["pre", "post", "res_post"]
     norm_epsilon: float
+    norm: NormKind = "layer"
     layer_scale: float | None
     relative: bool
     qk_norm: bool
@@ -73,23 +74,26 @@ class EncoderBlock(nnx.Module):
         attention: Callable[..., SelfAttention] = SelfAttention,
         rngs: nnx.Rngs,
     ):
-        make_norm = partial(LayerNorm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype)
+        make = partial(
+            make_norm, spec.norm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype
+        )
         table = spec.position_table
         self.position_embedding = None if table is None else build_table(table, rngs=rngs)
-        self.attention_norm = make_norm()
+        self.attention_norm = make()
         self.attention = attention(
             spec.width,
             spec.num_heads,
             tokens=spec.tokens,
             relative=spec.relative,
             qk_norm=spec.qk_norm,
+            norm=spec.norm,
             qkv_bias=spec.qkv_bias,
             dropout_rate=spec.dropout,
             implementation=spec.attention_implementation,
             dtype=spec.dtype,
             rngs=rngs,
         )
-        self.mlp_norm = make_norm()
+        self.mlp_norm = make()
         shared = {"dropout_rate": spec.dropout, "dtype": spec.dtype, "rngs": rngs}
         if spec.mlp == "swiglu":
             self.mlp = SwiGlu(spec.width, spec.mlp_hidden, **shared)
@@ -202,6 +206,7 @@ class Encoder(nnx.Module):
         spec: shape of a block.
         depth: L, number of blocks.
         stochastic_depth: rate of the last block, growing linearly from 0 at the first.
+        constant_depth: whether all blocks have this rate instead.
         remat: what a block keeps for its backward pass, see `stacking.scan_stack`.
         scan: False unrolls the loop over the blocks; "auto": see there.
         token_rows: store each token's features as one row. XLA's GPU compiler may else choose a
@@ -216,6 +221,7 @@ class Encoder(nnx.Module):
         depth: int,
         *,
         stochastic_depth: float = 0.0,
+        constant_depth: bool = False,
         remat: Remat | Literal["auto"] = "auto",
         scan: bool | Literal["auto"] = "auto",
         token_rows: bool = False,
@@ -227,6 +233,7 @@ class Encoder(nnx.Module):
         self.depth = depth
         self.num_blocks = depth
         self.stochastic_depth = stochastic_depth
+        self.constant_depth = constant_depth
         self.remat: Remat | Literal["auto"] = remat
         self.scan: bool | Literal["auto"] = scan
 
@@ -281,7 +288,9 @@ class Encoder(nnx.Module):
             x,
             self.depth,
             span=span,
-            per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
+            per_layer=keys_and_drop_rates(
+                key, self.depth, self.stochastic_depth, constant=self.constant_depth
+            ),
             remat=self.remat,
             scan=self.scan,
         )

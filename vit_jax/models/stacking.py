@@ -158,7 +158,7 @@ def scan_stack(
 
 
 def keys_and_drop_rates(
-    key: jax.Array | None, depth: int, stochastic_depth: float
+    key: jax.Array | None, depth: int, stochastic_depth: float, *, constant: bool = False
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Returns a random key and a rate of stochastic depth for every layer, for `scan_stack`.
 
@@ -167,10 +167,12 @@ def keys_and_drop_rates(
         depth: number of layers.
         stochastic_depth: rate of the last layer, growing linearly from 0 at the first; 0: the rates
             are None.
+        constant: whether all layers have this rate instead.
     """
     if key is None:
         return None, None
-    rates = np.linspace(0, stochastic_depth, depth, dtype=np.float32)
+    first = stochastic_depth if constant else 0
+    rates = np.linspace(first, stochastic_depth, depth, dtype=np.float32)
     return jax.random.split(key, depth), jnp.asarray(rates) if stochastic_depth else None
 
 

@@ -32,7 +32,7 @@ from vit_jax.models.family import (
     with_intermediates,
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import make_norm
 from vit_jax.models.naflex import Patches
 from vit_jax.models.patches import PatchEmbedding, take_patches
 from vit_jax.models.position import Learned1d, TableSpec, build_table, rope_2d
@@ -129,18 +129,19 @@ class ViT(ImageModel):
         self.has_relative = options.position_embedding == "relative"
         self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
         make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
-        make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
-        self.embedding_norm = make_norm() if options.embedding_norm else None
+        norm = partial(make_norm, options.norm, width, epsilon=options.norm_epsilon, dtype=dtype)
+        self.embedding_norm = norm() if options.embedding_norm else None
         self.encoder = make_encoder(
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
+            constant_depth=options.stochastic_depth_rates == "constant",
             remat=options.remat,
             scan=options.scan,
             token_rows=(platform or jax.default_backend()) in ("gpu", "cuda"),
             rngs=rngs,
         )
-        self.norm = None if options.norm_placement == "post" else make_norm()
+        self.norm = None if options.norm_placement == "post" else norm()
         self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
             width * (patches if options.pooling == "flatten" else 1),
@@ -478,6 +479,7 @@ def _block_spec(
         gelu_approximate=options.gelu_approximate,
         norm_placement=options.norm_placement,
         norm_epsilon=options.norm_epsilon,
+        norm=options.norm,
         layer_scale=options.layer_scale,
         relative=options.position_embedding == "relative",
         qk_norm=options.qk_norm,

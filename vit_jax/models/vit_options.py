@@ -53,6 +53,10 @@ class ViTConfig(ModelConfig):
     """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
     branch's output, before it is added (arXiv:2111.09883, section 3.2).
     """
+    norm: Literal["layer", "rms"] = option("layer")
+    """LayerNorm, or RMSNorm, which subtracts no mean and has no bias (arXiv:1910.07467): in the
+    blocks, after the last one, and for `embedding_norm` and `qk_norm`.
+    """
     norm_epsilon: float = option(1e-6, above=0)
     num_registers: int = option(0, at_least=0)
     """Extra learned tokens (arXiv:2309.16588). As in DINOv2, they get no position embedding: added
@@ -83,7 +87,11 @@ class ViTConfig(ModelConfig):
     dropout: float = option(0.0, at_least=0, below=1)
     """Rate after every dense layer except qkv, and after the position embedding (Table 3)."""
     stochastic_depth: float = option(0.0, at_least=0, below=1)
-    """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
+    """Rate of the last block, see `stochastic_depth_rates`."""
+    stochastic_depth_rates: Literal["linear", "constant"] = option("linear")
+    """linear: the rate grows linearly from 0 at the first block (arXiv:1603.09382). constant: all
+    blocks have the rate of the last (arXiv:2204.07118).
+    """
     attention_implementation: Literal["auto", "xla", "cudnn", "einsum", "pallas"] = option(
         "auto", changes_result=False
     )
