@@ -52,6 +52,7 @@ ROUND_TRIPS = [
     ("orbax", "BiT-R-Nano", {}),
     ("orbax", "ViT-Ti/8", {"position_embedding": "rope_2d", "mlp": "swiglu", "num_registers": 2}),
     ("orbax", "ViT-Ti/8", {"attention": "axial", "pooling": "gap", "depth": 2}),
+    ("orbax", "ViT-Ti/8", {"norm": "rms", "qk_norm": True, "depth": 2}),
 ]
 
 
@@ -134,6 +135,10 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
         ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
         *(
             (format, "ViT-Ti/8", {"attention": "axial", "pooling": "gap"}, "attention = 'axial'")
+            for format in ("vision_transformer", "transformers", "timm")
+        ),
+        *(
+            (format, "ViT-Ti/8", {"norm": "rms"}, "norm = 'rms'")
             for format in ("vision_transformer", "transformers", "timm")
         ),
         ("vision_transformer", "ViT-Ti/8", {"norm_placement": "post"}, "norm_placement = 'post'"),
