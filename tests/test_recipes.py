@@ -93,6 +93,10 @@ RECIPES = {
         {"imagenet2012": (1000, 1_281_167)},
     ),
     "better_plain_vit.py": (["90", "150", "300"], {"imagenet2012": (1000, 1_281_167)}),
+    "muon.py": (
+        ["90", "150", "300", "small"],
+        {"imagenet2012": (1000, 1_281_167), "cifar10": (10, 50_000)},
+    ),
     "augreg.py": (
         [
             *(f"Ti/16,{level},{r}" for level, r in itertools.product(LEVELS, ("reg0", "reg1"))),

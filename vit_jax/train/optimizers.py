@@ -109,6 +109,8 @@ _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
 # Matches the stack in the name of a parameter that has a leading axis over layers.
 _STACK = re.compile(r"(.*?/)?blocks(?=/)")
+# Matches the first layer of a model, which is no hidden matrix for Muon.
+_INPUT = re.compile(r"(^|/)(patch_embedding|conv_root)/")
 
 
 def build_optimizer(
@@ -410,8 +412,8 @@ def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
     batched = kind is optax.contrib.MuonDimensionNumbers
 
     def axes(name: str, leaf: Any) -> Any:
-        if not name.endswith("kernel") or is_head(name):
-            return None  # Adam updates heads, position tables, biases and scales.
+        if not name.endswith("kernel") or is_head(name) or (batched and _INPUT.search(name)):
+            return None  # Adam updates them, as position tables, biases and scales.
         every = tuple(range(-leaf.ndim, 0))
         if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:
             # [D, 3, H, head_dim] or [D, H, head_dim]: queries, keys and values are separate.
