@@ -4,8 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_jax.data.preprocess import preprocess_of
+    from vit_jax.data.preprocess import Preprocess, preprocess, preprocess_of
+    from vit_jax.errors import UserError
     from vit_jax.interop.load import load_pretrained
+    from vit_jax.models.family import ImageModel
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
 
@@ -13,23 +15,31 @@ __version__ = "0.1.0"
 
 # Imported on first use, so that `import vit_jax` is fast.
 _PUBLIC = {
+    "ImageModel": "vit_jax.models.family",
     "LoadedRun": "vit_jax.runs",
     "create_model": "vit_jax.models.registry",
     "fit": "vit_jax.runs",
     "list_models": "vit_jax.models.registry",
     "load_pretrained": "vit_jax.interop.load",
     "load_run": "vit_jax.runs",
+    "Preprocess": "vit_jax.data.preprocess",
+    "preprocess": "vit_jax.data.preprocess",
     "preprocess_of": "vit_jax.data.preprocess",
+    "UserError": "vit_jax.errors",
 }
 
 __all__ = [
+    "ImageModel",
     "LoadedRun",
+    "Preprocess",
+    "UserError",
     "__version__",
     "create_model",
     "fit",
     "list_models",
     "load_pretrained",
     "load_run",
+    "preprocess",
     "preprocess_of",
 ]
 

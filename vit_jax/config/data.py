@@ -131,6 +131,9 @@ class AugmentConfig(Section):
     and 30 in torchvision's.
     """
     randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
+    """paper: operations and strengths of the paper's code. torchvision: those of torchvision's
+    RandAugment.
+    """
     three_augment: bool = option(False)
     """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
     color_jitter: float = option(0.0, at_least=0, at_most=1)
