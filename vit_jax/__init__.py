@@ -4,9 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_jax.data.preprocess import preprocess_of
+    from vit_jax.data.preprocess import Preprocess, preprocess, preprocess_of
     from vit_jax.data.tokenizers import load_tokenizer
+    from vit_jax.errors import UserError
     from vit_jax.interop.load import load_pretrained
+    from vit_jax.models.family import ImageModel
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
 
@@ -14,6 +16,7 @@ __version__ = "0.1.0"
 
 # Imported on first use, so that `import vit_jax` is fast.
 _PUBLIC = {
+    "ImageModel": "vit_jax.models.family",
     "LoadedRun": "vit_jax.runs",
     "create_model": "vit_jax.models.registry",
     "fit": "vit_jax.runs",
@@ -21,11 +24,17 @@ _PUBLIC = {
     "load_pretrained": "vit_jax.interop.load",
     "load_run": "vit_jax.runs",
     "load_tokenizer": "vit_jax.data.tokenizers",
+    "Preprocess": "vit_jax.data.preprocess",
+    "preprocess": "vit_jax.data.preprocess",
     "preprocess_of": "vit_jax.data.preprocess",
+    "UserError": "vit_jax.errors",
 }
 
 __all__ = [
+    "ImageModel",
     "LoadedRun",
+    "Preprocess",
+    "UserError",
     "__version__",
     "create_model",
     "fit",
@@ -33,6 +42,7 @@ __all__ = [
     "load_pretrained",
     "load_run",
     "load_tokenizer",
+    "preprocess",
     "preprocess_of",
 ]
 

@@ -1,22 +1,22 @@
 """Runs from Python: train one with the trainer of the command line, and read one."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vit_jax.config.file import build_config, load_config, override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError
-from vit_jax.interop.load import load_pretrained
+from vit_jax.interop.load import LoadArguments, load_pretrained
 from vit_jax.models.family import ImageModel
 from vit_jax.run.about import saved_steps
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.result import read_result
+from vit_jax.shown_log import shown_log
 from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import Stopped, StopSignals
 
@@ -59,7 +59,7 @@ class LoadedRun:
         rows = read_metrics(self.path / "metrics.jsonl")
         return pd.DataFrame(rows).groupby("step").last() if rows else pd.DataFrame()
 
-    def load_model(self, **arguments: Any) -> ImageModel:
+    def load_model(self, **arguments: Unpack[LoadArguments]) -> ImageModel:
         """Returns the trained model; arguments as in `load_pretrained`."""
         return load_pretrained(self.path, **arguments)
 
@@ -120,7 +120,7 @@ def fit(
     for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
         override_key(mapping, key, (overrides or {})[key])
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
-    with _shown(verbose), StopSignals() as stop:
+    with shown_log(verbose, sys.stdout), StopSignals() as stop:
         try:
             train(config, folder, stop)
         except Stopped as stopped:
@@ -130,19 +130,3 @@ def fit(
 
 def _copied(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in mapping.items()}
-
-
-@contextlib.contextmanager
-def _shown(verbose: bool) -> Iterator[None]:
-    """Prints the log lines of the package during the block, if nothing else handles them."""
-    if not verbose or _LOGGER.hasHandlers():
-        yield
-        return
-    handler, level = logging.StreamHandler(sys.stdout), _LOGGER.level
-    _LOGGER.addHandler(handler)
-    _LOGGER.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        _LOGGER.removeHandler(handler)
-        _LOGGER.setLevel(level)

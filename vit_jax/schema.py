@@ -37,6 +37,7 @@ def option(
     below: float | None = None,
     changes_result: bool = True,
     auto_is_any: bool = False,
+    meaning: str | None = None,
 ) -> Any:
     """Declares a field with a default and a range.
 
@@ -49,9 +50,11 @@ def option(
         changes_result: False for a field that does not change what a run learns, such as the
             data folder or the logging interval. It may change when a run is resumed.
         auto_is_any: a run with the value "auto" may be resumed with another value and vice versa.
+        meaning: its description, for a field that is not followed by a string.
     """
     return pydantic.Field(
         default,
+        description=meaning,
         ge=at_least,
         gt=above,
         le=at_most,

@@ -5,9 +5,11 @@ import pytest
 
 import vit_jax
 from vit_jax.__main__ import main
+from vit_jax.config.fewshot import FewshotDatasetConfig, FewshotRunConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import config_keys
-from vit_jax.models.registry import AnyImageConfig
+from vit_jax.models.registry import FAMILIES, AnyImageConfig
+from vit_jax.models.text import TextConfig
 from vit_jax.synonyms import _WORDS, key_of_word, words_of_key
 
 
@@ -129,3 +131,13 @@ def test_the_json_schema_accepts_and_refuses_configs(capsys, key, value, valid):
         key: value,
     }
     assert jsonschema.Draft202012Validator(schema).is_valid(config) == valid
+
+
+@pytest.mark.parametrize("options", [AnyImageConfig, *(f.options for f in FAMILIES)])
+def test_every_key_has_a_meaning(options):
+    assert [name for name, key in config_keys(options).items() if not key.meaning] == []
+
+
+@pytest.mark.parametrize("section", [FewshotDatasetConfig, FewshotRunConfig, TextConfig])
+def test_every_key_of_a_section_inside_has_a_meaning(section):
+    assert [name for name, field in section.model_fields.items() if not field.description] == []

@@ -132,6 +132,9 @@ class AugmentConfig(Section):
     and 30 in torchvision's.
     """
     randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
+    """paper: operations and strengths of the paper's code. torchvision: those of torchvision's
+    RandAugment.
+    """
     three_augment: bool = option(False)
     """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
     repeats: int = option(1, at_least=1)

@@ -18,8 +18,11 @@ class EvaluationConfig(Section):
     final_splits: dict[str, str] = option({})
     """The same for splits that are evaluated only once, after training, with the final weights."""
     interval_steps: int | None = option(None, at_least=1)
+    """How often to evaluate `splits` during training. None: only after it."""
     interval_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     interval_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     batch_size: int | None = option(None, at_least=1)
     """Global batch size; None: the training batch size."""
     by_class: bool | None = option(None, changes_result=False)

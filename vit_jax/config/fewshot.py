@@ -19,7 +19,9 @@ class FewshotDatasetConfig(Section):
     """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
 
     name: str = option()
+    """As `data.name`."""
     source: SourceKind = option("tfds")
+    """As `data.source`."""
     data_dir: str | None = option(None, changes_result=False)
     """None: `data.data_dir` of the run."""
     train_split: str = option("train")
@@ -29,7 +31,9 @@ class FewshotDatasetConfig(Section):
     held_out_split: str | None = option(None)
     """l2, k and C are chosen on this split; None: on held-out examples of the training split."""
     image_key: str | None = option(None)
+    """As `data.image_key`."""
     label_key: str | None = option(None)
+    """As `data.label_key`."""
     image_size: int | None = option(None, at_least=1)
     """Height and width of the model's input in pixels, for which position embeddings are resampled;
     None: the model's own size.
@@ -39,7 +43,9 @@ class FewshotDatasetConfig(Section):
     is a central_fraction of 0.875). central, resize: as in `data.eval_crop`.
     """
     central_fraction: float = option(0.875, above=0, at_most=1)
+    """As `data.augment.central_fraction`."""
     antialias: bool = option(True)
+    """As `data.augment.antialias`."""
 
     def check(self) -> None:
         test, train, held_out = self.test_split, self.train_split, self.held_out_split
@@ -69,13 +75,19 @@ class FewshotConfig(Section):
     datasets: dict[str, FewshotDatasetConfig] = option({})
     """Name in the metrics -> dataset, e.g. {"pets": {"name": "oxford_iiit_pet"}}."""
     methods: tuple[Method, ...] = option(("least_squares",))
+    """Classifiers on the frozen features: regression with an L2 penalty on a few examples of
+    each class; nearest neighbours; logistic regression on all examples.
+    """
     features: Literal["pre_logits", "pooled"] = option("pre_logits")
     """pre_logits: the input of the head's last linear layer. pooled: the input of the head, which
     differs if the head has a tanh layer (`model.representation_size`).
     """
     interval_steps: int | None = option(None, at_least=1)
+    """How often to evaluate during training. None: only after it."""
     interval_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     interval_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     batch_size: int | None = option(None, at_least=1)
     """Images per batch over all hosts; None: the batch size of evaluation."""
     shots: tuple[int, ...] = option((1, 5, 10, 25))
@@ -91,11 +103,13 @@ class FewshotConfig(Section):
     `l2_grid` with the best held-out accuracy, averaged over the seeds.
     """
     l2_grid: tuple[float, ...] = option(tuple(2.0**i for i in range(-10, 21, 2)))
+    """Candidates for `l2`."""
     held_out_per_class: int = option(20, at_least=1)
     """Without a held_out_split: number of examples per class that are held out of the training
     split to choose l2. They are never used as shots.
     """
     dtype: Literal["float32", "float64"] = option("float32")
+    """Type in which the regression is solved."""
     held_out_fraction: float = option(0.1, above=0, at_most=0.5)
     """For kNN and the linear probe, without a held_out_split: fraction of each class that is held
     out of the training split to choose k and C.
@@ -107,11 +121,13 @@ class FewshotConfig(Section):
     knn_vote: Literal["weighted", "majority"] = option("weighted")
     """weighted: a neighbour's vote has weight exp(cosine similarity / knn_temperature)."""
     knn_temperature: float = option(0.07, above=0)
+    """Temperature of the weighted vote; smaller: near neighbours count more."""
     probe_c: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
     """Candidates for C of scikit-learn's LogisticRegression: inverse regularisation strength."""
     probe_memory_mb: int = option(2048, at_least=0)
     """If the features are larger than this, the probe is trained by minibatch gradients."""
     probe_epochs: int = option(50, at_least=1)
+    """Passes over the features when the probe is trained by minibatch gradients."""
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
@@ -147,9 +163,12 @@ class FewshotRunConfig(Section):
     """One run of `python -m vit_jax fewshot`, saved as config.json in its folder."""
 
     command: Literal["fewshot"] = option("fewshot")
+    """The command that made the folder."""
     checkpoint: str = option()
     """Any path that `load_pretrained` reads, or "untrained:NAME": a new model of that name."""
     load: dict[str, Any] = option({})
     """Arguments of `load_pretrained` that differ from their defaults."""
     fewshot: FewshotConfig = section(FewshotConfig)
+    """What to evaluate."""
     mesh: MeshConfig = section(MeshConfig, changes_result=False)
+    """The devices."""

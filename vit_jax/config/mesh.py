@@ -15,8 +15,11 @@ class MeshConfig(Section):
     """
 
     data: int = option(-1, at_least=-1, changes_result=False)
+    """Copies of the model, which share a batch. -1: all devices that the other axes leave."""
     fsdp: int = option(1, at_least=-1, changes_result=False)
+    """Devices that share a batch and also the parameters and optimizer state."""
     tensor: int = option(1, at_least=-1, changes_result=False)
+    """Devices that share the computation of each layer."""
     slices: int = option(-1, at_least=-1, changes_result=False)
     """Number of TPU slices or GPU nodes. data is divided among them first, then fsdp; tensor stays
     inside one. -1: what the devices say. Another number is compared with what they say, or cuts

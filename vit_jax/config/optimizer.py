@@ -14,12 +14,19 @@ class ScheduleConfig(Section):
     """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
 
     decay: Literal["cosine", "linear", "rsqrt", "step", "constant"] = option("cosine")
+    """Shape of the learning rate after the warmup. step: constant, multiplied at `step_at`."""
     warmup_steps: int | None = option(None, at_least=0)
+    """Length of the linear warmup from 0. None: no warmup."""
     warmup_epochs: float | None = option(None, at_least=0)
+    """The same in epochs."""
     warmup_examples: int | None = option(None, at_least=0)
+    """The same in examples."""
     cooldown_steps: int | None = option(None, at_least=0)
+    """Length of the linear decay to 0 at the end of the run. None: none."""
     cooldown_epochs: float | None = option(None, at_least=0)
+    """The same in epochs."""
     cooldown_examples: int | None = option(None, at_least=0)
+    """The same in examples."""
     end_learning_rate: float = option(0.0, at_least=0)
     """Learning rate at the end of cosine and linear decay."""
     timescale_steps: int = option(10_000, at_least=1)
@@ -31,6 +38,7 @@ class ScheduleConfig(Section):
     `step_factor` (arXiv:1912.11370).
     """
     step_factor: float = option(0.1, above=0, at_most=1)
+    """For step decay: factor at each of `step_at`."""
 
     def check(self) -> None:
         if not all(0 < fraction < 1 for fraction in self.step_at):
@@ -80,7 +88,9 @@ class OptimizerConfig(Section):
     separately.
     """
     freeze_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     freeze_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     clip_global_norm: float | None = option(None, above=0)
     """Largest global norm of the gradient; None: no clipping."""
     state_dtype: Literal["float32", "bfloat16"] = option("float32")

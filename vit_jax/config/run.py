@@ -56,9 +56,13 @@ class CheckpointConfig(Section):
     """
 
     interval_steps: int | None = option(None, at_least=1)
+    """How often to save. Give steps, epochs or examples."""
     interval_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     interval_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     keep_last: int = option(2, at_least=1)
+    """How many of the newest checkpoints to keep."""
     keep_best: int = option(0, at_least=0)
     """Also keep this many checkpoints with the highest `best_metric`."""
     best_metric: str | None = option(None)
@@ -109,7 +113,9 @@ class LoggingConfig(Section):
     moved: ClassVar[dict[str, str]] = {"profile_steps": "profile.steps=FIRST:LAST"}
 
     interval_steps: int = option(50, at_least=1)
+    """How often to log the training metrics."""
     tensorboard: bool = option(True)
+    """Also write the metrics as TensorBoard files to tensorboard/."""
     wandb_project: str | None = option(None)
     """Weights & Biases project; None: Weights & Biases is off."""
     curves: bool = option(True)
@@ -141,7 +147,8 @@ class DivergenceConfig(Section):
 
 # The key `task`, and the sections that tasks add, e.g. `loss`.
 _literal: Any = Literal
-_fields: dict[str, Any] = {"task": (_literal[TASKS], option("classification"))}
+_meaning = "What the model learns; `vit_jax/tasks` has a folder for each."
+_fields: dict[str, Any] = {"task": (_literal[TASKS], option("classification", meaning=_meaning))}
 _fields |= {key: (cls, section(cls)) for key, cls in task_sections().items()}
 _TaskSections: type[Section] = pydantic.create_model("_TaskSections", __base__=Section, **_fields)
 
@@ -163,8 +170,11 @@ class Config(_TaskSections):
     flexible: FlexibleConfig = section(FlexibleConfig)
     optimizer: OptimizerConfig = section()
     train_steps: int | None = option(None, at_least=1, below=2**31)
+    """Length of the run. Give steps, epochs or examples."""
     train_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     train_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     accumulation_steps: int | Literal["auto"] = option(AUTO, auto_is_any=True)
     """Microbatches per step. Their mean gradient equals the gradient of the whole batch. auto: on a
     CPU, as many as make a layer fit its cache; elsewhere 1, or the fewest that fit the memory. 1

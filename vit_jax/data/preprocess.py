@@ -115,6 +115,10 @@ def preprocess_of(model: ImageModel) -> Preprocess:
     )
 
 
+preprocess = preprocess_of
+"""The same function, by the name that the package documents."""
+
+
 def _encoded(image: Any) -> bytes:
     """Returns the bytes of an image file.
 

@@ -1,11 +1,13 @@
 """Builds models from published weights. Format and architecture are read from the file."""
 
 import dataclasses
+import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, Unpack, get_args
 
 import jax
 import numpy as np
@@ -34,10 +36,13 @@ from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import EvalView, ImageModel
 from vit_jax.models.heads import is_head
+from vit_jax.models.option_types import ModelOptions
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.shown_log import shown_log
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nnx.Module)
 _Shapes = Mapping[str, tuple[int, ...]]
 
@@ -91,13 +96,97 @@ class Weights(ModelInfo):
     missing: tuple[str, ...]
 
 
-def load_pretrained(path: str | Path, **arguments: Any) -> ImageModel:
-    """Builds a model from published weights and prints the report; arguments as in `read_weights`.
+class LoadArguments(ModelOptions, total=False):
+    """The arguments of `load_pretrained` after the path."""
+
+    image_size: int | tuple[int, int] | None
+    patch_size: int | None
+    num_classes: int | None
+    keep_head: bool | None
+    grid: Grid | None
+    position_resize: Method
+    normalization: Normalization | None
+    allow_missing: str | Sequence[str]
+    allow_unexpected: str | Sequence[str]
+    seed: int
+    verbose: bool
+
+
+def load_pretrained(
+    path: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | None = None,
+    num_classes: int | None = None,
+    keep_head: bool | None = None,
+    grid: Grid | None = None,
+    position_resize: Method = "zoom",
+    normalization: Normalization | None = None,
+    allow_missing: str | Sequence[str] = (),
+    allow_unexpected: str | Sequence[str] = (),
+    seed: int = 0,
+    verbose: bool = False,
+    **options: Unpack[ModelOptions],
+) -> ImageModel:
+    """Builds a model from published weights, or from a run.
+
+    It prints nothing, and logs one line at level INFO to the logger "vit_jax".
+
+    Args:
+        path: npz, safetensors, a folder of transformers or timm, or a run folder of this package;
+            local, `hf://`, `gs://` or `s3://`. A name on the Hugging Face Hub, such as
+            "google/vit-base-patch16-224", if there is no such file.
+        image_size: side, or (height, width), in pixels. If it differs from the file's, the position
+            table is resampled.
+        patch_size: in pixels. If it differs from the file's, the patch embedding is resampled
+            (FlexiViT).
+        num_classes: classes of the head; None: as in the file; 0: no head, the model returns
+            features.
+        keep_head: None: the file's head is kept if it has `num_classes`; False: the head is new and
+            starts at zero, without a tanh layer before it; True: an error if it cannot be kept.
+        grid: (rows, columns) of the file's position table; None: as stored, or square.
+        position_resize: how to resample the position table: "zoom" as in the ViT paper's code,
+            "bilinear" or "bicubic".
+        normalization: per-channel mean and standard deviation with which the weights expect images
+            in [0, 1] to be normalised; None: as in the file's config.json, else 0.5 and 0.5. Other
+            values are folded into the patch embedding, so that the model takes images in [-1, 1]
+            like all models.
+        allow_missing: regular expressions that match whole parameter names. These parameters may be
+            missing from the file and are then initialised as in a new model.
+        allow_unexpected: regular expressions that match whole names of tensors that may stay
+            unused.
+        seed: seed for initialising the parameters that the file does not contain.
+        verbose: log a table of what was taken from the file, resized or left out instead, and print
+            it to stderr if no handler of `logging` shows it.
+        **options: keys of the model section that the file does not determine, or that you want to
+            change.
+
+    Returns:
+        A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes]. It has
+        `model.config`, `model.class_names` (None: the file has none) and `model.image_size`.
+
+    Raises:
+        WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
+        ModelError, ConfigError: options that contradict each other.
 
     >>> load_pretrained("B_16.npz", image_size=384)  # doctest: +SKIP
     """
-    loaded = load(path, **arguments)
-    loaded.report.print()
+    with shown_log(verbose, sys.stderr):
+        loaded = load(
+            path,
+            image_size=image_size,
+            patch_size=patch_size,
+            num_classes=num_classes,
+            keep_head=keep_head,
+            grid=grid,
+            position_resize=position_resize,
+            normalization=normalization,
+            allow_missing=allow_missing,
+            allow_unexpected=allow_unexpected,
+            seed=seed,
+            **options,
+        )
+        log.info("%s", loaded.report.text() if verbose else loaded.report.line())
     return loaded.model
 
 
@@ -124,7 +213,7 @@ def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
     found.report.seconds = time.monotonic() - start
     about = {f.name: getattr(found, f.name) for f in dataclasses.fields(ModelInfo)}
     model = fill_parameters(found.model, arrays.__getitem__)
-    model.view = found.view
+    model.view, model.class_names = found.view, found.class_names
     return Loaded(model=model, **about)
 
 
@@ -185,29 +274,7 @@ def read_weights(
 ) -> Weights:
     """Reads published weights for a model. Does not use a device.
 
-    Args:
-        path: npz, safetensors, a folder of transformers or timm, or a run folder of this package;
-            local, `hf://`, `gs://` or `s3://`.
-        image_size: side, or (height, width), in pixels. If it differs from the file's, the position
-            table is resampled.
-        patch_size: in pixels. If it differs from the file's, the patch embedding is resampled
-            (FlexiViT).
-        num_classes: classes of the head; None: as in the file; 0: no head, the model returns
-            features.
-        keep_head: None: the file's head is kept if it has `num_classes`; False: the head is new and
-            starts at zero, without a tanh layer before it; True: an error if it cannot be kept.
-        grid: (rows, columns) of the file's position table; None: as stored, or square.
-        position_resize: how to resample the position table, see `resize.resample_table`.
-        normalization: per-channel mean and standard deviation with which the weights expect images
-            in [0, 1] to be normalised; None: as in the file's config.json, else 0.5 and 0.5. Other
-            values are folded into the patch embedding, so that the model takes images in [-1, 1]
-            like all models.
-        allow_missing: regular expressions that match whole parameter names. These parameters may be
-            missing from the file and are then initialised as in a new model.
-        allow_unexpected: regular expressions that match whole names of tensors that may stay
-            unused.
-        **options: keys of the model section that the file does not determine, or that you want to
-            change.
+    The arguments are those of `load_pretrained`.
 
     Raises:
         WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
@@ -237,7 +304,7 @@ def read_weights(
     try:
         report.check(allow_unexpected)
     except WeightsError:
-        report.print()
+        log.info("%s", report.text())
         raise
     if normalization:
         normalization = checked_normalization(normalization)

@@ -1,12 +1,16 @@
 """The report of loading weights: the status of every tensor and parameter."""
 
 import enum
+import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import ARGUMENT, WeightsError, first_few
 from vit_jax.interop.normalization import Normalization
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Status(enum.Enum):
@@ -21,7 +25,7 @@ class Status(enum.Enum):
 
 
 class LoadReport:
-    """The table that loading prints.
+    """The table of what was loaded.
 
     Args:
         path: address of the weights.
@@ -108,15 +112,30 @@ class LoadReport:
         return found
 
     def print(self, *, brief: bool = False) -> None:
-        """Prints the table: a count per status, and the names unless the status is TAKEN.
+        """Prints the table to stderr: a count per status, and the names unless it is TAKEN.
 
         Args:
             brief: print one line instead if all parameters were taken as they are.
         """
         from rich.console import Console
+
+        self._print(Console(stderr=True), brief)
+
+    def text(self) -> str:
+        """Returns what `print` prints, for the log."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        self._print(Console(file=file, width=100), brief=False)
+        return file.getvalue().rstrip()
+
+    def _print(self, console: "Console", brief: bool) -> None:
         from rich.table import Table
         from rich.text import Text
 
+        if brief and self._is_plain:
+            console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+            return
         title = Text(f"{self.model} from {self.path}")  # Not a str: Rich reads brackets as markup.
         table = Table(title=title, title_justify="left")
         table.add_column("status")
@@ -130,12 +149,7 @@ class LoadReport:
             more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
             listed = "" if status is Status.TAKEN else "\n".join(shown + more)
             table.add_row(status.value, str(len(found)), listed)
-        console = Console(stderr=True)
-        taken = len(self.names(Status.TAKEN))
-        is_plain = brief and taken == len(self.entries)
-        if not is_plain:
-            console.print(table)
-        size = f"{self.size_bytes / 1e6:,.1f} MB"
+        console.print(table)
         if self.normalization is not None:
             mean, std = self.normalization
             console.print(
@@ -143,7 +157,22 @@ class LoadReport:
                 " This was folded into the patch embedding, which now takes images in [-1, 1].",
                 highlight=False,
             )
-        line = f"{self.format}, {size}, loaded in {self.seconds:.1f} s"
-        if is_plain:
-            line = f"{self.model} from {self.path}: {taken} parameters, {line}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(self._origin(), highlight=False, markup=False, soft_wrap=True)
+
+    def line(self) -> str:
+        """Returns one line: what was loaded, and the number of names of each status."""
+        counts = {status: len(self.names(status)) for status in Status}
+        if self._is_plain:
+            found = f"{counts[Status.TAKEN]} parameters"
+        else:
+            found = ", ".join(f"{n} {status.value}" for status, n in counts.items() if n)
+        return f"{self.model} from {self.path}: {found}, {self._origin()}"
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether all parameters were taken as they are."""
+        return len(self.names(Status.TAKEN)) == len(self.entries)
+
+    def _origin(self) -> str:
+        size = f"{self.size_bytes / 1e6:,.1f} MB"
+        return f"{self.format}, {size}, loaded in {self.seconds:.1f} s"

@@ -61,6 +61,9 @@ class ImageModel(nnx.Module):
         num_layers: L, number of layers after layer 0 that `features` returns.
         map_names: names that `features` takes besides numbers -> number of the layer; None: a map
             of a hybrid's ResNet, which comes before layer 0.
+        config: the model section that it was built from, with all options of its family.
+        class_names: names of the classes, in the order of the logits; loading sets them. None: not
+            known.
         view: how images were cropped and resized when the weights were evaluated; loading sets it.
     """
 
@@ -70,6 +73,8 @@ class ImageModel(nnx.Module):
     num_prefix: int = 0
     num_heads: int | None = None
     parts: ClassVar[tuple[str, ...]] = ()
+    config: ModelConfig
+    class_names: tuple[str, ...] | None = None
     view: EvalView = EvalView()
 
     @property

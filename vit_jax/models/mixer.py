@@ -47,8 +47,11 @@ class MixerConfig(ModelConfig):
     width: int | None = option(None, at_least=1)
     """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
+    """Number of blocks."""
     token_mlp_dim: int | None = option(None, at_least=1)
+    """Hidden features of the MLP over tokens."""
     channel_mlp_dim: int | None = option(None, at_least=1)
+    """Hidden features of the MLP over channels."""
     stochastic_depth: float = option(0.0, at_least=0, below=1)
     """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382)."""
 

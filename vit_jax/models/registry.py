@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from vit_jax.errors import KEY, ConfigError, ModelError
 from vit_jax.models.aliases import find_alias
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
+from vit_jax.models.option_types import ModelOptions
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
@@ -142,9 +143,11 @@ def build_model(
                 )
             del flags[flag]
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return family.build(
+    model = family.build(
         options, num_classes=num_classes, image_size=size, key=key, platform=platform, **flags
     )
+    model.config = options
+    return model
 
 
 def create_model(
@@ -153,7 +156,7 @@ def create_model(
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> ImageModel:
     """Builds a model by name, with random parameters and a zero-initialised head.
 
@@ -163,7 +166,7 @@ def create_model(
         num_classes: C; 0 for features instead of logits; None: 1000, or 0 for a pair of towers.
         image_size: side, or (height, width), in pixels; None: as in the name, else 224.
         seed: seed of the initial values.
-        **options: options of the model's family, e.g. pooling="gap".
+        **options: options of the model's family, e.g. pooling="gap"; `model.config` has them all.
 
     Returns:
         A module with `model(images)`: f32[B, H, W, 3] in [-1, 1] -> f32[B, num_classes]. A pair of

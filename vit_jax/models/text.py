@@ -43,8 +43,11 @@ class TextConfig(Section):
     width: int | None = option(None, at_least=1)
     """Overrides the width of the named size; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
+    """Number of blocks."""
     mlp_dim: int | None = option(None, at_least=1)
+    """Hidden features of a block's MLP."""
     num_heads: int | None = option(None, at_least=1)
+    """Attention heads of a block."""
     vocabulary_size: int = option(32_000, at_least=1)
     """Number of token embeddings. It must be that of the tokenizer."""
     context_length: int = option(64, at_least=1)
@@ -67,6 +70,7 @@ class TextConfig(Section):
     norm_placement: Literal["pre", "post"] = option("pre")
     """post: LayerNorm after each residual sum and after the embedding, as in BERT."""
     norm_epsilon: float = option(1e-6, above=0)
+    """Added to the variance in LayerNorm."""
     num_segments: int = option(0, at_least=0)
     """Number of segment embeddings, as in BERT. The first is added to every token."""
 

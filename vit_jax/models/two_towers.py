@@ -365,6 +365,7 @@ def _build(
     image = family.build(
         options.image, num_classes=0, image_size=image_size, key=rngs.params(), platform=platform
     )
+    image.config = options.image
     width = options.embedding_size or image.head.num_features  # pyright: ignore[reportAttributeAccessIssue]
     text = TextTower(
         options.text,

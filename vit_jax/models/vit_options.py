@@ -25,8 +25,11 @@ class ViTConfig(ModelConfig):
     width: int | None = option(None, at_least=1)
     """Overrides the width of the named model; None: no override. The sizes below work the same."""
     depth: int | None = option(None, at_least=1)
+    """Number of blocks."""
     mlp_dim: int | None = option(None, at_least=1)
+    """Hidden features of a block's MLP."""
     num_heads: int | None = option(None, at_least=1)
+    """Attention heads of a block."""
     pooling: Literal["token", "gap", "map", "flatten"] = option("token")
     """How tokens become one feature vector: the class token, the mean of the patches, attention
     pooling, or all patches concatenated.
@@ -36,6 +39,10 @@ class ViTConfig(ModelConfig):
     position_embedding: Literal[
         "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
     ] = option("learned_1d")
+    """How tokens know their position: not at all; by a learned vector for each; by the sum of
+    learned vectors for row and column; by fixed sines and cosines; by a learned vector for each
+    offset between two tokens, in the attention logits; or by rotated queries and keys (RoPE).
+    """
     patch_kernel_size: int | None = option(None, at_least=1)
     """Side in pixels of the stored patch kernel, which is resized to the patch size of the model by
     pseudo-inverse. With `position_grid`, the same weights fit every patch size (arXiv:2212.08013).
@@ -58,6 +65,7 @@ class ViTConfig(ModelConfig):
     blocks, after the last one, and for `embedding_norm` and `qk_norm`.
     """
     norm_epsilon: float = option(1e-6, above=0)
+    """Added to the variance in LayerNorm."""
     num_registers: int = option(0, at_least=0)
     """Extra learned tokens (arXiv:2309.16588). As in DINOv2, they get no position embedding: added
     to a token that is itself learned, it would change nothing.
@@ -76,6 +84,7 @@ class ViTConfig(ModelConfig):
     qk_norm: bool = option(False)
     """LayerNorm on queries and keys (arXiv:2302.05442)."""
     qkv_bias: bool = option(True)
+    """Whether queries, keys and values have a bias."""
     embedding_norm: bool = option(False)
     """LayerNorm on the tokens before the first block, as in CLIP."""
     mlp: Literal["gelu", "quick_gelu", "swiglu"] = option("gelu")
@@ -95,6 +104,7 @@ class ViTConfig(ModelConfig):
     attention_implementation: Literal["auto", "xla", "cudnn", "einsum", "pallas"] = option(
         "auto", changes_result=False
     )
+    """Program of the attention. auto: the fastest for the device and the sizes."""
 
     def on_any_platform(self) -> "ViTConfig":
         """Returns the options without kernels that only run on some platforms."""

@@ -21,7 +21,11 @@ class LossConfig(Section):
     name: Literal["softmax_cross_entropy", "sigmoid_cross_entropy"] = option(
         "softmax_cross_entropy"
     )
+    """Softmax: one class per image. Sigmoid: each class is a yes or no of its own, for images
+    with several classes.
+    """
     label_smoothing: float = option(0.0, at_least=0, below=1)
+    """Share of the label that is spread evenly over all classes."""
     class_weights: Literal["none", "balanced", "sqrt"] = option("none")
     """Weights the loss of an example by the frequency of its class: n of N training examples, with
     C classes. balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). The mean over examples is 1.

@@ -30,7 +30,9 @@ class DinoConfig(Section):
     global_min_area: float = option(0.4, above=0, at_most=1)
     """Smallest area of a global crop, as a fraction of the image's; the largest is the image."""
     local_min_area: float = option(0.05, above=0, at_most=1)
+    """Smallest area of a local crop, as a fraction of the image's."""
     local_max_area: float = option(0.4, above=0, at_most=1)
+    """Largest area of a local crop."""
     distort: bool = option(True)
     """Colour jitter, grayscale, blur and solarisation of the crops, on the device."""
 
@@ -44,12 +46,17 @@ class DinoConfig(Section):
     """Learn the length of each prototype; False: it is 1, which is more stable."""
 
     student_temperature: float = option(0.1, above=0)
+    """Divides the student's outputs before the softmax."""
     teacher_temperature: float = option(0.04, above=0)
+    """Divides the teacher's outputs; smaller than the student's, so that they are sharper."""
     first_teacher_temperature: float = option(0.04, above=0)
     """Changes linearly to `teacher_temperature` during the warmup."""
     temperature_warmup_steps: int | None = option(None, at_least=1)
+    """Length of the warmup of the teacher's temperature. None: no warmup."""
     temperature_warmup_epochs: float | None = option(None, above=0)
+    """The same in epochs."""
     temperature_warmup_examples: int | None = option(None, at_least=1)
+    """The same in examples."""
     momentum: float = option(0.996, at_least=0, below=1)
     """Share of the teacher that the first step keeps. It rises to 1 along half a cosine."""
     centring: Literal["mean", "sinkhorn"] = option("mean")
@@ -68,6 +75,7 @@ class DinoConfig(Section):
     ibot_min_ratio: float = option(0.1, above=0, below=1)
     """Smallest fraction of a masked crop's patches that are masked, in blocks."""
     ibot_max_ratio: float = option(0.5, above=0, below=1)
+    """Largest fraction of a masked crop's patches that are masked."""
 
     def check(self) -> None:
         check_duration(self, "temperature_warmup", required=False)

@@ -20,7 +20,9 @@ class MaeConfig(Section):
     decoder_width: int = option(512, at_least=4)
     """Features of a token in the decoder; a multiple of 4, for its sin-cos positions."""
     decoder_depth: int = option(8, at_least=1)
+    """Number of blocks of the decoder."""
     decoder_heads: int = option(16, at_least=1)
+    """Number of attention heads of the decoder."""
 
     def check(self) -> None:
         if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
