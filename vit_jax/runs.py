@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -120,7 +119,7 @@ def fit(
     for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
         override_key(mapping, key, (overrides or {})[key])
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
-    with shown_log(verbose, sys.stdout), StopSignals() as stop:
+    with shown_log(verbose, "stdout"), StopSignals() as stop:
         try:
             train(config, folder, stop)
         except Stopped as stopped:

@@ -2,28 +2,33 @@
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Literal
 
 _LOGGER = logging.getLogger("vit_jax")
 
 
 @contextlib.contextmanager
-def shown_log(verbose: bool, stream: TextIO) -> Iterator[None]:
-    """Prints the log lines of the package during the block, if nothing else handles them.
+def shown_log(verbose: bool, where: Literal["stdout", "stderr"]) -> Iterator[None]:
+    """Prints the log lines of the package during the block, if nothing else shows them.
 
     Args:
         verbose: False: do nothing.
-        stream: where to print.
+        where: the stream to print to.
     """
-    if not verbose or _LOGGER.hasHandlers():
+    is_shown = _LOGGER.hasHandlers() and _LOGGER.isEnabledFor(logging.INFO)
+    if not verbose or is_shown:
         yield
         return
-    handler, level = logging.StreamHandler(stream), _LOGGER.level
+    handler = logging.StreamHandler(getattr(sys, where))
+    level, propagate = _LOGGER.level, _LOGGER.propagate
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(logging.INFO)
+    _LOGGER.propagate = False  # Some packages give the root logger a handler for warnings.
     try:
         yield
     finally:
         _LOGGER.removeHandler(handler)
         _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagate

@@ -27,9 +27,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if overrides:
         raise ConfigError(f"--config.{overrides[0]}", "no override", "leave it out")
     script = completion_script()
-    # zsh runs completion functions of bash.
-    zsh = "autoload -Uz compinit bashcompinit && compinit -u && bashcompinit\n"
-    print((zsh if args.shell == "zsh" else "") + script, end="")
+    print(f"{_ZSH_BEFORE}{script}{_ZSH_AFTER}" if args.shell == "zsh" else script + _BASH, end="")
     return 0
 
 
@@ -90,14 +88,24 @@ _vit_jax_values() {{
     esac
 }}
 
+# Files with an ending, and folders.
+_vit_jax_files() {{
+    local file
+    for file in "$1"*; do
+        if [ -d "$file" ]; then echo "$file/"
+        elif [ -e "$file" ]; then case "$file" in *"$2") echo "$file" ;; esac; fi
+    done
+}}
+
 # The line is read from the first word of the command, in $words, to the current one, in $current.
 # bash takes "=" and ":" for words of their own; zsh does not.
 _vit_jax() {{
-    local words=() current="" i word text="${{COMP_LINE:0:COMP_POINT}}" name value reply prefix
+    local words=() current="" i word text="${{COMP_LINE:0:$COMP_POINT}}" name value reply prefix
     COMPREPLY=()
-    read -r -a words <<< "$text"
+    if [ -n "$ZSH_VERSION" ]; then read -r -A words <<< "$text"
+    else read -r -a words <<< "$text"; fi
     case "$text" in *[[:space:]]) current="" ;; *)
-        current="${{words[${{#words[@]}}-1]}}"; unset "words[${{#words[@]}}-1]" ;;
+        current="${{words[${{#words[@]}}-1]}}"; words=("${{words[@]:0:${{#words[@]}}-1}}") ;;
     esac
     local first=1
     case "${{words[0]}}" in *python*)
@@ -113,12 +121,12 @@ _vit_jax() {{
         --*=*)
             name="${{current%%=*}}" value="${{current#*=}}"
             case "$name" in
-                {files}) reply="$(compgen -f -X '!*.py' -- "$value"; compgen -d -S / -- "$value")"
+                {files}) reply="$(_vit_jax_files "$value" .py)"
                     compopt -o nospace 2> /dev/null ;;
                 *) reply="$(_vit_jax_values "$command:$name")"
                     [ -n "$reply" ] || reply="$(_vit_jax_values "$name")"
                     if [ -n "$reply" ]; then reply="$(compgen -W "$reply" -- "$value")"
-                    else reply="$(compgen -f -- "$value")"; fi ;;
+                    else reply="$(_vit_jax_files "$value")"; fi ;;
             esac
             # bash replaces only what follows the last "=" or ":".
             prefix="$name="
@@ -139,6 +147,24 @@ _vit_jax() {{
     esac
     return 0
 }}
+"""
 
+_BASH = """
 complete -o default -F _vit_jax python python3 vit-jax vit_jax
+"""
+
+# zsh runs completion functions of bash. It has no compopt, so a space is a part of a finished word.
+_ZSH_BEFORE = """\
+autoload -Uz compinit bashcompinit && compinit -u && bashcompinit
+"""
+_ZSH_AFTER = """
+_vit_jax_zsh() {
+    local offered=() word
+    _vit_jax
+    for word in "${COMPREPLY[@]}"; do
+        case "$word" in *=|*/|*.) offered+=("$word") ;; *) offered+=("$word ") ;; esac
+    done
+    COMPREPLY=("${offered[@]}")
+}
+complete -o default -o nospace -F _vit_jax_zsh python python3 vit-jax vit_jax
 """

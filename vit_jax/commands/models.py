@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,11 +28,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from vit_jax.models.complexity import Layer
+    from vit_jax.models.costs import Cost
     from vit_jax.models.summary import Summary
 
 OVERRIDES = "--model."
 # Width of the tables. In a narrower terminal lines are wrapped, not truncated.
 _COLUMNS = 100
+# More models than this take long enough to say so before.
+_SOON = 10
 
 _UNITS = (
     "1 GFLOP = 1e9 floating-point operations; 1 GMAC = 1e9 multiply-accumulates = 2 GFLOPs. Both"
@@ -84,9 +86,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     # Only shapes are computed, so accelerators stay free for training.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from rich.console import Console
-    from rich.progress import track
 
-    from vit_jax.models.registry import family_of, list_models
+    from vit_jax.models.registry import list_models
     from vit_jax.models.summary import summarize
 
     names = args.names or (["ViT-B/16"] if args.complexity else list_models())
@@ -98,33 +99,51 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         for options, image_size in chosen:
             _show_complexity(console, options, image_size)
         return 0
-    progress = track(
-        chosen,
-        "tracing",
-        transient=True,
-        console=Console(stderr=True),
-        disable=len(chosen) < 3 or not sys.stderr.isatty(),
-    )
+    title = f"{args.num_classes:,} classes, {chosen[0][0].dtype}"
     with _without_log():
-        found = [
-            (
-                options,
-                summarize(
-                    options,
-                    num_classes=args.num_classes if family_of(options.name).has_classes else 0,
-                    image_size=image_size,
-                ),
-            )
-            for options, image_size in progress
-        ]
-    title = f"{args.num_classes:,} classes, {found[0][0].dtype}"
-    if len(args.names) == 1:
-        _show_one(console, title, *found[0])
-    else:
-        _show_all(console, title, found, by_family=not args.names)
+        if len(args.names) == 1:
+            ((options, image_size),) = chosen
+            classes = _classes(args, options)
+            one = summarize(options, num_classes=classes, image_size=image_size)
+            _show_one(console, title, options, one)
+        else:
+            _show_all(console, title, _costs(args, chosen), by_family=not args.names)
     if left_out:
         console.print(f"Left out: {len(left_out)} models without these options.")
     return 0
+
+
+def _classes(args: argparse.Namespace, options: ModelConfig) -> int:
+    from vit_jax.models.registry import family_of
+
+    return args.num_classes if family_of(options.name).has_classes else 0
+
+
+def _costs(args: argparse.Namespace, chosen: list[tuple[ModelConfig, int]]) -> "list[Cost]":
+    """Returns the costs of the models: from the table of all models, or computed."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from vit_jax.models.costs import compute_cost, known_cost
+
+    sizes = [
+        (options, {"num_classes": _classes(args, options), "image_size": image_size})
+        for options, image_size in chosen
+    ]
+    known = [known_cost(options, **size) for options, size in sizes]
+    missing = known.count(None)
+    stderr = Console(stderr=True)
+    if missing > _SOON and not stderr.is_terminal:
+        stderr.print(f"computing {missing} models, about {missing} s", highlight=False)
+    hidden = missing < 3 or not stderr.is_terminal
+    rows = track(
+        list(zip(known, sizes, strict=True)),
+        "tracing",
+        transient=True,
+        console=stderr,
+        disable=hidden,
+    )
+    return [cost or compute_cost(options, **size) for cost, (options, size) in rows]
 
 
 @contextlib.contextmanager
@@ -171,28 +190,26 @@ def _choose(
     return chosen, left_out
 
 
-def _show_all(
-    console: "Console", title: str, found: list[tuple[ModelConfig, "Summary"]], *, by_family: bool
-) -> None:
+def _show_all(console: "Console", title: str, found: "list[Cost]", *, by_family: bool) -> None:
     from vit_jax.models.registry import family_of
 
     table = plain_table(
         "model", right=("px", "tokens", "parameters", "GMACs", "GFLOPs", "activations")
     )
     last = None
-    for options, one in found:
-        family = family_of(options.name)
+    for one in found:
+        family = family_of(one.name)
         if by_family and last not in (None, family):
             table.add_section()
         last = family
         table.add_row(
-            options.name,
+            one.name,
             str(one.image_size),
             "-" if one.tokens is None else f"{one.tokens:,}",
             f"{one.parameters / 1e6:,.1f} M",
             f"{one.macs / 1e9:,.2f}",
-            f"{one.flops / 1e9:,.2f}",
-            _megabytes(one.activations.total_bytes),
+            f"{2 * one.macs / 1e9:,.2f}",
+            _megabytes(one.activation_bytes),
         )
     count = f"{len(found)} model{'s' * (len(found) > 1)}"
     _show(console, f"{count}, {title}", table, _UNITS, _ACTIVATIONS)

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -171,7 +170,7 @@ def load_pretrained(
 
     >>> load_pretrained("B_16.npz", image_size=384)  # doctest: +SKIP
     """
-    with shown_log(verbose, sys.stderr):
+    with shown_log(verbose, "stderr"):
         loaded = load(
             path,
             image_size=image_size,

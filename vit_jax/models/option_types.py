@@ -115,6 +115,10 @@ class ModelOptions(TypedDict, total=False):
     """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
     branch's output, before it is added (arXiv:2111.09883, section 3.2). Default: 'pre'. For a ViT.
     """
+    norm: Literal['layer', 'rms']
+    """LayerNorm, or RMSNorm, which subtracts no mean and has no bias (arXiv:1910.07467): in the
+    blocks, after the last one, and for `embedding_norm` and `qk_norm`. Default: 'layer'. For a ViT.
+    """
     norm_epsilon: float
     """Added to the variance in LayerNorm. Default: 1e-06. For a ViT."""
     num_registers: int
@@ -155,8 +159,12 @@ class ModelOptions(TypedDict, total=False):
     0.0. For a ViT.
     """
     stochastic_depth: float
-    """Rate of the last block. It grows linearly from 0 at the first (arXiv:1603.09382). Default:
-    0.0. For a ViT, an MLP-Mixer.
+    """Rate of the last block, see `stochastic_depth_rates`. Rate of the last block. It grows
+    linearly from 0 at the first (arXiv:1603.09382). Default: 0.0. For a ViT, an MLP-Mixer.
+    """
+    stochastic_depth_rates: Literal['linear', 'constant']
+    """linear: the rate grows linearly from 0 at the first block (arXiv:1603.09382). constant: all
+    blocks have the rate of the last (arXiv:2204.07118). Default: 'linear'. For a ViT.
     """
     attention_implementation: Literal['auto', 'xla', 'cudnn', 'einsum', 'pallas']
     """Program of the attention. auto: the fastest for the device and the sizes. Default: 'auto'.
