@@ -344,10 +344,10 @@ def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> 
         console: prints it.
     """
     table = plain_table("size", right=("of steps", "GFLOPs an image", "memory", "ms", "images/s"))
-    for share, plan in plans.values():
+    for name, (share, plan) in plans.items():
         rate = plan.images_per_second
         table.add_row(
-            plan.config.model.name,
+            f"{plan.config.model.name} ({name})",
             f"{share:.1%}",
             f"{_flops_per_image(plan) / 1e9:,.3g}",
             _format_bytes(plan.memory.total),
