@@ -18,7 +18,8 @@ Follows:   the paper's section 3.2 and appendix, and the authors' published argu
            with 65,536 prototypes; not its KoLeo regulariser.
 Expected:  dino: ImageNet kNN and linear probe: S/16, 800 epochs, 74.5 and 77.0 %; B/16, 400 epochs,
            76.1 and 78.2 % (Table 2). Not reproduced with this code. ibot: not published at this
-           setting. small: see experiments/no_labels/README.md.
+           setting. small: not run to its end; experiments/no_labels/README.md has runs of
+           ViT-Nano/4.
 Hardware:  the authors' S/16: 2.6 days for 300 epochs on 16 V100. `python -m vit_jax plan` estimates
            other devices.
 Data:      TFDS `imagenet2012`, prepared as ArrayRecord; small: `cifar10`.

@@ -16,7 +16,8 @@ Follows:   pretraining: the paper's Table 8: batch 4096, AdamW with b2 0.95, lea
 Expected:  ImageNet top-1 after 1600 epochs and fine-tuning at 224 pixels: B/16 83.6, L/16 85.9,
            H/14 86.9 % (Table 3); linear probe 68.0, 75.8, 76.6 % (FINETUNE.md). Over 4 seeds of
            fine-tuning B/16 83.57 +- 0.08, L/16 85.87 +- 0.07. L/16 after 800 epochs: 85.4 %. Not
-           reproduced with this code. small: see experiments/no_labels/README.md.
+           reproduced with this code. small: not run to its end; experiments/no_labels/README.md
+           has runs of ViT-Nano/4.
 Hardware:  the authors' L/16, 800 epochs: 42 h on 64 V100; fine-tuning: B/16 7 h, L/16 9 h on 32,
            H/14 13 h on 64. `python -m vit_jax plan` estimates other devices.
 Data:      TFDS `imagenet2012`, prepared as ArrayRecord; small: `cifar10`.

@@ -5,10 +5,12 @@
   So links between pages work on the site as they do in the repository.
 - `reference/config.md` and `reference/commands.md` are made from the config sections and from the
   commands' own help.
+- Tables outside `experiments/` are marked, so that `style.css` can stack their rows on a phone.
 """
 
 import argparse
 import contextlib
+import html as escapes
 import importlib
 import io
 import json
@@ -66,6 +68,35 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match[1] + posixpath.relpath(in_repository, folder or ".")
 
     return _LINK.sub(replace, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks tables that are stacked on a phone, and names the column in their cells."""
+    del config, files
+    if page.file.src_uri.startswith("experiments/"):
+        return html
+    return re.sub(r"<table>.*?</table>", lambda match: _stacked(match[0]), html, flags=re.DOTALL)
+
+
+def _stacked(table: str) -> str:
+    """Returns a table in a box of class `stacked`.
+
+    Cells after the first get the attribute `data-label`, unless there are only two columns.
+    """
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)
+    names = [escapes.escape(re.sub(r"<[^>]+>", "", head)) for head in heads]
+
+    def label(row: re.Match[str]) -> str:
+        cells = row[0].split("<td")
+        for i, name in enumerate(names[1:], 2):
+            # An empty cell stays without a label; style.css hides it.
+            if i < len(cells) and name and not re.match(r"[^>]*></td>", cells[i]):
+                cells[i] = f' data-label="{name}"{cells[i]}'
+        return "<td".join(cells)
+
+    if len(names) > 2:
+        table = re.sub(r"<tr[^>]*>.*?</tr>", label, table, flags=re.DOTALL)
+    return f'<div class="stacked">{table}</div>'
 
 
 def _linked_files() -> set[str]:

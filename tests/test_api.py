@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from interop.files import tiny, to_transformers, write_npz, write_transformers
+from short_runs import finished  # noqa: F401
 
 import vit_jax
 from vit_jax.errors import ConfigError, ModelError, RunFolderError, UserError, WeightsError
@@ -185,15 +186,12 @@ def test_loading_prints_nothing_unless_it_is_asked_to(files, caplog, capfd):
     assert "missing" not in failed.stderr.replace("allow_missing", "")
 
 
-@pytest.mark.slow
-def test_loading_a_run_prints_nothing(tmp_path):
-    overrides = {"train_steps": 2, "data.data_dir": str(tmp_path)}
-    vit_jax.fit("quickstart", tmp_path / "run", overrides)
-    silent = _loaded_alone(tmp_path / "run")
+def test_loading_a_run_prints_nothing(finished):  # noqa: F811
+    silent = _loaded_alone(finished)
     assert (silent.stderr, silent.stdout.count("\n")) == ("", 1)
-    model = vit_jax.load_run(tmp_path / "run").load_model()
+    model = vit_jax.load_run(finished).load_model()
     assert len(model.class_names) == model(np.zeros((1, *model.image_size, 3), np.float32)).shape[1]
-    assert model.config == vit_jax.load_run(tmp_path / "run").config.model
+    assert model.config == vit_jax.load_run(finished).config.model
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,9 @@ def test_an_unknown_command_is_named_with_the_nearest(capsys, typed, hint):
         ("positional", "see python -m vit_jax train --help"),
         ("-x", "see python -m vit_jax train --help"),
         ("--conf=x", "did you mean --config=x?"),
+        ("--trian_steps=3", "did you mean --config.train_steps=3?"),
+        ("--confg.seed=1", "did you mean --config.seed=1?"),
+        ("seed=3", "did you mean --config.seed=3?"),
     ],
 )
 def test_an_unknown_argument_is_named(capsys, train, extra, fix):
@@ -103,6 +106,7 @@ def test_a_missing_argument_is_named(capsys):
     [
         ("--config.optimizer.lerning_rate=1", "did you mean 'optimizer.learning_rate'?"),
         ("--config.sede=1", "unknown config key 'sede'; expected one of "),
+        ("--config.model.patch_size=8", "the patch size is a part of the model's name: ViT-B/8"),
         ("--config.seed", "override '--config.seed'; expected --config.KEY=VALUE"),
         ("--config.seed=one", "'seed' is 'one' (str); expected a whole number"),
         ("--config.data.name=digit", "did you mean 'digits'?"),

@@ -10,6 +10,10 @@ from short_runs import content, finished, train  # noqa: F401
 
 import vit_jax
 from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.models.registry import model_options
+from vit_jax.run import compile_cache
+from vit_jax.storage.files import write_json
+from vit_jax.train import loop
 
 SHORT = {"train_steps": 30, "logging.interval_steps": 5}
 
@@ -26,6 +30,8 @@ def fit_digits(digits_dir):
 
 def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, capsys):  # noqa: F811
     run = fit_digits(tmp_path / "run", verbose=False)
+    assert capsys.readouterr() == ("", "")
+    assert len(repr(run)) < 200
     command = vit_jax.load_run(finished)
     assert run.checkpoints == command.checkpoints == [20, 30]
     loss = run.metrics["train/loss"].dropna()
@@ -56,6 +62,43 @@ def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, cap
     finally:
         for handler in handlers:
             root.addHandler(handler)
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """A function that returns the config with which `fit` trains, without training."""
+    caches = []
+    monkeypatch.setattr(loop, "train", lambda config, folder, stop, verbose: save(config, folder))
+    monkeypatch.setattr(compile_cache, "use_compile_cache", lambda *given: caches.append(given))
+
+    def save(config, folder):
+        write_json(folder / "config.json", config.to_mapping())
+
+    def call(recipe, **options):
+        config = vit_jax.fit(recipe, tmp_path / "run", **options).config
+        assert caches == [(config.compile_cache, config.compile_cache_mb)]
+        return config
+
+    return call
+
+
+def test_fit_takes_a_model_and_a_folder_of_images(configured, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    options = {"model": "ViT-S/16", "data": photos, "overrides": {"model.pooling": "map"}}
+    config = configured("folder", **options)
+    assert config.model == model_options("ViT-S/16", pooling="map")
+    assert (config.data.source, config.data.name, config.data.data_dir) == (
+        "folder",
+        "photos",
+        str(photos),
+    )
+    assert config.data.image_size == 64
+
+
+def test_fit_takes_the_name_of_a_dataset(configured):
+    config = configured("quickstart", data="cifar10")
+    assert (config.data.source, config.data.name) == ("tfds", "cifar10")
 
 
 def test_a_config_may_be_nested_dicts(tmp_path):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from vit_jax.data.tokenizers import load_tokenizer
     from vit_jax.errors import UserError
     from vit_jax.interop.load import load_pretrained
+    from vit_jax.interop.save import save_pretrained
     from vit_jax.models.family import ImageModel
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
@@ -27,6 +28,7 @@ _PUBLIC = {
     "Preprocess": "vit_jax.data.preprocess",
     "preprocess": "vit_jax.data.preprocess",
     "preprocess_of": "vit_jax.data.preprocess",
+    "save_pretrained": "vit_jax.interop.save",
     "UserError": "vit_jax.errors",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "load_tokenizer",
     "preprocess",
     "preprocess_of",
+    "save_pretrained",
 ]
 
 

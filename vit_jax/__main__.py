@@ -71,6 +71,15 @@ class _Parser(argparse.ArgumentParser):
             ) from None
         raise ConfigError(message, f"the arguments of {self.prog}", f"see {self.prog} --help")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = (
+                action.option_strings[0] if action.option_strings else action.metavar or action.dest
+            )
+            words = [str(choice) for choice in action.choices]
+            fix = f"did you mean '{nearest(str(value), words)}'?"
+            raise ConfigError(f"{name}: {value!r}", f"one of {', '.join(words)}", fix)
+
 
 class _Formatter(logging.Formatter):
     """A formatter that hides secrets: clients of the hub and of buckets log addresses."""
@@ -192,17 +201,31 @@ def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) 
     near = nearest(name, flags)
     if name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
         fix = f"did you mean {near}{equals}{value}?"
-    elif name.startswith("--"):
-        from vit_jax.config.keys import config_keys
-        from vit_jax.models.registry import options_class
-
-        keys, word = config_keys(options_class({"name": "ViT-B/16"})), name[2:]
-        last = [key for key in keys if key.rpartition(".")[2] == word]
-        key = word if word in keys else key_of_word(word) or (last[0] if len(last) == 1 else "")
+    elif name.startswith("--") or equals:
+        word = name.lstrip("-")
+        head, _, rest = word.partition(".")
+        is_prefix = rest and similarity(head, prefix.strip("-.")) > 0.7
+        key = _meant_key(rest if is_prefix else word)
         key = key.removeprefix("model.") if prefix == "--model." else key
         if key and (prefix == "--config." or "." not in key):
             fix = f"did you mean {prefix}{key}{equals}{value}?"
     return ConfigError(f"unknown argument {text!r}", expected, fix)
+
+
+def _meant_key(word: str) -> str:
+    """Returns the config key that a word means, which may be its last part only; "": none."""
+    from vit_jax.config.keys import config_keys
+    from vit_jax.models.registry import options_class
+
+    keys = config_keys(options_class({"name": "ViT-B/16"}))
+    if word in keys or key_of_word(word):
+        return word if word in keys else key_of_word(word) or ""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(key.rpartition(".")[2], []).append(key)
+    found |= {key: [key] for key in keys}
+    near = nearest(word, found)
+    return found[near][0] if similarity(word, near) > 0.8 and len(found[near]) == 1 else ""
 
 
 def _print_keys(text: str, prefix: str, config: str | None) -> int:

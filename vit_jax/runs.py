@@ -35,7 +35,7 @@ class LoadedRun:
     """
 
     path: Path
-    config: Config
+    config: Config = dataclasses.field(repr=False)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -87,20 +87,26 @@ def fit(
     workdir: str | Path,
     overrides: Mapping[str, Any] | None = None,
     *,
+    model: str | None = None,
+    data: str | Path | None = None,
     verbose: bool = True,
 ) -> LoadedRun:
     """Trains a model with the trainer of `python -m vit_jax train`, on this process's devices.
 
     Called again with the same arguments, it resumes an unfinished run and returns a finished one.
     An interrupt (Ctrl-C, or the stop button of a notebook) saves and returns the unfinished run; a
-    second one ends the process.
+    second one ends the process. Compiled programs are kept for later calls, see
+    the config key `compile_cache`.
 
     Args:
         recipe: name or file of a recipe, such as "quickstart" or "my_recipe.py:ARG"; or the config
             as nested dicts.
         workdir: run folder.
         overrides: dotted key -> value, such as {"optimizer.learning_rate": 1e-3}.
-        verbose: whether to print the progress, if no handler of `logging` shows it.
+        model: name of a model that replaces the recipe's, with that model's default options.
+        data: a folder of images, one subfolder per class, or the name of a TFDS dataset; it
+            replaces the recipe's.
+        verbose: whether to print the progress.
 
     Returns:
         The run.
@@ -109,22 +115,36 @@ def fit(
         UserError: a problem with config, data, model, folder or checkpoint.
 
     >>> fit("quickstart", "runs/quickstart", {"train_steps": 20})  # doctest: +SKIP
+    >>> fit("folder", "runs/mine", model="ViT-Ti/16", data="PHOTOS")  # doctest: +SKIP
     """
+    from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.train.init_from import model_of_weights
     from vit_jax.train.loop import train
 
     folder = user_path(str(workdir))
     mapping = read_mapping(recipe) if isinstance(recipe, str) else _copied(recipe)
+    if model is not None:
+        mapping["model"] = {"name": model}
+    if data is not None:
+        mapping["data"] = {**mapping.get("data", {}), **_data_keys(data)}
     # The model's name first, because it decides which other keys the model section has.
     for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
         override_key(mapping, key, (overrides or {})[key])
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
+    use_compile_cache(config.compile_cache, config.compile_cache_mb)
     with shown_log(verbose, "stdout"), StopSignals() as stop:
         try:
-            train(config, folder, stop)
+            train(config, folder, stop, verbose=verbose)
         except Stopped as stopped:
             _LOGGER.info("stopped and saved at step %d; call fit again to resume", stopped.step)
     return load_run(folder)
+
+
+def _data_keys(data: str | Path) -> dict[str, Any]:
+    path = user_path(str(data))
+    if not path.is_dir():
+        return {"source": "tfds", "name": str(data)}
+    return {"source": "folder", "name": path.absolute().name, "data_dir": str(data)}
 
 
 def _copied(mapping: Mapping[str, Any]) -> dict[str, Any]:

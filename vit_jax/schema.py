@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest, similarity
-from vit_jax.synonyms import key_of_word
+from vit_jax.synonyms import advice, key_of_word
 
 # A key this similar to one of its section is a typing mistake, not a word of another project.
 _SIMILAR = 0.8
@@ -187,7 +187,7 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     if key in cls.moved:
         expected, fix = f"its new name, {cls.moved[key].split('=')[0]}", f"use {cls.moved[key]}"
     else:
-        expected, fix = f"one of {', '.join(names)}", f"did you mean '{_meant_key(key, cls)}'?"
+        expected, fix = f"one of {', '.join(names)}", advice(key, _meant_key(key, cls))
     kind = f" for {cls.kind}" if cls.kind else ""
     return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 

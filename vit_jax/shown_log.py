@@ -1,4 +1,4 @@
-"""Shows the log lines of the package where nothing else does, as in a notebook."""
+"""Shows the log lines of the package where nothing else does, as in a notebook, or hides them."""
 
 import contextlib
 import logging
@@ -32,3 +32,14 @@ def shown_log(verbose: bool, where: Literal["stdout", "stderr"]) -> Iterator[Non
         _LOGGER.removeHandler(handler)
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagate
+
+
+@contextlib.contextmanager
+def without_info_log() -> Iterator[None]:
+    """Hides lines such as the choice of the attention kernel during the block; warnings stay."""
+    level = _LOGGER.level
+    _LOGGER.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _LOGGER.setLevel(level)

@@ -58,7 +58,7 @@ _WORDS = {
     "evaluation.interval_steps": "eval_every eval_interval eval_freq eval_steps val_interval",
     "evaluation.batch_size": "eval_batch_size val_batch_size test_batch_size",
     "checkpoint.interval_steps": "save_every save_interval save_steps ckpt_interval save_freq",
-    "checkpoint.keep_last": "keep_checkpoints save_total_limit checkpoint_hist max_to_keep",
+    "checkpoint.keep_last": "keep keep_checkpoints save_total_limit checkpoint_hist max_to_keep",
     "early_stopping.patience_evaluations": "patience early_stop",
     "logging.interval_steps": "log_every log_interval log_freq print_freq logging_steps log_steps",
     "logging.wandb_project": "wandb project",
@@ -100,3 +100,10 @@ def meant_name(word: str, names: Iterable[str]) -> str:
     names = list(names)
     leaf = (key_of_word(word) or "").rpartition(".")[2]
     return leaf if leaf in names else nearest(word, names)
+
+
+def advice(word: str, meant: str) -> str:
+    """Returns how to fix an unknown key, which `meant` may replace."""
+    if _plain(word) in ("patch", "patchsize"):
+        return "the patch size is a part of the model's name: ViT-B/8"
+    return f"did you mean '{meant}'?"

@@ -16,6 +16,11 @@ from vit_jax.report.labels import markdown_table
 from vit_jax.report.style import Palette, add_legend, new_figure, plot_style, save
 
 HERE = Path(__file__).parent
+_FAMILIES = {
+    "self-attention": "ViT",
+    "convolution, 3x3 on the grid": "ResNet",
+    "convolution, 3 in sequence": "ResNet",
+}
 TIMES, GROWTH = (HERE / "results" / name for name in ("layers.csv", "layers-growth.csv"))
 
 
@@ -58,7 +63,7 @@ def _ms(value: float) -> str:
 def draw(times: pd.DataFrame) -> None:
     """Draws the time against N at the largest width, beside lines that grow like the MACs."""
     widest = times[times["width"] == times["width"].max()]
-    palette, handles = Palette(), {}
+    palette, handles = Palette(_FAMILIES), {}
     palette.add("layer", widest["layer"].unique())
     with plot_style():
         figure, axes = new_figure(1, 2, width=4.6, height=3.5)

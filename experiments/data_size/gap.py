@@ -1,23 +1,28 @@
 """How much of the distance between ViT and ResNet is head, learning rate and family?
 
-    python -m experiments.data_size.gap runs/data_size [--into=experiments/data_size/README.md]
+    python -m experiments.data_size.gap runs/heads [--into=experiments/data_size/README.md]
 
 Reads the runs of heads.py and prints two tables. The first one divides the distance, in points of
 test accuracy, between ResNet and ViT with their usual heads and one shared learning rate: what
-goes away with own learning rates, what goes away with own heads as well, and what is left, the
-family. The second one says where the curves of two families cross. A family's own settings are
-those with the best score on held-out training images. Intervals are those of reports: test images
-(paired) and seeds.
+goes away with own learning rates, what goes away with own heads, and what is left, the family. The
+order matters, so it is done both ways. The second one says where the curves of two families cross.
+
+A family's own head is the one with the best mean score on held-out training images. Intervals are
+those of reports, over test images (paired) and seeds. Each draw also draws the held-out scores,
+and chooses its own heads by them. The choice of the rates is not drawn again.
 """
 
 import argparse
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
+from experiments.data_size.heads import IMAGES_PER_SECOND, LENGTHS, RATES, SHARED_RATE
 from vit_jax.commands.report import check_markers, replace_between_markers
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.frame import run_frame
@@ -27,82 +32,128 @@ from vit_jax.report.run import Run
 from vit_jax.report.runs import read_runs
 from vit_jax.report.scores import VALUE, observe
 
-_SCORE = "eval/test/accuracy_top1"
+_TEST, _DEV = "eval/test/accuracy_top1", "eval/dev/accuracy_top1"
 _MARKERS = ("<!-- gap -->", "<!-- end of gap -->")
 # The heads of the paper.
 USUAL_HEADS = {"ViT": "token", "hybrid": "token", "ResNet": "gap"}
-SHARED = "shared"
+OWN, SHARED = "own", "shared"
+# (size, family, head, OWN or SHARED) -> draws of an accuracy; the first element is the mean.
+Cells = Mapping[tuple[int, str, str, str], np.ndarray]
 # size -> draws of an accuracy
 Draws = Mapping[int, np.ndarray]
 
 
-def read_draws(folder: Path) -> tuple[dict[tuple[int, str, str, str], np.ndarray], pd.DataFrame]:
-    """Reads the finished final runs of the sweep.
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What the runs say.
 
-    Args:
-        folder: of the sweep.
+    Attributes:
+        test: draws of test accuracies.
+        dev: draws of held-out accuracies, with own rates.
+        rates: (size, family, head) -> the chosen learning rate.
+        ended_best: (size, family, head) -> (runs whose best weights were the last, runs).
+    """
 
-    Returns:
-        (size, family, head, "own" or "shared" rate) -> draws of the mean accuracy, whose first
-        number is the mean itself; and the settings that each family selected at each size: columns
-        size, family, head, dev (held-out accuracy of the selection), wall_time_s.
+    test: Cells
+    dev: Cells
+    rates: Mapping[tuple[int, str, str], float]
+    ended_best: Mapping[tuple[int, str, str], tuple[int, int]]
+
+
+def read_study(folder: Path) -> Study:
+    """Reads the finished runs of the sweep.
 
     Raises:
         ConfigError: there are no such runs.
     """
     frame = run_frame(read_runs([folder]).runs)
-    frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
-    if frame.empty or not {"head", "rate"} <= {*frame.columns}:
+    frame = frame[frame["state"] == "finished"]
+    final = [run for run in frame.index if run.stage == "final" and "head" in run.labels]
+    chosen = {(run.job.get("selection") or {}).get("chosen") for run in final}
+    search = [run for run in frame.index if run.stage == "search"]
+    own = [run for run in final if run.labels.get("rate") == OWN]
+    if not own:
         raise ConfigError(
-            f"{folder} has no finished final runs with a head and a rate",
+            f"{folder} has no finished final runs with a head and an own rate",
             "the --workdir of the sweep data_size/heads.py",
             "check the path, or let more jobs finish",
         )
-    keys = {"size": "train_examples", "family": "family", "head": "head", "rate": "rate"}
-    observed = observe(frame, _SCORE, {}, **keys)
+    own += [run for run in search if run.job.get("name") in chosen]
+    shared = [run for run in final if run.labels.get("rate") == SHARED]
+    shared += [run for run in search if _rate(run) == SHARED_RATE]
+    parts = [frame.loc[own].assign(role=OWN), frame.loc[shared].assign(role=SHARED)]
+    ended: dict[tuple[int, str, str], list[bool]] = {}
+    for run in own:
+        ended.setdefault(_at(run), []).append(run.figures.get("best_step") == run.step)
+    return Study(
+        _draw(pd.concat(parts), _TEST),
+        _draw(parts[0], _DEV),
+        {_at(run): _rate(run) for run in own},
+        {at: (sum(values), len(values)) for at, values in ended.items()},
+    )
+
+
+def _rate(run: Run) -> float:
+    return float(run.config["optimizer.learning_rate"])
+
+
+def _at(run: Run) -> tuple[int, str, str]:
+    return int(run.train_examples or 0), str(run.family), run.labels["head"]
+
+
+def _draw(frame: pd.DataFrame, metric: str) -> Cells:
+    """Returns the mean of each cell and its draws."""
+    keys = {"size": "train_examples", "family": "family", "head": "head", "rate": "role"}
+    observed = observe(frame, metric, {}, **keys)
     names = [f"@{key}" for key in keys]
     drawn = draw_means(observed, names)
     means = observed.groupby(names)[VALUE].mean()
-    cells = {
-        (int(at[0]), *at[1:]): np.concatenate([[means[at]], row["draws"]])
-        for at, row in drawn.iterrows()
-    }
-    rows = [
-        {"size": run.train_examples, "family": run.family, "head": run.labels["head"],
-         "dev": _dev_score(run), "wall_time_s": run.wall_time_s}
-        for run in observed.index if run.labels["rate"] != SHARED
-    ]  # fmt: skip
-    by = ["size", "family", "head"]
-    return cells, pd.DataFrame(rows).groupby(by, as_index=False).mean()
-
-
-def _dev_score(run: Run) -> float:
-    return float((run.job.get("selection") or {}).get("score", np.nan))
-
-
-def best_heads(settings: pd.DataFrame) -> dict[tuple[int, str], str]:
-    """Returns (size, family) -> the head with the best held-out accuracy."""
-    best = settings.loc[settings.groupby(["size", "family"])["dev"].idxmax()]
     return {
-        (int(row["size"]), str(row["family"])): str(row["head"]) for row in best.to_dict("records")
+        (int(at[0]), *at[1:]): np.concatenate([[means[at]], draws])
+        for at, draws in cast(dict[Any, np.ndarray], drawn["draws"].to_dict()).items()
     }
 
 
-def divide(shared: np.ndarray, rates: np.ndarray, heads: np.ndarray) -> dict[str, np.ndarray]:
-    """Divides a distance between two families.
+def own_heads(dev: Cells, size: int, family: str) -> tuple[list[str], np.ndarray]:
+    """Returns the heads of a family, and the place of the best held-out score in each draw."""
+    heads = [at[2] for at in dev if at[:2] == (size, family) and at[3] == OWN]
+    scores = np.array([dev[size, family, head, OWN] for head in heads])
+    return heads, scores.argmax(axis=0) if heads else np.array([], int)
+
+
+def with_own_head(study: Study, size: int, family: str, rate: str) -> np.ndarray | None:
+    """Returns draws of the accuracy with the head that each draw chooses; None: not measured."""
+    heads, best = own_heads(study.dev, size, family)
+    if not heads or any((size, family, head, rate) not in study.test for head in heads):
+        return None
+    return np.choose(best, [study.test[size, family, head, rate] for head in heads])
+
+
+def divide(
+    both_usual: np.ndarray, own_rates: np.ndarray, heads: np.ndarray, both_own: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Divides a distance between two families, in both orders.
 
     Args:
-        shared: distance with usual heads and one rate.
-        rates: with usual heads and own rates.
-        heads: with own heads and own rates.
+        both_usual: distance with usual heads and one rate.
+        own_rates: with usual heads and own rates.
+        heads: with own heads and one rate.
+        both_own: with own heads and own rates.
 
     Returns:
-        What each part contributes; their sum is `shared`.
+        What each part contributes. In each order the parts and the family add up to `both_usual`.
 
-    >>> divide(np.array([10.0]), np.array([7.0]), np.array([2.0]))
-    {'rate': array([3.]), 'head': array([5.]), 'family': array([2.])}
+    >>> parts = divide(*(np.array([x]) for x in (10.0, 7.0, 4.0, 2.0)))
+    >>> {name: float(part[0]) for name, part in parts.items()}
+    {'rate': 3.0, 'then head': 5.0, 'head': 6.0, 'then rate': 2.0, 'family': 2.0}
     """
-    return {"rate": shared - rates, "head": rates - heads, "family": heads}
+    return {
+        "rate": both_usual - own_rates,
+        "then head": own_rates - both_own,
+        "head": both_usual - heads,
+        "then rate": heads - both_own,
+        "family": both_own,
+    }
 
 
 def crossing(ours: Draws, theirs: Draws) -> np.ndarray:
@@ -132,57 +183,79 @@ def crossing(ours: Draws, theirs: Draws) -> np.ndarray:
     return np.where(ahead[sizes[-1]] > 0, found, np.inf)
 
 
-def gap_table(
-    cells: Mapping[tuple[int, str, str, str], np.ndarray],
-    heads: Mapping[tuple[int, str], str],
-    behind: str = "ViT",
-    ahead: str = "ResNet",
-) -> str:
+def gap_table(study: Study, behind: str = "ViT", ahead: str = "ResNet") -> str:
     """Returns the division of the distance between two families at each size, as Markdown."""
     lines = []
-    for size in sorted({at[0] for at in cells}):
-
-        def distance(head: Mapping[str, str], rate: str, size: int = size) -> np.ndarray | None:
-            ours, theirs = (cells.get((size, f, head[f], rate)) for f in (ahead, behind))
-            return None if ours is None or theirs is None else 100 * (ours - theirs)
-
-        if (size, ahead) not in heads or (size, behind) not in heads:
+    for size in sorted({at[0] for at in study.test}):
+        distances = []
+        for heads, rate in itertools.product((USUAL_HEADS, None), (SHARED, OWN)):
+            pair = [
+                study.test.get((size, family, heads[family], rate))
+                if heads
+                else with_own_head(study, size, family, rate)
+                for family in (ahead, behind)
+            ]
+            if pair[0] is not None and pair[1] is not None:
+                distances.append(100 * (pair[0] - pair[1]))
+        if len(distances) < 4:
             continue
-        own_heads = {family: heads[size, family] for family in (ahead, behind)}
-        shared = distance(USUAL_HEADS, SHARED)
-        rates, own = distance(USUAL_HEADS, "own"), distance(own_heads, "own")
-        if shared is None or rates is None or own is None:
-            continue
-        parts = divide(shared, rates, own)
-        chosen = ", ".join(f"{family} {head}" for family, head in own_heads.items())
-        lines.append([f"{size:,}", chosen, *map(_shown, (shared, *parts.values()))])
-    header = ["images", "own heads", f"{ahead} minus {behind}", "rate", "head", "family"]
+        usual, own_rates, heads, own = distances
+        chosen = ", ".join(_settings(study, size, family) for family in (ahead, behind))
+        parts = divide(usual, own_rates, heads, own).values()
+        lines.append([f"{size:,}", chosen, *map(_shown, (usual, *parts)), _share(usual, own)])
+    header = ["images", "own settings", f"{ahead} minus {behind}", "own rates", "then own heads",
+              "own heads", "then own rates", "family", "share of head and rate"]  # fmt: skip
     return markdown_table(header, lines)
 
 
-def crossing_table(
-    cells: Mapping[tuple[int, str, str, str], np.ndarray],
-    settings: pd.DataFrame,
-    heads: Mapping[tuple[int, str], str],
-    against: str = "ResNet",
-) -> str:
+def _settings(study: Study, size: int, family: str) -> str:
+    """Returns the head and rate of a family, and whether the rate is the edge of those tried."""
+    heads, best = own_heads(study.dev, size, family)
+    head = heads[best[0]]
+    rate = study.rates[size, family, head]
+    edge = " (edge)" if rate in (min(RATES), max(RATES)) else ""
+    return f"{family} {head} at {rate:g}{edge}"
+
+
+def _share(usual: np.ndarray, own: np.ndarray) -> str:
+    """Returns the share of a distance that goes away; nothing if there may be no distance."""
+    low, high = interval(usual[1:])
+    if low <= 0 <= high:
+        return "– (no distance is told apart)"
+    shares = 100 * (usual - own) / usual
+    low, high = interval(shares[1:])
+    return f"{shares[0]:.0f} % [{low:.0f}, {high:.0f}]"
+
+
+def crossing_table(study: Study, against: str = "ResNet") -> str:
     """Returns where each family overtakes another one, with own heads and rates, as Markdown."""
-    times = settings.set_index(["size", "family", "head"])["wall_time_s"]
+    sizes = sorted({at[0] for at in study.dev})
     curves: dict[str, dict[int, np.ndarray]] = {}
-    minutes: dict[str, list[str]] = {}
-    for (size, family), head in sorted(heads.items()):
-        if (size, family, head, "own") in cells:
-            curves.setdefault(family, {})[size] = cells[size, family, head, "own"]
-            minutes.setdefault(family, []).append(f"{times[size, family, head] / 60:.1f}")
+    for size, family in itertools.product(sizes, IMAGES_PER_SECOND):
+        found = with_own_head(study, size, family, OWN)
+        if found is not None:
+            curves.setdefault(family, {})[size] = found
+    seen = dict(zip(sorted(480 * percent for percent in LENGTHS), LENGTHS.values(), strict=True))
     lines = []
     for family, curve in curves.items():
-        cells_of_line = [family, " / ".join(_percent(curve[size]) for size in sorted(curve))]
-        cells_of_line.append(" / ".join(minutes[family]))
         known = against in curves and family != against
-        cells_of_line.append(_where(crossing(curve, curves[against])) if known else "–")
-        lines.append(cells_of_line)
-    sizes = " / ".join(f"{size:,}" for size in sorted({at[0] for at in cells}))
-    header = ["family", f"accuracy at {sizes}", "minutes of a run", f"ahead of the {against} from"]
+        ended = [study.ended_best[at] for at in study.ended_best if at[1] == family]
+        seconds = [
+            f"{seen[size] / IMAGES_PER_SECOND[family]:.0f}" for size in curve if size in seen
+        ]
+        lines.append(
+            [
+                family,
+                " / ".join(_settings(study, size, family) for size in curve),
+                " / ".join(_percent(curve[size]) for size in curve),
+                " / ".join(seconds),
+                f"{sum(best for best, _ in ended)} of {sum(runs for _, runs in ended)}",
+                _where(crossing(curve, curves[against])) if known else "–",
+            ]
+        )
+    shown = " / ".join(f"{size:,}" for size in sizes)
+    header = ["family", "own settings", f"accuracy at {shown}", "core-seconds of a run",
+              "runs with the best weights at the end", f"ahead of the {against} from"]  # fmt: skip
     return markdown_table(header, lines)
 
 
@@ -214,11 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if args.into is not None:
             check_markers(args.into, *_MARKERS)
-        cells, settings = read_draws(args.folder)
+        study = read_study(args.folder)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
-    heads = best_heads(settings)
-    text = f"{gap_table(cells, heads)}\n\n{crossing_table(cells, settings, heads)}"
+    text = f"{gap_table(study)}\n\n{crossing_table(study)}"
     print(text)
     if args.into is not None:
         replace_between_markers(args.into, text + "\n", *_MARKERS)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from vit_jax.sweep import Job
 
 _FOLDER = "experiments/no_labels"
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 STEPS = 100
 # Steps that take about as long as 100 of DINO; the README has the measured seconds.
 EQUAL_TIME_STEPS = {"supervised": 330, "masked_patches": 300, "mae": 800}
@@ -31,7 +31,11 @@ _FINETUNE = {
     "evaluation.splits.test": "test[:25%]",
 }
 
-_SHARED = {"rows": "pretraining", "columns": "budget"}
+_SHARED = {
+    "rows": "pretraining+budget",
+    "columns": "dataset",
+    "against": f"{_UNTRAINED} · equal images",
+}
 REPORT = {
     "title": "Pretraining without labels",
     "question": "What do the features of a small ViT know after pretraining without labels?",

@@ -5,16 +5,20 @@
         [--into=experiments/position_embeddings/README.md]
 
 Reads the finished runs of sweep.py:small and evaluates each on the same test images, without
-training: resized to 48 and 64 pixels, moved by 8 pixels within the image, and at a random place
-of a grey canvas of 48 pixels. Position embeddings are resized as for fine-tuning. Differences are
-those from 1-D embeddings at the stem, paired by seed. --output keeps the accuracies, which can be
-given in place of the folder.
+training: resized to 48 and 64 pixels, moved by 8 pixels within the image, with the same pixels cut
+but not moved, and at a random place of a grey canvas of 48 pixels. The difference between moved and
+cut images is the effect of the place alone. Position embeddings are resized as for fine-tuning.
+Differences are those from 1-D embeddings at the stem, paired by seed and image, with 95 % intervals
+over seeds and images. --output keeps the accuracies, which can be given in place of the folder.
+
+Cost: 40 s of a core for each of 96 runs.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -32,7 +36,7 @@ from vit_jax.interop.load import load_pretrained
 from vit_jax.report.labels import markdown_table
 from vit_jax.report.runs import read_runs
 
-_IMAGES, _SIDE, _MOVED, _BATCH = 2_000, 32, 8, 100
+_IMAGES, _SIDE, _MOVED, _BATCH = 4_000, 32, 8, 100
 _GREY = 127
 _REFERENCE = ("1-D", "stem")
 _MARKERS = ("<!-- elsewhere -->", "<!-- end of elsewhere -->")
@@ -58,6 +62,13 @@ def moved(pixels: np.ndarray) -> np.ndarray:
     return out
 
 
+def cut(pixels: np.ndarray) -> np.ndarray:
+    """Returns images that keep their place, and have only those pixels that `moved` keeps."""
+    out = np.full_like(pixels, _GREY)
+    out[:, :-_MOVED, :-_MOVED] = pixels[:, :-_MOVED, :-_MOVED]
+    return out
+
+
 def on_canvas(pixels: np.ndarray, side: int = 48) -> np.ndarray:
     """Returns each image at a random place of a grey canvas; the same places in each call."""
     random = np.random.default_rng(0)
@@ -72,24 +83,33 @@ VIEWS: dict[str, View] = {
     "32 px": lambda pixels: pixels,
     "48 px": resized(48),
     "64 px": resized(64),
+    "cut 8 px": cut,
     "moved 8 px": moved,
     "canvas 48 px": on_canvas,
 }
 
 
-def accuracy(model: nnx.Module, pixels: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the top-1 accuracy of a model on u8 images of its size."""
-    apply = nnx.jit(lambda model, images: jnp.argmax(model(images), axis=-1))
-    right = 0
+@nnx.jit
+def _predict(model: nnx.Module, images: jax.Array) -> jax.Array:
+    return jnp.argmax(model(images), axis=-1)
+
+
+def correct(model: nnx.Module, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns bool[M], whether a model predicts the class of u8 images of its size."""
+    found = []
     for start in range(0, len(pixels), _BATCH):
         images = pixels[start : start + _BATCH].astype(np.float32) / np.float32(127.5) - 1
-        right += int((np.asarray(apply(model, images)) == labels[start : start + _BATCH]).sum())
-    return right / len(pixels)
+        found.append(np.asarray(_predict(model, jnp.asarray(images))))
+    return np.concatenate(found) == labels
 
 
-def read_test_images(data_dir: Path) -> Images:
-    """Returns the test images of CIFAR-10 that all runs are evaluated on."""
-    data = DataConfig(name="cifar10", data_dir=str(data_dir))
+def read_test_images(data_dir: Path | None) -> Images:
+    """Returns the test images of CIFAR-10 that all runs are evaluated on.
+
+    Args:
+        data_dir: folder of TFDS; None: TFDS_DATA_DIR or its default.
+    """
+    data = DataConfig(name="cifar10", data_dir=str(data_dir) if data_dir else None)
     source = open_source(data, "test")
     return read_source(source, "test", _IMAGES, Preprocess((_SIDE, _SIDE), "resize").pixels)
 
@@ -98,7 +118,7 @@ def evaluate_runs(folder: Path, images: Images) -> pd.DataFrame:
     """Evaluates all finished runs of the sweep in each view.
 
     Returns:
-        Columns position, placement, seed, view, accuracy.
+        Columns position, placement, seed, view, accuracy, image_error: see `with_image_errors`.
 
     Raises:
         ConfigError: there are no such runs.
@@ -111,15 +131,41 @@ def evaluate_runs(folder: Path, images: Images) -> pd.DataFrame:
             "the --workdir of the sweep position_embeddings/sweep.py",
             "check the path, or let more jobs finish",
         )
+    assert images.labels is not None
+    views = {name: view(images.pixels) for name, view in VIEWS.items()}
     rows = []
     for run in runs:
-        for name, view in VIEWS.items():
-            pixels = view(images.pixels)
-            model = load_pretrained(run.path, image_size=pixels.shape[1])
-            found = accuracy(model, pixels, images.labels)
+        sides = {pixels.shape[1] for pixels in views.values()}
+        models = {side: load_pretrained(run.path, image_size=side) for side in sides}
+        for name, pixels in views.items():
+            right = correct(models[pixels.shape[1]], pixels, images.labels)
             labels = {key: run.labels[key] for key in ("position", "placement")}
-            rows.append({**labels, "seed": run.seed, "view": name, "accuracy": found})
-    return pd.DataFrame(rows)
+            rows.append({**labels, "seed": run.seed, "view": name, "correct": right})
+    return with_image_errors(pd.DataFrame(rows))
+
+
+def with_image_errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Replaces the column correct, bool[M] of each run, by two columns.
+
+    accuracy is its mean. image_error is the same for all seeds of a kind and view: the standard
+    error over images of the difference from the reference, which is the mean over seeds that both
+    have. It is 0 for the reference.
+    """
+    right = rows.set_index(["position", "placement", "view", "seed"])["correct"].to_dict()
+    errors = []
+    for *kind, view in rows[["position", "placement", "view"]].to_numpy():
+        pairs = [
+            right[*kind, view, seed].astype(float) - right[*_REFERENCE, view, seed]
+            for seed in rows["seed"].unique()
+            if (*kind, view, seed) in right and (*_REFERENCE, view, seed) in right
+        ]
+        if pairs:
+            difference = np.mean(pairs, axis=0)
+            errors.append(difference.std(ddof=1) / np.sqrt(len(difference)))
+        else:
+            errors.append(np.nan)
+    accuracy = rows["correct"].map(np.mean)
+    return rows.drop(columns="correct").assign(accuracy=accuracy, image_error=errors)
 
 
 def accuracy_table(rows: pd.DataFrame) -> str:
@@ -130,20 +176,23 @@ def accuracy_table(rows: pd.DataFrame) -> str:
     for (position, placement), group in kinds:
         cells = []
         for view in VIEWS:
-            of_view = group[group["view"] == view].set_index(["view", "seed"])["accuracy"]
-            mean = f"{100 * of_view.mean():.1f}"
+            of_view = group[group["view"] == view]
+            scores = of_view.set_index(["view", "seed"])["accuracy"]
+            mean = f"{100 * scores.mean():.1f}"
             is_reference = (position, placement) == _REFERENCE
-            cells.append(mean if is_reference else f"{mean} ({_shown(of_view - reference)})")
+            shown = _shown(scores - reference, float(of_view["image_error"].iloc[0]))
+            cells.append(mean if is_reference else f"{mean} ({shown})")
         lines.append([str(position), str(placement), *cells])
     return markdown_table(["position", "placement", *VIEWS], lines)
 
 
-def _shown(differences: pd.Series) -> str:
-    """Returns the mean difference in points and its t interval over seeds."""
+def _shown(differences: pd.Series, image_error: float) -> str:
+    """Returns the mean difference in points and its interval: t over seeds, normal over images."""
     points = 100 * differences.dropna().to_numpy()
     if len(points) < 2:
         return "one seed"
-    half = stats.t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / np.sqrt(len(points))
+    seeds = stats.t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / np.sqrt(len(points))
+    half = np.hypot(seeds, stats.norm.ppf(0.975) * 100 * image_error)
     return f"{points.mean():+.1f} [{points.mean() - half:+.1f}, {points.mean() + half:+.1f}]"
 
 

@@ -51,19 +51,23 @@ _MODELS = {"attention": "attention", "cnn": "CNN", "dilated_cnn": "dilated CNN"}
 _TASKS = {"association": "association", "double_if": "double if"}
 _KERNELS = {"full": "matrices of full rank", "low": "matrices of rank 2"}
 
+# The error of one kernel and number of heads varies a thousand times as much as that of another.
+_OF_KERNELS = {"rows": "kernel", "columns": "convolution.heads", "pool": "kernel+convolution.heads"}
+
 REPORT = {
+    "families": {"attention": "ViT", "CNN": "ResNet", "dilated CNN": "ResNet"},
     "title": "What attention can learn that convolution cannot",
     "question": "Does a position bias recover a convolution? What do CNNs of equal size miss?",
     "tables": [
         {"metric": _ACCURACY, "rows": "model", "columns": "dataset+tokens",
          "title": "Accuracy on sequences of the length trained on"},
-        {"metric": "eval/test/relative_error", "rows": "kernel", "columns": "convolution.heads",
+        {"metric": "eval/test/relative_error", **_OF_KERNELS,
          "title": "Error of a learned convolution, share of the output's variance, by heads"},
-        {"metric": "kernel/attention_on_taps", "rows": "kernel", "columns": "convolution.heads",
+        {"metric": "kernel/share_of_attention_on_taps", **_OF_KERNELS,
          "title": "Share of the attention that lies on the kernel's taps, by heads"},
-        {"metric": "kernel/taps_found", "rows": "kernel", "columns": "convolution.heads",
+        {"metric": "kernel/share_of_taps_found", **_OF_KERNELS,
          "title": "Share of the offsets with the most attention that are taps, by heads"},
-        {"metric": "kernel/heads_on_one_tap", "rows": "kernel", "columns": "convolution.heads",
+        {"metric": "kernel/share_of_heads_on_one_tap", **_OF_KERNELS,
          "title": "Share of heads with more than half of their attention on one tap, by heads"},
     ],
     "plots": [
@@ -75,7 +79,7 @@ REPORT = {
            "title": f"{task.capitalize()}: accuracy against the distance, longest sequences"}
           for task in _TASKS.values()),
         {"x": "convolution.heads", "y": "eval/test/relative_error", "series": "kernel",
-         "where": {"dataset": "convolution"},
+         "where": {"dataset": "convolution"}, "pool": _OF_KERNELS["pool"], "log_y": True,
          "title": "Convolution of five taps: error against heads"},
     ],
     "curves": [
@@ -319,6 +323,8 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     write_json(folder / "job.json", {"name": run.name, "labels": run.labels})
     write_json(folder / "env.json", environment())
     task, model = build(run)
+    if run.task != "convolution":
+        write_json(folder / "classes.json", {"names": [str(i) for i in range(task.classes)]})
     loss_fn = tasks.squared_error if run.task == "convolution" else tasks.cross_entropy
     with (folder / "metrics.jsonl").open("w") as file:
 

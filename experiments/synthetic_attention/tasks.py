@@ -230,13 +230,13 @@ def recovery(weights: Float[np.ndarray, "H R"], taps: Int[np.ndarray, " T"]) -> 
         taps: indices of the kernel's offsets.
 
     Returns:
-        attention_on_taps, the fraction of all attention on the kernel's taps; taps_found, the
-        fraction of taps among the T offsets with the most attention; heads_on_one_tap, the fraction
-        of heads with more than half of their attention on one tap.
+        share_of_attention_on_taps, of all attention on the kernel's taps; share_of_taps_found, of
+        taps among the T offsets with the most attention; share_of_heads_on_one_tap, of heads with
+        more than half of their attention on one tap.
     """
     most = np.argsort(-weights.mean(0), kind="stable")[: len(taps)]
     return {
-        "attention_on_taps": float(weights[:, taps].sum(1).mean()),
-        "taps_found": float(np.isin(most, taps).mean()),
-        "heads_on_one_tap": float((weights[:, taps].max(1) > 0.5).mean()),
+        "share_of_attention_on_taps": float(weights[:, taps].sum(1).mean()),
+        "share_of_taps_found": float(np.isin(most, taps).mean()),
+        "share_of_heads_on_one_tap": float((weights[:, taps].max(1) > 0.5).mean()),
     }

@@ -13,6 +13,7 @@ import pytest
 
 from vit_jax.commands import COMMANDS
 from vit_jax.commands.completion import completion_script
+from vit_jax.config.recipes import recipes
 from vit_jax.models.registry import list_models
 
 
@@ -39,7 +40,14 @@ def complete(script, line, folder):
         ("vit-jax run", ["runs"]),
         (".venv/bin/python -m vit_jax train --work", ["--workdir="]),
         ("python -m vit_jax train --config=a/q", ["a/quickstart.py"]),
-        ("python -m vit_jax train --config=", ["a/"]),
+        ("python -m vit_jax train --config=", ["a/", *recipes()]),
+        ("vit-jax config --config=quick", ["quickstart"]),
+        ("vit-jax config --against=pre", ["pretrain"]),
+        ("vit-jax sweep --sweep=quick", []),
+        ("vit-jax config optimizer.learn", ["optimizer.learning_rate"]),
+        ("vit-jax models ViT-Mic", ["ViT-Micro/4"]),
+        ("vit-jax analyze --what=dist", ["distance"]),
+        ("vit-jax convert a b --format=tim", ["timm"]),
         ("python -m vit_jax train --config.optimizer.learn", ["--config.optimizer.learning_rate="]),
         ("python -m vit_jax train --config.model.mlp=", ["gelu", "quick_gelu", "swiglu"]),
         ("python -m vit_jax train --config.data.augment.flip=t", ["true"]),

@@ -38,6 +38,20 @@ def test_the_model_section_is_that_of_the_recipes_family(capsys):
     assert "model.position_embedding" not in printed
 
 
+def test_a_recipe_that_reads_its_model_from_weights_is_shown_without_them(capsys):
+    assert main(["config", "--config=transfer:pets", "--changed"]) == 0
+    printed = capsys.readouterr().out
+    assert 'model.name = "auto"' in printed
+    assert "\n    a number, above 0. Required. Peak of the" in printed
+    assert main(["config", "init_from", "--config=transfer:pets", "--values"]) == 0
+    assert capsys.readouterr().out.startswith("init_from = none\n")
+    other = ["--against=transfer:cifar10", "--config.model.name=auto"]
+    assert main(["config", "--config=transfer:pets", *other]) == 0
+    assert "data.name" in capsys.readouterr().out
+    assert main(["config", "--config=transfer:pets", "--config.model.name=ViT-Bb/16"]) == 2
+    assert "ViT-Bb/16" in capsys.readouterr().err
+
+
 def test_an_unknown_key_names_the_nearest(capsys):
     assert main(["config", "optimizr"]) == 2
     assert "did you mean 'optimizer'?" in capsys.readouterr().err

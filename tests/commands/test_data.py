@@ -177,7 +177,7 @@ def test_convert_skips_array_record_and_needs_google_crc32c(
     ("arguments", "part"),
     [
         ([], "WHAT"),
-        (["lost"], "invalid choice: 'lost'"),
+        (["lost"], "WHAT: 'lost'; expected one of list, info, check, "),
         (["info"], "NAME"),
         (["check", "x", "--threads=0"], "'0' is not a positive whole number"),
         (["prepare", "x", "--val_fraction=1"], "'1' is not between 0 and 1"),

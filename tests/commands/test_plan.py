@@ -156,7 +156,7 @@ def test_a_tpu_plan_without_libtpu_says_what_to_install(monkeypatch, capsys):
     assert main(["plan", CONFIG, "--topology=v5e:4x4"]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert "pip install 'vit_jax[tpu]'" in err
+    assert "run: pip install 'jax[tpu]'" in err
 
 
 def test_a_gpu_plan_without_the_cuda_plugin_says_what_to_install(monkeypatch, capsys):
@@ -165,7 +165,7 @@ def test_a_gpu_plan_without_the_cuda_plugin_says_what_to_install(monkeypatch, ca
     assert main(["plan", CONFIG, "--topology=h200:8"]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert "pip install 'vit_jax[cuda]', or 'jax[cuda13]' in a clone" in err
+    assert "run: pip install 'jax[cuda13]'" in err
 
 
 def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
+from vit_jax.models.attention import log_choice
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def test_a_folder_gives_the_answers_of_its_images_in_every_format(
 
 
 def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
+    log_choice.cache_clear()  # It logs each choice once per process.
     captured = predict(capsys, photos / "a" / "1.png", f"--model={ours_path}")
     (line,) = captured.err.splitlines()
     assert "parameters, vit_jax, " in line

@@ -110,6 +110,19 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(key, hint):
     assert caught.value.fix == f"did you mean '{hint}'?"
 
 
+@pytest.mark.parametrize("pixels", [32, 100])
+def test_a_shift_of_more_than_the_image_is_refused(pixels):
+    augment = {"crop": "pad", "pad_pixels": pixels}
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(data__augment=augment, data__image_size=32))
+    assert str(caught.value) == (
+        f"'data.augment.pad_pixels' is {pixels} for images of 32 pixels, which a shift could move"
+        " out of the picture; expected less than 32 pixels; set it to about an eighth of"
+        " data.image_size"
+    )
+    Config.from_mapping(mapping(data__augment={"pad_pixels": pixels}, data__image_size=32))
+
+
 def test_min_area_above_max_area_is_refused():
     with pytest.raises(ConfigError, match=r"'data.augment.min_area' is 0.5 and 'max_area' 0.2"):
         Config.from_mapping(mapping(data__augment={"min_area": 0.5, "max_area": 0.2}))

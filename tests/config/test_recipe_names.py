@@ -26,5 +26,7 @@ def test_a_missing_file_says_which_recipes_there_are(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"did you mean --config=quickstart\?"):
         load_config("configs/quickstrat.py")
     load_config("quickstart")  # The advice works.
+    with pytest.raises(ConfigError, match=r"did you mean --config=pretrain:imagenet2012,B/16\?"):
+        load_config("configs/pretrain.py:imagenet2012,B/16")
     with pytest.raises(ConfigError, match=r"or name a recipe: augreg, .*, transfer$"):
         load_config("none.py")

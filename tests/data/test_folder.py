@@ -302,3 +302,13 @@ def test_an_invalid_csv_file_is_refused(photos, tmp_path, text, got):
     with pytest.raises(DataError) as caught:
         list_images(write_csv(tmp_path, text))
     assert got.format(folder=tmp_path) in caught.value.got
+
+
+def test_a_split_without_a_folder_says_which_to_make(tmp_path):
+    root = tmp_path / "photos"
+    write_folder(root / "train")
+    with pytest.raises(DataError) as caught:
+        open_folder(root, "val")
+    assert caught.value.fix.endswith(f"or make the folder {root / 'val'}")
+    write_folder(root / "val")
+    assert len(open_folder(root, "val")) == 20

@@ -340,6 +340,7 @@ def test_an_unreadable_image_is_named(threads):
         with pytest.raises(DataError) as caught:
             run()
         assert caught.value.got.startswith("example 7 (the bad one) of memory: unreadable image")
+        assert caught.value.fix == "repair or remove it, or set data.on_bad_example=skip"
 
 
 def test_batches_before_a_bad_example_are_returned():

@@ -71,6 +71,19 @@ def test_a_folder_tells_its_classes_without_reading_an_image(folder, monkeypatch
     assert training_warnings(folder("train"), {"val": folder("val")}, uses_labels=False) == []
 
 
+@pytest.mark.parametrize("names", [("Bench", "Chair", "Mug"), ("Chair", "Mug")])
+def test_a_split_with_other_classes_is_not_counted(folder, tmp_path, names):
+    """As ObjectNet, which has classes of its own, beside ImageNet's training images."""
+    write_folder(tmp_path / "own", dict.fromkeys(names, 2))
+    other = FolderSource(list_images(tmp_path / "own"), "train", "own")
+    evaluated = {"val": folder("val"), "own": other}
+    assert training_warnings(folder("train"), evaluated, uses_labels=True) == [
+        "all 6 examples of photos train have class 'ant': there is nothing to learn, and any model"
+        " is right",
+        "1 of 2 classes have no example in photos train: bee (3 evaluated)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("train", "test", "shared"),
     [

@@ -10,6 +10,8 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+import vit_jax
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -74,5 +76,17 @@ def test_the_reference_lists_every_key_and_command(site):
     config = (site / "reference/config/index.html").read_text()
     for key in ("optimizer.schedule.warmup_steps", "data.subset.fraction", "model.num_registers"):
         assert f"<code>{key}</code>" in config
+    # Its row names the columns, for phones, and links to the paper.
+    row = re.search(r"<tr>\s*<td><code>mixing.mixup_alpha.*?</tr>", config, re.DOTALL)[0]
+    assert 'data-label="meaning"' in row
+    assert '<td data-label="source"><a href="https://arxiv.org/abs/1710.09412"' in row
     commands = (site / "reference/commands/index.html").read_text()
     assert "--at_once" in commands
+
+
+def test_the_api_page_has_every_public_name_and_its_examples_are_code(site):
+    page = (site / "reference/api/index.html").read_text()
+    same = {"preprocess", "__version__"}  # preprocess is preprocess_of.
+    headings = re.findall(r'<h3 id="vit_jax\.[\w.]*?(\w+)"', page)
+    assert set(vit_jax.__all__) - same <= set(headings)
+    assert "<blockquote>" not in page

@@ -223,23 +223,26 @@ def gap():
     return run_path(str(ROOT / "experiments" / "data_size" / "gap.py"))
 
 
-def test_study_1_tunes_each_head_and_repeats_the_usual_ones_at_one_rate(plan_of):
+def test_study_1_tunes_each_head_and_repeats_those_of_the_divided_families_at_one_rate(plan_of):
     jobs = plan_of("data_size", file="heads.py").jobs
     counts = {}
     for name, job in jobs.items():
         key = (job.job.stage, job.job.labels["rate"], name.split("/")[1])
         counts[key] = counts.get(key, 0) + 1
-    # Eight heads of four families; five rates, at the smallest size three regularisations of each.
+    percents = ("1_percent", "10_percent", "100_percent")
+    # Seven heads of three families; five of them are those of ViT and ResNet.
     assert counts == {
-        ("search", "own", "1_percent"): 8 * 15,
-        **{("search", "own", f"{p}_percent"): 8 * 5 for p in (10, 100)},
-        **{("final", "own", f"{p}_percent"): 8 * 3 for p in (1, 10, 100)},
-        **{("final", "shared", f"{p}_percent"): 2 * 3 for p in (1, 10, 100)},
+        **{("search", "own", p): 7 * 5 for p in percents},
+        **{("final", "own", p): 7 * 2 for p in percents},
+        **{("final", "shared", p): 5 for p in percents},
     }
-    for job in jobs.values():  # Chosen and stopped by held-out images, scored on test images.
-        assert job.config.evaluation.splits == {"dev": "train[96%:]"}
-        is_final = job.job.stage == "final"
-        assert job.config.evaluation.final_splits == ({"test": "test"} if is_final else {})
+    lengths = {}
+    for name, job in jobs.items():  # Rates are chosen at the length at which they are used.
+        lengths.setdefault(name.split("/")[1], set()).add(job.config.train_examples)
+        assert job.config.evaluation.all_splits == {"dev": "train[96%:]", "test": "test"}
+        assert job.config.early_stopping.patience_evaluations is None
+    assert all(len(found) == 1 for found in lengths.values())
+    assert {*plan_of("data_size", "10", file="heads.py").jobs} < {*jobs}
 
 
 def test_a_crossing_is_ahead_at_all_sizes_or_at_none(gap):
@@ -254,50 +257,87 @@ def test_a_crossing_is_ahead_at_all_sizes_or_at_none(gap):
 
 def write_gap(folder):
     """Writes runs in which rate, head and family each cost the ViT a known number of points."""
-    scores = {
-        ("ViT", "token", "shared"): 0.40, ("ViT", "token", "own"): 0.46,
-        ("ViT", "flatten", "own"): 0.50, ("ResNet", "gap", "shared"): 0.50,
-        ("ResNet", "gap", "own"): 0.53, ("ResNet", "flatten", "own"): 0.52,
+    scores = {  # At the shared rate, 2e-3, and at the chosen one.
+        ("ViT", "token"): (0.40, 0.46), ("ViT", "flatten"): (0.45, 0.50),
+        ("ResNet", "gap"): (0.50, 0.53), ("ResNet", "flatten"): (0.48, 0.52),
     }  # fmt: skip
     models = {"ViT": "ViT-Micro/4", "ResNet": "BiT-R-Micro"}
-    for (family, head, rate), score in scores.items():
-        for size, more in ((480, 0.0), (4_800, 0.05 if family == "ViT" else 0.0)):
-            for seed, shift in enumerate((-0.002, 0.0, 0.002)):
-                selection = {"score": score + more, "metric": "eval/dev/accuracy_top1"}
-                labels = {"family": family, "head": head, "rate": rate, "dataset": "cifar10"}
-                write(
-                    folder / f"{size}-{family}-{head}-{rate}-{seed}",
-                    config=config(models[family], seed=seed),
-                    result=result(score + more + shift, 100, examples=size),
-                    job={
-                        "stage": "final",
-                        "labels": labels,
-                        "command": "train",
-                        "selection": selection if rate == "own" else None,
-                    },
+
+    def add(name, run, size, shift, rate, stage, about, **more):
+        family, head = run
+        score = scores[run][rate != 2e-3] + shift
+        score += 0.05 if (family, size) == ("ViT", 4_800) else 0.0
+        found = result(score, 100, examples=size) | {"best_step": 100 if shift else 50}
+        found |= {"eval/dev/accuracy_top1": score - 0.02, "eval/dev/examples": 2_000}
+        labels = {"family": family, "head": head, "rate": about, "dataset": "cifar10"}
+        write(
+            folder / name,
+            config=config(models[family], seed=more.pop("seed"), rate=rate),
+            result=found,
+            job={"name": name, "stage": stage, "labels": labels, "command": "train", **more},
+        )
+
+    for run in scores:
+        for size in (480, 4_800):
+            at = f"{size}/{'-'.join(run)}"
+            for rate in (2e-3, 1.6e-2):
+                add(f"search/{at}/{rate}", run, size, -0.002, rate, "search", "own", seed=0)
+            chosen = {"selection": {"chosen": f"search/{at}/0.016"}}
+            for seed, shift in ((1, 0.0), (2, 0.002)):
+                add(
+                    f"final/{at}/{seed}",
+                    run,
+                    size,
+                    shift,
+                    1.6e-2,
+                    "final",
+                    "own",
+                    seed=seed,
+                    **chosen,
                 )
+            add(f"shared/{at}", run, size, 0.002, 2e-3, "final", "shared", seed=1)
     return folder
 
 
-def test_the_gap_is_divided_into_rate_head_and_family(gap, tmp_path):
-    cells, settings = gap["read_draws"](write_gap(tmp_path))
-    heads = gap["best_heads"](settings)
-    assert heads == {
-        (size, family): head
-        for size in (480, 4_800)
-        for family, head in (("ViT", "flatten"), ("ResNet", "gap"))
-    }
-    rows = [line.split(" | ") for line in gap["gap_table"](cells, heads).splitlines()[2:]]
+def test_the_gap_is_divided_into_rate_head_and_family_in_both_orders(gap, tmp_path):
+    study = gap["read_study"](write_gap(tmp_path))
+    assert {at: len(draws) for at, draws in study.test.items()} == dict.fromkeys(study.test, 4001)
+    rows = [line.split(" | ") for line in gap["gap_table"](study).splitlines()[2:]]
     assert [row[0] for row in rows] == ["| 480", "| 4,800"]
-    # 50 - 40 points; own rates leave 53 - 46; the flattened head leaves 53 - 50.
-    assert [float(cell.split()[0]) for cell in rows[0][2:]] == [10.0, 3.0, 4.0, 3.0]
-    for cell in rows[0][2:]:
+    # The chosen rate is the largest that was tried.
+    assert rows[0][1] == "ResNet gap at 0.016 (edge), ViT flatten at 0.016 (edge)"
+    # 50 - 40 points. Own rates leave 53 - 46, then own heads 53 - 50; own heads at the shared rate
+    # leave 50 - 45.
+    assert [float(cell.split()[0]) for cell in rows[0][2:8]] == [10, 3, 4, 5, 2, 3]
+    for cell in rows[0][2:8]:
         value, low, high = (float(x.strip("[],|")) for x in cell.split()[:3])
         assert low < value < high
-    lines = gap["crossing_table"](cells, settings, heads).splitlines()
-    (vit,) = [line for line in lines if line.startswith("| ViT")]
+    assert rows[0][8].startswith("70 % [")
+    vit, _ = gap["crossing_table"](study).splitlines()[2:]
     # From 3 points behind to 2 ahead: after 3 / 5 of the way.
     assert "| 1.91k images [" in vit  # 480 * 10**0.6
+    # 2 heads, 2 sizes, 3 seeds; seed 1 has shift 0, whose best weights are in the middle.
+    assert "| 8 of 12 |" in vit
+
+
+def test_the_own_head_is_chosen_again_in_each_draw(gap):
+    dev = {
+        (1, "ViT", "token", "own"): np.array([0.4, 0.4, 0.6]),
+        (1, "ViT", "gap", "own"): np.array([0.5, 0.5, 0.5]),
+    }
+    test = {
+        (1, "ViT", "token", "own"): np.array([0.1, 0.2, 0.3]),
+        (1, "ViT", "gap", "own"): np.array([0.7, 0.8, 0.9]),
+    }
+    study = gap["Study"](test, dev, {}, {})
+    assert gap["with_own_head"](study, 1, "ViT", "own").tolist() == [0.7, 0.8, 0.3]
+    assert gap["with_own_head"](study, 1, "ViT", "shared") is None
+
+
+def test_no_share_is_given_where_there_may_be_no_distance(gap):
+    usual = np.concatenate([[1.0], np.linspace(-1, 3, 100)])
+    assert gap["_share"](usual, usual - 1) == "– (no distance is told apart)"
+    assert gap["_share"](usual + 10, (usual + 10) / 2) == "50 % [50, 50]"
 
 
 def test_gap_without_such_runs_is_a_one_line_error(gap, tmp_path, capsys):

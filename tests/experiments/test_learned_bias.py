@@ -6,43 +6,61 @@ import pytest
 
 from experiments.learned_bias import measure
 
+EQUIVARIANCE = pd.DataFrame(
+    [
+        ("stage 1", 1, 0.9, 0.05),
+        ("stage 1", 4, 0.8, 0.04),
+        ("encoded", 1, 0.6, np.nan),
+        ("encoded", 4, 0.4, np.nan),
+        ("class token 1", 1, 9.0, np.nan),
+        ("pre_logits", 1, 0.3, np.nan),
+    ],
+    columns=["layer", "shift_px", "error", "interior_error"],
+)
+
+
+def permutation_of(accuracy):
+    return pd.DataFrame({"accuracy": accuracy, "chance": 0.1})
+
 
 def test_the_measures_by_hand():
     found = {
-        "equivariance": pd.DataFrame(
-            {
-                "layer": [
-                    "embedded",
-                    "embedded",
-                    "encoded",
-                    "encoded",
-                    "pre_logits",
-                    "class token 1",
-                ],
-                "shift_px": [1, 4, 1, 4, 1, 1],
-                "error": [0.8, 0.2, 0.6, 0.4, 0.3, 9.0],
-            }
-        ),
-        "permutation": pd.DataFrame({"accuracy": [0.5, 0.2, 0.3]}),
+        "equivariance": EQUIVARIANCE,
+        "permutation": permutation_of([0.5, 0.2, 0.3]),
         "distance": pd.DataFrame({"minus_uniform_px": [-2.0, -1.0]}),
     }
-    assert measure.summarise(found) == pytest.approx(
-        {
-            "patch shift": 0.3,
-            "pixel shift": 0.7,
-            "invariance": 0.3,
-            "permutation": -30,
-            "distance": -1.5,
-        }
-    )
+    wanted = {
+        "patch shift": 0.4,
+        "pixel shift": 0.6,
+        "interior": 0.05,
+        "invariance": 0.3,
+        "permutation": 0.25,  # 10 of 40 points above chance.
+        "distance": -1.5,
+        "nearest head": -2.0,
+    }
+    assert measure.summarise(found) == pytest.approx(wanted)
+    del wanted["invariance"]
+    assert measure.summarise(found, pools=False) == pytest.approx(wanted)
+
+
+def test_a_model_at_chance_has_no_share_of_accuracy():
+    found = {"equivariance": EQUIVARIANCE, "permutation": permutation_of([0.14, 0.1])}
+    assert "permutation" not in measure.summarise(found)
+
+
+def test_one_small_p_among_many_is_not_told_apart():
+    # 0.04 alone would be; of ten slopes it is not.
+    assert measure.holm([0.04] + [0.5] * 9) == [0.4] + [1.0] * 9
+    assert measure.holm([]) == []
 
 
 def test_the_interval_of_a_slope_holds_the_truth_and_zero_if_there_is_none():
     random, images = np.random.default_rng(0), np.repeat([480, 4_800, 48_000], 3)
-    value, low, high = measure.slope(images, 2 * np.log10(images) + random.normal(0, 0.1, 9))
+    value, low, high, p = measure.slope(images, 2 * np.log10(images) + random.normal(0, 0.1, 9))
     assert low < 2 < high
     assert low < value < high
-    _, low, high = measure.slope(images, random.normal(0, 1, 9))
+    assert p < 1e-6
+    _, low, high, _ = measure.slope(images, random.normal(0, 1, 9))
     assert low < 0 < high
 
 
@@ -66,7 +84,7 @@ def test_tables_have_a_row_for_each_model_and_measure():
     assert first.startswith("| patch shift | ViT gap | 1 (1 to 1)")
     assert second == "| distance | ViT gap | 0 (0 to 0) | -1 (-1 to -1) | -2 (-2 to -2) |"
     (_, slope) = measure.slopes_table(rows).splitlines()[2:]
-    assert slope == "| distance | ViT gap | -1 [-1, -1] | falls | 6 |"
+    assert slope == "| distance | ViT gap | -1 [-1, -1] | 0 | falls | 6 |"
 
 
 def test_a_folder_without_such_runs_is_a_one_line_error(tmp_path, capsys):

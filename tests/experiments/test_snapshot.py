@@ -19,7 +19,6 @@ SWEEPS = {
     "head_norm_shape": ("small", "paper"),
     "masked_patches": ("small", "paper"),
     "position_embeddings": ("small", "paper"),
-    "pretrained_or_scratch": ("small", "paper"),
     "transfer": ("small", "paper"),
 }  # fmt: skip
 EVERY = [(experiment, arg) for experiment, args in SWEEPS.items() for arg in args]

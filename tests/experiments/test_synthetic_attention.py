@@ -216,10 +216,18 @@ def test_recovery_of_a_known_shape():
     taps = np.array([1, 3])
     weights = np.array([[0.0, 0.8, 0.2, 0.0], [0.1, 0.2, 0.1, 0.6]], np.float32)
     assert recovery(weights, taps) == pytest.approx(
-        {"attention_on_taps": 0.8, "taps_found": 1.0, "heads_on_one_tap": 1.0}
+        {
+            "share_of_attention_on_taps": 0.8,
+            "share_of_taps_found": 1.0,
+            "share_of_heads_on_one_tap": 1.0,
+        }
     )
     assert recovery(weights, np.array([0, 1])) == pytest.approx(
-        {"attention_on_taps": 0.55, "taps_found": 0.5, "heads_on_one_tap": 0.5}
+        {
+            "share_of_attention_on_taps": 0.55,
+            "share_of_taps_found": 0.5,
+            "share_of_heads_on_one_tap": 0.5,
+        }
     )
 
 

@@ -14,6 +14,7 @@ from vit_jax.models.family import ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES
 from vit_jax.models.registry import (
     build_model,
+    default_image_size,
     family_of,
     layer_indices,
     list_models,
@@ -332,6 +333,10 @@ def test_names_of_any_patch_size_work_and_overrides_count():
         ("R26+ViT-S/8", "'R26+ViT-S/32'"),
         ("Mixer-M/16", "'Mixer-"),
         ("BiT-Mini", "'BiT-R-Mini'"),
+        ("vit_bass_patch16_224", "'ViT-B/16'"),
+        ("vit_base_patch16_siglip_224", "'ViT-B/16'"),
+        ("deit3_base_patch16_224", "'ViT-B/16'"),
+        ("facebook/dinov2-small", "'ViT-S/14'"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_one(name, hint):
@@ -396,8 +401,8 @@ def test_in_a_config_the_options_of_the_named_model_are_checked():
     assert isinstance(config.model, ResNetConfig)
     with pytest.raises(ConfigError, match=r"key 'model\.dropout' for a ResNet"):
         Config.from_mapping(base | {"model": {"name": "BiT-R50x1", "dropout": 0.1}})
-    with pytest.raises(ModelError, match="unknown model 'ViT-B16'"):
-        Config.from_mapping(base | {"model": {"name": "ViT-B16"}})
+    with pytest.raises(ModelError, match="unknown model 'ViT-Q16'"):
+        Config.from_mapping(base | {"model": {"name": "ViT-Q16"}})
     auto = base | {"model": {"name": "auto", "pooling": "gap"}, "init_from": "a.npz"}
     assert Config.from_mapping(auto).model.pooling == "gap"
 
@@ -509,11 +514,19 @@ def test_list_models_is_public():
         ("vit_base_r50_s16_384", "R50+ViT-B/16", 384),
         ("mixer_b16_224", "Mixer-B/16", 224),
         ("resnetv2_101x3_bit", "BiT-R101x3", None),
+        ("openai/clip-vit-base-patch32", "CLIP-ViT-B/32", None),
+        ("google/siglip-base-patch16-224", "SigLIP-ViT-B/16", 224),
     ],
 )
 def test_names_of_other_projects_stand_for_models_of_the_same_sizes(name, ours, side):
     assert find_alias(name) == (ours, side)
     assert list_models(name) == [ours]
+    assert model_options(name) == model_options(ours)
+    assert default_image_size(name) == side or side is None
+
+
+def test_a_pattern_finds_names_of_timm():
+    assert list_models("vit_base*") == list_models("ViT-B/*")
 
 
 def test_a_name_of_timm_makes_the_model_at_its_image_size():

@@ -154,7 +154,7 @@ def test_without_an_end_token_the_largest_token_is_pooled():
     np.testing.assert_array_equal(embed(by_value, texts), embed(by_name, texts))
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "map"])
 def test_padding_changes_nothing(pooling):
     text = {**TEXT, "pad_token": 0, "pooling": pooling}
     model = small("SigLIP-ViT-Nano/4", text=text)

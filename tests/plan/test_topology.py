@@ -98,15 +98,13 @@ def test_a_machine_without_gpus_cannot_plan_for_gpus():
 def test_without_the_tpu_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    with pytest.raises(MissingLibraryError, match=r"pip install 'vit_jax\[tpu\]'"):
+    with pytest.raises(MissingLibraryError, match=r"run: pip install 'jax\[tpu\]'"):
         find_devices(parse_topology("v5e:2x2"))
 
 
 def test_without_the_gpu_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_plugins", None)
-    with pytest.raises(
-        MissingLibraryError, match=r"pip install 'vit_jax\[cuda\]', or 'jax\[cuda13"
-    ):
+    with pytest.raises(MissingLibraryError, match=r"run: pip install 'jax\[cuda13\]'"):
         find_devices(parse_topology("h100:8"))
 
 

@@ -15,14 +15,20 @@ import sys
 from pathlib import Path
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-NAMES = sorted(path.parent.parent.name for path in EXPERIMENTS.glob("*/results/runs.csv"))
+# The intervals of these pair test images: they need the predictions in the run folders, which are
+# not committed.
+_PAIRED = {"distillation"}
+NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
+# Experiment -> ARG of the sweep that made the committed runs, if it is not the default.
+_ARGS = {"position_embeddings": "two_seeds"}
 # Columns that are neither settings nor result figures.
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",
           "git_revision", "folder", "notes", "pretrain_examples", "pretrain_exaflops"}  # fmt: skip
 _RESULT = {"step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
            "best_step", "reach", "feature_width"}  # fmt: skip
 # Dataset -> number of classes.
-_CLASSES = {"cifar10": 10, "sign_language_digits": 10, "clothing_small": 10}
+_CLASSES = {"cifar10": 10, "sign_language_digits": 10, "clothing_small": 10, "association": 2,
+            "double if": 5}  # fmt: skip
 
 
 def rebuild(name, folder):
@@ -33,7 +39,8 @@ def rebuild(name, folder):
         _write_run(row, folder, _candidates(row, rows))
     script = "run.py" if name == "synthetic_attention" else "sweep.py"
     sweep = runpy.run_path(str(EXPERIMENTS / name / script))
-    report = sweep["get_report"]("") if "get_report" in sweep else sweep["REPORT"]
+    arg = _ARGS.get(name, "")
+    report = sweep["get_report"](arg) if "get_report" in sweep else sweep["REPORT"]
     report = {**report, "curves": []}
     (folder / "sweep.json").write_text(json.dumps({"report": report, "jobs": []}))
     return folder
@@ -41,6 +48,9 @@ def rebuild(name, folder):
 
 def _write_run(row, folder, selection):
     figures = {k: _value(row[k]) for k in row if (k in _RESULT or "/" in k) and row[k] != ""}
+    seconds = {k: figures.pop(k) for k in list(figures) if k.startswith("seconds/")}
+    if seconds:
+        figures["seconds"] = {k.removeprefix("seconds/"): v for k, v in seconds.items()}
     names = sorted((k for k in row if k.startswith("label.")), key=_label_order)
     labels = {k.removeprefix("label."): row[k] for k in names if row[k]}
     settings = {

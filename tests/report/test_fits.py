@@ -3,13 +3,16 @@
 import csv
 import json
 import random
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from report.fake_runs import config, result, write
 
 from vit_jax.__main__ import main
-from vit_jax.plan.scaling_fit import read_fits
+from vit_jax.plan.scaling_fit import ScalingFit, read_fits
 from vit_jax.plan.scaling_law import ScalingLaw
+from vit_jax.report import fits
 
 LAWS = {
     "ViT": ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.4),
@@ -55,7 +58,7 @@ def rows_of(report, title):
 def ends(cell):
     """Returns the three numbers of "value [low, high]"."""
     value, _, rest = cell.partition(" [")
-    return float(value), *map(float, rest.rstrip("] ").split(", "))
+    return float(value), *map(float, rest.partition("]")[0].split(", "))
 
 
 def test_the_tables_show_the_laws_that_made_the_losses(report):
@@ -82,6 +85,16 @@ def test_compute_to_equal_loss_is_that_of_the_laws(report):
         ratio, low, high = ends(row[4])
         assert low < ratio < high
     assert ends(rows[0][4])[0] == pytest.approx(2**2.5, rel=0.1)
+    # The largest ViT would need more than twice the compute that it was given.
+    assert [row[4].endswith("] extrapolated") for row in rows] == [False, False, True]
+
+
+@pytest.mark.parametrize(("loss", "warned"), [(0.69, True), (0.6, False)])
+def test_a_law_of_losses_near_those_of_guessing_is_warned_of(loss, warned):
+    law = LAWS["ViT"]
+    fit = ScalingFit("same", "ViT", "eval/test/loss", law, (law,), {}, (1.0, 2.0), (1.0, 2.0))
+    runs = pd.DataFrame({"loss": [0.7, loss]}, index=[SimpleNamespace(classes=["a", "b"])] * 2)
+    assert fits._not_learned(fits.FittedRuns(fit, None, runs)).startswith("Not learned") == warned
 
 
 def test_the_file_holds_the_laws_and_is_read_again(report):

@@ -283,7 +283,7 @@ def test_a_single_run_gets_a_report(tmp_path):
     assert main(["report", str(run)]) == 0
     text = (run / "report" / "report.md").read_text()
     assert "1 run: 1 finished." in text
-    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00 [45.60, 54.20]"]
+    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00 [45.60, 54.40]"]
 
 
 def test_a_damaged_file_is_reported_and_the_rest_is_read(tmp_path):

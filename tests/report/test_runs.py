@@ -7,10 +7,14 @@ import pytest
 from report.fake_runs import config, curve, result, write
 
 from vit_jax.errors import RunFolderError
+from vit_jax.report.content import make_report
 from vit_jax.report.frame import differing_settings, run_frame
 from vit_jax.report.overview import hardware_table, missing_table, runs_csv
+from vit_jax.report.page_data import page_data
+from vit_jax.report.requests import ReportRequest
 from vit_jax.report.run import Run
 from vit_jax.report.runs import read_runs
+from vit_jax.run.time_account import TimeAccount
 from vit_jax.tasks.distillation.config import DistillationConfig
 
 
@@ -100,6 +104,18 @@ def test_jobs_without_a_folder_are_listed_if_their_sweep_was_searched(tmp_path):
         found = read_runs([folder])
         table = missing_table(found, run_frame(found.runs))
         assert [row[0].text for row in table.rows] == missing
+
+
+def test_a_run_without_a_sweep_says_why_it_failed(tmp_path):
+    write(tmp_path / "a", config=config(), env={})
+    account = TimeAccount()
+    account.open(tmp_path / "a")
+    account.close("failed", RuntimeError("XLA ran out of luck\nand more"))
+    found = read_runs([tmp_path])
+    (row,) = missing_table(found, run_frame(found.runs)).rows
+    assert [cell.text for cell in row] == ["a", "failed", "", "RuntimeError: XLA ran out of luck"]
+    content = make_report(found, ReportRequest(plots=[], tables=[]), tmp_path)
+    assert page_data(content, tmp_path)["runs"][0]["why"] == row[3].text
 
 
 # Tiny ViT, 8 px, patch 4: 4 patches of 48 values, 5 tokens, width 8, one block, 10 classes.

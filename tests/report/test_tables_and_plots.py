@@ -94,6 +94,8 @@ def test_a_table_shows_means_with_intervals_and_the_best_in_bold(tmp_path):
     assert best(table) == {(model, dataset) for model in "AB" for dataset in "xy"}
     assert table.notes == [
         "Percent. Means of n = 2 runs [95 % interval over seeds].",
+        "The seed deviation is pooled over 2 cells of the same dataset, with 2 degrees of freedom,"
+        " assuming that it is the same for all models.",
         "Bold: the largest mean of its column, and means not told apart from it.",
     ]
 
@@ -134,6 +136,59 @@ def test_an_interval_of_a_fraction_stays_within_0_and_1(tmp_path):
     for seed, score in enumerate((0.9, 1.0)):
         put(tmp_path, f"{seed}", score, labels={"model": "A", "dataset": "x"}, seed=seed)
     assert cell(make_table(tmp_path), "A", "x").text.endswith(", 100.00]")
+
+
+def test_an_error_is_never_below_zero(tmp_path):
+    for seed, error in enumerate((0.0, 0.1)):
+        figures = {"eval/test/relative_error": error}
+        put(tmp_path, f"{seed}", figures, labels={"model": "A", "dataset": "x"}, seed=seed)
+    table = make_table(tmp_path, "eval/test/relative_error")
+    assert cell(table, "A", "x").text == "0.0500 [0.0000, 0.6853]"  # 12.706 * 0.05 above it.
+
+
+def test_table_and_plot_of_a_request_have_equal_intervals(tmp_path):
+    """One has the images in columns, the other on the x-axis and the models in panels."""
+    spread = {("A", 100): 0.01, ("A", 1000): 0.02, ("B", 100): 0.05, ("B", 1000): 0.001}
+    for model in ("A", "B"):
+        for images in (100, 1000):
+            for seed, sign in enumerate((-1, 1)):
+                score = 0.5 + sign * spread[model, images]
+                figures = {SCORE: score, "eval/test/examples": 500}
+                labels = {"model": model, "dataset": "x", "images": images}
+                put(tmp_path, f"{model}-{images}-{seed}", figures, labels=labels, seed=seed)
+    table = make_table(tmp_path, columns="images")
+    panels, notes = make_points(tmp_path, "images", panel="model")
+    found = table.means.to_dict("index")
+    for model in ("A", "B"):
+        for images in (100, 1000):
+            mean, point = found[str(images), model], panels[model][model][images]
+            assert (mean["low"], mean["high"]) == (point.low, point.high)
+            assert (mean["freedom"], mean["pooled"]) == (4, 4)
+    assert table.notes[1] == notes[1]
+    assert "pooled over 4 cells of the same dataset, with 4 degrees of freedom" in notes[1]
+
+
+def test_trivial_baselines_are_not_pooled_with_models(tmp_path):
+    for model, scores in {"A": (0.4, 0.6), "BlockMeans-8": (0.3, 0.3)}.items():
+        for seed, score in enumerate(scores):
+            labels = {"model": model, "dataset": "x"}
+            put(tmp_path, f"{model}-{seed}", score, labels=labels, seed=seed)
+    table = make_table(tmp_path)
+    # One degree of freedom: 12.706 * sqrt(0.02 / 2) = 1.27.
+    assert cell(table, "A", "x").text == "50.00 [0.00, 100.00]"
+    assert cell(table, "BlockMeans-8", "x").text == "30.00"
+
+
+def test_a_request_says_what_is_pooled(tmp_path):
+    four(tmp_path)
+    table = make_table(tmp_path, pool="model+dataset")
+    # Of 0.5 and 0.7 alone: 12.706 * sqrt(0.02 / 2) = 1.27.
+    assert cell(table, "A", "x").text == "60.00 [0.00, 100.00]"
+    # Of 0.55 and 0.57: a tenth of this.
+    assert cell(table, "B", "x").text == "56.00 [43.29, 68.71]"
+    assert table.notes[1] == (
+        "The seed deviation is that of each cell alone, with 1 degree of freedom."
+    )
 
 
 def test_models_are_listed_with_their_sizes_and_speeds(tmp_path):
@@ -304,21 +359,12 @@ def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
     assert panel.get_xlabel() == "Training compute, teraFLOPs"
 
 
-def test_the_first_of_several_panels_shows_their_mean(tmp_path):
+def test_each_dataset_has_a_panel(tmp_path):
     scores = four(tmp_path)
-    put(tmp_path, "C-x-0", 0.9, labels={"model": "C", "dataset": "x"})
-    panels, notes = make_points(tmp_path, "model", panel="dataset")
-    assert list(panels) == ["Mean of 2 datasets", "x", "y"]
-    mean = panels["Mean of 2 datasets"]
-    assert set(mean) == {"A", "B"}
-    assert "Not in the mean, because some datasets lack them: C." in notes
-    panels, _ = make_points(tmp_path, "model", panel="dataset+model")
-    assert not any(name.startswith("Mean") for name in panels)  # Of unlike things.
-    each = [(x + y) / 2 for x, y in zip(scores["A", "x"], scores["A", "y"], strict=True)]
-    assert mean["A"]["A"].mean == pytest.approx(statistics.fmean(each))
-    assert mean["A"]["A"].low < statistics.fmean(each) < mean["A"]["A"].high
-    figure = make_figure(tmp_path, "model", panel="dataset")
-    assert [t.get_text() for t in figure.axes[1].get_yticklabels()] in (["A", "B", "C"], [""] * 3)
+    panels, _ = make_points(tmp_path, "model", panel="dataset")
+    assert list(panels) == ["x", "y"]
+    for (model, dataset), values in scores.items():
+        assert panels[dataset][model][model].mean == pytest.approx(statistics.fmean(values))
 
 
 def test_a_note_names_runs_whose_x_is_unknown(tmp_path):
@@ -352,7 +398,12 @@ def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
     table = score_table(request, read(tmp_path))
     assert [row[0].text for row in table.rows] == ["0.1", "0.2"]
     # Runs with equal scores leave the 500 images: 1.96 * sqrt(0.2 * 0.8 / 500) = 0.035.
-    assert cell(table, "0.2", "cifar10").text == "20.00 [16.60, 23.60]"
+    assert cell(table, "0.2", "cifar10").text == "20.00 [16.60, 23.50]"
+
+
+def looks(style):
+    """Returns what can be seen of a style."""
+    return tuple(str(style[key]) for key in ("color", "marker", "linestyle", "fillstyle"))
 
 
 def test_a_series_looks_the_same_in_every_picture():
@@ -360,11 +411,11 @@ def test_a_series_looks_the_same_in_every_picture():
     first = palette.style("model", "A")
     palette.add("model+pretrain", [f"B{JOIN}10 %", f"A{JOIN}100 %", f"A{JOIN}10 %"])
     joined = palette.style("model+pretrain", f"A{JOIN}100 %")
-    assert first["color"] == joined["color"] == COLOURS[0][0]
-    assert palette.style("model", "B")["color"] == COLOURS[1][0]
+    assert first["color"] == joined["color"] == COLOURS[3][0]
+    assert palette.style("model", "B")["color"] == COLOURS[4][0]
     other = palette.style("model+pretrain", f"A{JOIN}10 %")
     assert (other["marker"], other["linestyle"]) != (joined["marker"], joined["linestyle"])
-    styles = [tuple(map(str, palette.style("n", str(i)).values())) for i in range(20)]
+    styles = [looks(palette.style("n", str(i))) for i in range(20)]
     assert len(set(styles)) == 20
 
 
@@ -380,8 +431,62 @@ def test_a_family_looks_the_same_in_all_reports_and_its_models_differ():
     joined = [reports[0].style("model+head", f"ViT-L/16{JOIN}{h}") for h in ("token", "gap")]
     assert {style["color"] for style in joined} == {first["color"]}
     assert joined[0]["linestyle"] != joined[1]["linestyle"]
+    assert joined[0]["fillstyle"] != joined[1]["fillstyle"]
     styles = [reports[0].style("model", f"ViT-B/{i}") for i in range(1, 13)]
-    assert len({tuple(map(str, style.values())) for style in styles}) == 12
+    assert len({*map(looks, styles)}) == 12
+
+
+@pytest.mark.parametrize("column", ["model", "placement", "model+head"])
+def test_only_families_have_their_colours_and_markers(column):
+    palette = Palette({"attention": "ViT", "CNN": "ResNet"})
+    joined = f"{JOIN}token" if "+" in column else ""
+    others = [palette.style(column, f"series {i}{joined}") for i in range(12)]
+    families = [palette.style("family", name) for name in ("ViT", "hybrid", "ResNet")]
+    for look in ("color", "marker"):
+        assert not {style[look] for style in others} & {style[look] for style in families}
+    mapped = [palette.style(column, name + joined) for name in ("attention", "CNN")]
+    assert [style["color"] for style in mapped] == [families[0]["color"], families[2]["color"]]
+
+
+def test_the_legend_shows_dashes(tmp_path):
+    """The longest pattern of dashes is 8.4 widths of a line."""
+    for size in ("Micro", "Nano"):
+        for images in (100, 1000):
+            figures = {SCORE: 0.5, "train_examples": images}
+            labels = {"model": f"ViT-{size}", "size": size}
+            put(tmp_path, f"{size}-{images}", figures, labels=labels)
+    figure = make_figure(tmp_path, "train_examples", series="family+size")
+    (legend,) = figure.legends
+    first, second = [container.lines[0] for container in figure.axes[0].containers]
+    assert first.get_linestyle() != second.get_linestyle()
+    assert first.get_fillstyle() != second.get_fillstyle()
+    assert legend.handlelength * 9.5 > 2 * 8.4 * first.get_linewidth()
+
+
+@pytest.mark.parametrize("x", ["train_examples", "model"])
+def test_a_plot_of_accuracy_has_a_line_at_chance(tmp_path, x):
+    for name, images in (("a", 100), ("b", 1000)):
+        figures = {SCORE: 0.5, "train_examples": images}
+        put(tmp_path, name, figures, labels={"model": name, "dataset": "x"})
+        (tmp_path / name / "classes.json").write_text(json.dumps({"names": ["a", "b", "c", "d"]}))
+    ((_, figure, _, (chart,)),) = draw_plot(PlotRequest(x=x, y=SCORE), read(tmp_path), Palette())
+    (panel,) = figure.axes
+    (text,) = panel.texts
+    assert text.get_text() == "chance"
+    line = panel.lines[-1]
+    assert {*(line.get_ydata() if x == "train_examples" else line.get_xdata())} == {25.0}
+    assert chart.traces[-1].series == "chance"
+    assert chart.traces[-1].y == [25.0, 25.0]
+
+
+def test_a_logarithmic_axis_shows_small_errors(tmp_path):
+    for i, error in enumerate((0.7, 0.0005)):
+        figures = {"eval/test/relative_error": error, "train_examples": 10 * (i + 1)}
+        put(tmp_path, f"r{i}", figures, labels={"model": "A"})
+    asked = PlotRequest(x="train_examples", y="eval/test/relative_error", log_y=True)
+    ((_, figure, _, (chart,)),) = draw_plot(asked, read(tmp_path), Palette())
+    assert figure.axes[0].get_yscale() == "log"
+    assert chart.to_json({})["log_y"]
 
 
 def test_numbers_are_rounded_by_metric_and_size():

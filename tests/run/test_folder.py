@@ -29,7 +29,7 @@ def begun(tmp_path):
     """A run folder with a run in it that has saved something."""
     with RunFolder(tmp_path / "run", config()) as folder:
         folder.write_config()
-        (folder.path / "checkpoints").mkdir()
+        (folder.path / "checkpoints" / "1").mkdir(parents=True)
         (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
     return tmp_path / "run"
 
@@ -118,6 +118,17 @@ def test_a_folder_of_another_config_is_refused_and_not_changed(begun, change, sh
     assert contents(begun) == before
 
 
+def test_a_run_that_has_saved_nothing_is_replaced_by_one_of_another_config(begun, caplog):
+    (begun / "checkpoints" / "1").rmdir()
+    with RunFolder(begun, config(seed=1)) as folder:
+        folder.write_config()
+    assert "ended before its first save; this one replaces it" in caplog.text
+    assert read_config(begun).seed == 1
+    (begun / "run_id.json").write_text("{}")  # There may be copies on local disks.
+    with pytest.raises(RunFolderError, match="another config"):
+        RunFolder(begun, config())
+
+
 def test_the_error_shows_at_most_four_differences(begun):
     many = config(
         seed=1, ema_decay=0.9, init_from="x", task="masked_patches", model__depth=3, train_steps=7
@@ -149,7 +160,7 @@ def test_keys_that_do_not_affect_the_result_may_differ(begun, change):
 def test_a_number_of_microbatches_is_not_changed_to_another(tmp_path):
     with RunFolder(tmp_path, config(accumulation_steps=1)) as folder:
         folder.write_config()
-        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     with RunFolder(tmp_path, config()):
         pass
     with pytest.raises(RunFolderError, match="accumulation_steps: 1 there, 2 now"):

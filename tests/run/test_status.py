@@ -7,8 +7,10 @@ import time
 import pytest
 
 from vit_jax.__main__ import main
+from vit_jax.errors import ConfigError
 from vit_jax.run.default_folder import default_folder, recipe_name
 from vit_jax.run.status import STATES, read_status
+from vit_jax.run.time_account import TimeAccount
 
 
 def write_run(folder, event="running", *, age=0.0, steps=(0, 10, 30), total=130, **files):
@@ -67,6 +69,22 @@ def test_the_score_is_the_metric_that_the_run_chooses_by(tmp_path):
         "dev/loss 0.7000",
         "0:00:03",
     )
+
+
+def test_the_time_of_a_finished_run_is_that_of_its_account(tmp_path):
+    result = {"step": 9, "wall_time_s": 42.0, "seconds": {"start": 44.8, "steps": 42.0}}
+    found = read_status(write_run(tmp_path / "run", result=result))
+    assert found.time_text == "0:01:27"
+
+
+def test_a_failed_run_says_why(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    account = TimeAccount()
+    account.open(folder)
+    account.close("failed", ConfigError("no file at a.npz", "a file", "correct\nthe path"))
+    assert main(["runs", str(tmp_path)]) == 0
+    line = capsys.readouterr().out.splitlines()[3]
+    assert line.strip().endswith("failed: no file at a.npz; expected a file; correct the path")
 
 
 def test_the_command_sorts_runs_by_state_and_score(tmp_path, capsys):

@@ -107,6 +107,19 @@ def test_final_overrides_replace_the_selected_settings():
     assert job.config.data.train_split == "train[:80%]"
 
 
+def test_a_final_run_can_start_from_weights_of_its_own_seed():
+    first = [Job(TINY, {"seed": seed}, name=f"first/seed{seed}") for seed in (1, 2)]
+    finals = {**TEST, "init_from": "job:first/seed{seed}"}
+    tried = [(TINY, {**DEV, "init_from": "job:first/seed1"})]
+    laid = plan(
+        *first, Selection("x", tried, "eval/dev/loss", seeds=[1, 2], final_overrides=finals)
+    )
+    for seed in (1, 2):
+        job = laid.jobs[f"final/x/seed{seed}"]
+        assert job.config.init_from == f"/sweep/jobs/first/seed{seed}"
+        assert f"first/seed{seed}" in job.needs
+
+
 def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}

@@ -6,7 +6,6 @@ import os
 import pytest
 from image_files import encoded, write_folder
 from processes import UNMIXED
-from shared_programs import stop_after
 
 from vit_jax.config.data import MemberConfig, SubsetConfig
 from vit_jax.config.file import load_config
@@ -16,7 +15,7 @@ from vit_jax.errors import DataError, RunFolderError
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 
 def config_of(data_dir, *overrides) -> Config:
@@ -91,28 +90,6 @@ def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_
     moved = photos.rename(tmp_path / "moved")
     again = train(folder_config(moved), workdir, StopSignals())
     assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
-
-
-@pytest.mark.slow
-def test_a_stopped_run_on_rendered_images_resumes_bit_for_bit(tmp_path, monkeypatch):
-    config = load_config(UNMIXED, [
-        "data.name=rendered:texture", "data.num_classes=10", "data.subset.examples=1000",
-        "evaluation.splits.test=test[:64]", "evaluation.interval_steps=none", "train_steps=20",
-    ])  # fmt: skip
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    want = train(config, whole, StopSignals())
-    with pytest.raises(Stopped, match="step 15"):
-        train(config, stopped, stop_after(15, monkeypatch))
-    got = train(config, stopped, StopSignals())
-    assert want["eval/test/examples"] == 64
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
-    losses, again = (
-        [(row["step"], row["train/loss"]) for row in read_metrics(folder / "metrics.jsonl")
-         if "train/loss" in row]
-        for folder in (whole, stopped)
-    )  # fmt: skip
-    assert len(losses) == 20
-    assert losses == again
 
 
 @pytest.mark.slow

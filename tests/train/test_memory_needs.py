@@ -34,8 +34,13 @@ def build(num_classes=10, *, planned=False, **changes):
         ({"data__prefetch_batches": 10**6, "train_steps": 10**7}, "19.3 TB for 1,000,000 pre"),
         ({"data__num_workers": 1000}, "40.0 GB for 1,000 reader processes"),
         (
-            {"data__augment": {"crop": "pad", "pad_pixels": 10**6}},
-            "12.0 TB for an image of 224 x 224 pixels with 1,000,000 around it",
+            {
+                "data__image_size": 40_000,
+                "data__global_batch_size": 1,
+                "data__augment": {"crop": "pad", "pad_pixels": 39_999},
+                "train_steps": 1,
+            },
+            "43.2 GB for an image of 40,000 x 40,000 pixels with 39,999 around it",
         ),
         ({"num_classes": 10**10}, "40.0 GB for the logits of 10,000,000,000 classes"),
         ({"model__width": 3 * 10**9}, "2.4 TB for 197 tokens of width 3,000,000,000"),

@@ -84,6 +84,17 @@ def test_a_terminal_shows_two_lines_no_wider_than_itself(monkeypatch, clock, wid
     assert whole.startswith(figures.rstrip("…")) or figures == whole
 
 
+def test_lines_above_the_live_lines_leave_them_as_they_are(monkeypatch, clock):
+    shown, stream = view(monkeypatch, terminal=True)
+    with shown:
+        for step in range(1, 4):
+            shown.advance(step, 2.0, lambda: SPEED)
+            shown._live.refresh()  # A line is printed with the live lines as they were last shown.
+            shown.show_evaluation(step, {"eval/test/loss": 1.0})
+    assert "step 3/1000" in stream.getvalue()
+    assert "[bold]" not in stream.getvalue()
+
+
 def test_a_terminal_shows_what_training_waits_for(monkeypatch, clock):
     shown, _ = view(monkeypatch, terminal=True)
     console = Console(width=80)

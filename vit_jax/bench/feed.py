@@ -285,7 +285,7 @@ class TensorFlowFeed:
         if "error" in ready:
             self.close()
             raise TensorFlowMissingError(
-                f"tf.data: {ready['error']}", "TensorFlow", "pip install 'vit_jax[prepare]'"
+                f"tf.data: {ready['error']}", "TensorFlow", "run: pip install tensorflow"
             )
 
     def measure(self, seconds: float) -> float:

@@ -4,11 +4,10 @@
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
     python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA --compare=tf.data
 
---source is a TFDS name, rendered images (rendered:TASK), a folder of images or a CSV file of
-path,label. For data in a bucket, the speed of reading with an empty cache and from the cache is
-measured without decoding too, and the slowest of bucket, decoding and device is named. If
-TensorFlow is installed, --compare does the same work in tf.data: decode_and_crop, bilinear resize,
-flip, as in big_vision.
+--source is a TFDS name, a folder of images or a CSV file of path,label. For data in a bucket, the
+speed of reading with an empty cache and from the cache is measured without decoding too, and the
+slowest of bucket, decoding and device is named. If TensorFlow is installed, --compare does the same
+work in tf.data: decode_and_crop, bilinear resize, flip, as in big_vision.
 """
 
 import argparse

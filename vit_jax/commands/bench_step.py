@@ -5,7 +5,7 @@
     python -m vit_jax bench step --model=ViT-B/16 --compare=timm-compiled --output=bench.json
     python -m vit_jax bench step --model=ViT-B/16 --batch_size=128 --compare=attention
 
-If PyTorch is installed (`pip install vit_jax[interop]`), it alternates with the same step there.
+If PyTorch is installed (`pip install torch timm`), it alternates with the same step there.
 `--compare=attention` alternates between the attention kernels of the device: the implementations of
 `model.attention_implementation`, and on a TPU the kernels "flash" and "splash" that ship with JAX.
 """

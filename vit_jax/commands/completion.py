@@ -13,8 +13,9 @@ import importlib
 from vit_jax.commands import COMMANDS
 from vit_jax.errors import ConfigError
 
-# Options whose values are Python files.
-_FILES = ("--config", "--sweep", "--against")
+# Options whose values are recipes, and those whose values are Python files.
+_RECIPES = ("--config", "--against")
+_FILES = (*_RECIPES, "--sweep")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +34,25 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def completion_script() -> str:
     """Returns a completion function for bash."""
+    from vit_jax.analysis.catalogue import ANALYSES
     from vit_jax.config.keys import config_keys
+    from vit_jax.config.recipes import recipes
+    from vit_jax.interop.save import format_names
     from vit_jax.models.registry import AnyImageConfig, list_models
+    from vit_jax.tasks import tasks_with_pictures
 
-    keys = config_keys(AnyImageConfig)
-    flags, values = [], [f"--config.model.name) echo '{' '.join(list_models())}' ;;"]
+    keys, models = config_keys(AnyImageConfig), list_models()
+    known = {
+        "--config.model.name": models,
+        "analyze:--what": [*(a.name for a in ANALYSES), *tasks_with_pictures()],
+        "convert:--format": format_names(),
+        **dict.fromkeys(_RECIPES, recipes()),
+    }
+    values = [f"{name}) echo '{' '.join(words)}' ;;" for name, words in known.items()]
+    flags = [
+        f"config:words) echo '{' '.join(keys)}' ;;",
+        f"models:words) echo '{' '.join(models)}' ;;",
+    ]
     for name in COMMANDS:
         parser = argparse.ArgumentParser(add_help=True)
         module = importlib.import_module(f"vit_jax.commands.{name}")
@@ -121,7 +136,8 @@ _vit_jax() {{
         --*=*)
             name="${{current%%=*}}" value="${{current#*=}}"
             case "$name" in
-                {files}) reply="$(_vit_jax_files "$value" .py)"
+                {files}) reply="$(_vit_jax_files "$value" .py)
+                    $(compgen -W "$(_vit_jax_values "$name")" -- "$value")"
                     compopt -o nospace 2> /dev/null ;;
                 *) reply="$(_vit_jax_values "$command:$name")"
                     [ -n "$reply" ] || reply="$(_vit_jax_values "$name")"

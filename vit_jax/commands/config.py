@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "key", nargs="?", default="", help="a section, a key, or a word; default: all keys"
     )
-    parser.add_argument("--config", help="FILE.py, FILE.py:ARG or a run folder; shows its values")
+    parser.add_argument(
+        "--config", help="name of a recipe, FILE.py, FILE.py:ARG or a run folder; shows its values"
+    )
     parser.add_argument("--against", help="another of these; shows the keys that differ")
     parser.add_argument(
         "--changed", action="store_true", help="only keys that differ from their defaults"
@@ -68,13 +70,21 @@ def _load(spec: str, overrides: Sequence[str]) -> Config:
     """Returns the config of a recipe, or of a run folder."""
     path = user_path(spec)
     is_run = not spec.endswith((".py", ".json")) and (path / "config.json").is_file()
-    return load_config(str(path / "config.json") if is_run else spec, overrides)
+    spec = str(path / "config.json") if is_run else spec
+    try:
+        return load_config(spec, overrides)
+    except ConfigError as error:
+        if error.key != "model.name":
+            raise
+        # A model that is read from weights may be shown without them.
+        shown = load_config(spec, [*overrides, "init_from=WEIGHTS"])
+        return shown.model_copy(update={"init_from": None})
 
 
 def _show(key: ConfigKey, *, has_values: bool, brief: bool) -> None:
     is_open = key.required and not has_values
     line = f"{key.name} {'(required)' if is_open else f'= {value_text(key.value)}'}"
-    default = "required" if key.required else f"default {value_text(key.default)}"
+    default = "Required" if key.required else f"Default: {value_text(key.default)}"
     if brief:
         print(line)
         return

@@ -6,12 +6,11 @@
     python -m vit_jax data prepare PHOTOS --name=photos --data_dir=DATA --short_side=256
     python -m vit_jax data convert imagenet2012 --data_dir=DATA
 
-`info` and `check` take a TFDS name, rendered images (rendered:TASK), a folder of images, a CSV file
-of path,label, or with --source=huggingface a name or folder of the `datasets` package. `check`
-decodes every image (of rendered images, the first 10,000 of each split), lists unreadable ones, and
-verifies checksums if the dataset has them. It exits with code 2 if it finds a problem. It warns of
-splits with one class or one example, classes without training examples, images of one colour, and
-images that are in two splits.
+`info` and `check` take a TFDS name, a folder of images, a CSV file of path,label, or with
+--source=huggingface a name or folder of the `datasets` package. `check` decodes every image, lists
+unreadable ones, and verifies checksums if the dataset has them. It exits with code 2 if it finds a
+problem. It warns of splits with one class or one example, classes without training examples, images
+of one colour, and images that are in two splits.
 
 `prepare` packs a folder of images, or one tar file per class, into TFDS-format ArrayRecord shards.
 Run the same command again to resume after an interruption. With --short_side=S it shrinks larger
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COLUMNS = 100
-# Rendered images of each split that `check` decodes. All would take an hour.
-_RENDERED_CHECKED = 10_000
 # More classes than this are summarized; --json lists all.
 _MAX_CLASSES = 40
 
@@ -127,7 +124,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _list(args: argparse.Namespace) -> None:
     from vit_jax.data.catalogue import bundled_missing, list_datasets
-    from vit_jax.data.renderer import MIXTURE, SPLIT_SIZES, TASKS
     from vit_jax.data.sources import default_data_dir
 
     folder = user_path(args.data_dir) if args.data_dir else default_data_dir()
@@ -160,10 +156,6 @@ def _list(args: argparse.Namespace) -> None:
         )
     for name in bundled_missing(entries):
         table.add_row(name, "", "", "", "prepared on first use")
-    sizes = ", ".join(f"{split} {count:,}" for split, count in SPLIT_SIZES.items())
-    for name, task in TASKS.items():
-        share = "@SHARE" if name == MIXTURE else ""
-        table.add_row(f"rendered:{name}{share}", sizes, f"{len(task.class_names)}", "", "rendered")
     _print(f"datasets in {folder}", table)
     if not all(e.readable for e in entries):
         command = f"python -m vit_jax data convert NAME --data_dir={folder}"
@@ -208,7 +200,7 @@ def _shown(value: Any) -> str:
 def _check(args: argparse.Namespace) -> None:
     from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 
-    facts, sources = _open(args, most_rendered=_RENDERED_CHECKED)
+    facts, sources = _open(args)
     if not sources:
         where = f" --data_dir={args.data_dir}" if args.data_dir else ""
         raise DataError(
@@ -293,19 +285,8 @@ def _convert(args: argparse.Namespace) -> None:
     print(f"{done.path} {state}: {done.examples:,} examples")
 
 
-def _open(
-    args: argparse.Namespace, most_rendered: int | None = None
-) -> tuple[dict[str, Any], dict[str, "Source"]]:
-    """Returns facts about a dataset, and its splits if they have random access.
-
-    Args:
-        args: the command's arguments.
-        most_rendered: number of examples of each split of rendered images; None: all.
-    """
-    from vit_jax.data.sources.rendered import is_rendered, open_splits
-
-    if args.source in (None, "tfds") and is_rendered(args.name):
-        return {"source": "rendered"}, dict(open_splits(args.name, most_rendered))
+def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]]:
+    """Returns facts about a dataset, and its splits if they have random access."""
     path = user_path(args.name)
     kind = args.source or ("folder" if path.is_dir() else "csv" if path.is_file() else "tfds")
     keys: dict[str, Any] = {"image_key": args.image_key, "label_key": args.label_key}

@@ -91,10 +91,12 @@ def _run_presets(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.parallel.processes import is_first_host
 
     if args.checkpoint is None or args.preset is None or args.workdir is not None:
+        checkpoint = args.checkpoint or "B_16.npz"
         raise ConfigError(
-            "a checkpoint, --preset or --workdir without its partner",
-            "CHECKPOINT with --preset, or --workdir alone",
-            "give both, e.g. eval B_16.npz --preset=imagenet_real",
+            "CHECKPOINT without --preset, or --preset without CHECKPOINT",
+            "a run, or weights with the test sets to measure them on",
+            f"use eval --workdir={checkpoint} for a run, or eval {checkpoint}"
+            " --preset=imagenet_real for weights",
         )
     if overrides:
         raise ConfigError(

@@ -7,7 +7,7 @@
 CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its moving average if
 it has one), hf:// or gs://. `untrained:MODEL` is a new model, to compare with;
 `untrained:BlockMeans-8` has as features the mean colours of 8 x 8 blocks of pixels. --dataset is a
-TFDS name, rendered images (rendered:TASK), a folder of images or a CSV file, and may be repeated.
+TFDS name, a folder of images or a CSV file, and may be repeated.
 All other settings are keys of the config's fewshot section: --config=FILE reads them from a recipe,
 --config.fewshot.KEY=VALUE sets one.
 
@@ -248,8 +248,6 @@ def _from_file(spec: str) -> dict[str, Any]:
 
 def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the datasets of --dataset or of the config, with the flags applied to each."""
-    from vit_jax.data.sources.rendered import is_rendered
-
     flags = {
         "train_split": args.train_split,
         "test_split": args.test_split,
@@ -264,8 +262,7 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
         path = user_path(text)
         kind = "folder" if path.is_dir() else "csv" if path.is_file() else "tfds"
         own = path.stem if kind == "csv" else path.name if kind == "folder" else text
-        named = own if is_rendered(own) else own.split(":")[0]
-        name = named.replace("/", "_").replace(":", "_")
+        name = own.split(":")[0].replace("/", "_")
         if name in found:
             raise ConfigError(
                 f"two datasets are named {name!r}",

@@ -11,16 +11,14 @@ recurrence at a model's size.
 """
 
 import argparse
-import contextlib
-import logging
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import non_negative_int, positive_int
 from vit_jax.commands.load_options import model_overrides
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import ModelConfig
+from vit_jax.shown_log import without_info_log
 from vit_jax.tables import plain_table
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             _show_complexity(console, options, image_size)
         return 0
     title = f"{args.num_classes:,} classes, {chosen[0][0].dtype}"
-    with _without_log():
+    with without_info_log():
         if len(args.names) == 1:
             ((options, image_size),) = chosen
             classes = _classes(args, options)
@@ -144,18 +142,6 @@ def _costs(args: argparse.Namespace, chosen: list[tuple[ModelConfig, int]]) -> "
         disable=hidden,
     )
     return [cost or compute_cost(options, **size) for cost, (options, size) in rows]
-
-
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Silences log lines, such as the choice of the attention kernel, while the table is made."""
-    logger = logging.getLogger("vit_jax")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _choose(

@@ -10,10 +10,10 @@
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:4x4 --save=gs://BUCKET/compiled
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
-compiler: pip install 'vit_jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
+compiler: pip install 'jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
 network (DCN).
 
-Plans for GPUs need no GPU and no driver: pip install 'vit_jax[cuda]'. h200:8 is one node with 8
+Plans for GPUs need no GPU and no driver: pip install 'jax[cuda13]'. h200:8 is one node with 8
 GPUs, h100:8x4 is 4 nodes with 8 GPUs each, l4 is one GPU. Kinds: a100 (80 GB), a100-40gb,
 a100-pcie, h100 (SXM), h100-pcie, h200, b200, l4, l40, l40s, rtx3090, rtx4090. XLA cannot time
 kernels without a GPU, so it takes cuBLAS's matmuls; on a real GPU it may choose others. XLA_FLAGS
@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--config", help="FILE.py or FILE.py:ARG; required without --run")
+    parser.add_argument(
+        "--config", help="name of a recipe, FILE.py or FILE.py:ARG; needed without --run"
+    )
     parser.add_argument(
         "--topology",
         help="TPU: v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, 2*v5e:16x16 (two slices). GPU: h200:8"

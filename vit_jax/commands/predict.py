@@ -23,6 +23,7 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.errors import ConfigError, DataError, NonFiniteError, WeightsError
+from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
     chosen = args.format or ("list" if len(images) <= 3 else "table")
     found = _classify(images, model, names, args)
-    _print(found, "json" if args.json else chosen, min(args.top, len(names)))
+    with without_info_log():
+        _print(found, "json" if args.json else chosen, min(args.top, len(names)))
     return 0
 
 

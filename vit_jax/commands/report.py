@@ -60,15 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         action="append",
         metavar="KEY=VALUE,...",
-        help="metric=, rows=, columns=, against=ROW, margin=, where.COLUMN=, title=; replaces the"
-        " suggested tables; may be repeated",
+        help="metric=, rows=, columns=, against=ROW, margin=, pool=, where.COLUMN=, title=;"
+        " replaces the suggested tables; may be repeated",
     )
     parser.add_argument(
         "--plot",
         action="append",
         metavar="KEY=VALUE,...",
-        help="x=, y=, series=, panel=, through=, log_x, where.COLUMN=, title=; replaces the"
-        " suggested plots; may be repeated",
+        help="x=, y=, series=, panel=, through=, log_x, log_y, pool=, where.COLUMN=, title=;"
+        " replaces the suggested plots; may be repeated",
     )
     parser.add_argument(
         "--curves",

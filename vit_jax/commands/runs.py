@@ -21,7 +21,7 @@ from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.run.find import find_runs
 from vit_jax.run.job_folder import read_all
 from vit_jax.run.status import STATES, RunStatus, read_status
-from vit_jax.run.time_account import duration_text
+from vit_jax.run.time_account import ago_text
 from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _table(rows: list[_Row], most: int) -> "Table":
             status.score_text,
             status.time_text,
             status.eta_text,
-            "" if ago is None else f"{duration_text(round(ago))} ago",
+            "" if ago is None else ago_text(ago),
             f"[{_COLOURS.get(status.state, 'none')}]{escape(state)}[/]",
         )
     if len(rows) > most:

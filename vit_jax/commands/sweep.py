@@ -1,6 +1,6 @@
 """Run many jobs, listed in one Python file, on this machine or on a cluster.
 
-    python -m vit_jax sweep --sweep=FILE.py[:ARG] --workdir=FOLDER
+    python -m vit_jax sweep --sweep=FILE.py[:ARG]
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --at_once=4
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --executor=slurm --slurm.partition=gpu
     python -m vit_jax sweep --sweep=FILE.py --workdir=FOLDER --executor=commands
@@ -18,12 +18,14 @@ Exit codes: 0 all jobs finished; 1 some failed; 2 user error; 75 stopped.
 
 import argparse
 import ast
+import logging
 import shlex
 import time
 from typing import Any
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
+from vit_jax.run.default_folder import default_sweep_folder
 from vit_jax.storage.paths import check_output_folder, user_path
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
@@ -32,6 +34,8 @@ from vit_jax.sweep.state import open_sweep, write_record
 from vit_jax.sweep.sweep_file import read_sweep
 from vit_jax.sweep.table import TableView, summary
 from vit_jax.train.signals import StopSignals
+
+log = logging.getLogger(__name__)
 
 # Prefix of the options of the cluster.
 OVERRIDES = "--slurm."
@@ -48,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sweep", required=True, help="FILE.py or FILE.py:ARG")
     parser.add_argument(
         "--workdir",
-        required=True,
         type=user_path,
-        help="folder of the sweep, also in a bucket: gs://... or s3://...",
+        help="folder of the sweep, also in a bucket: gs://... or s3://...; default: the latest"
+        " runs/FILE-DATE of this sweep, or a new one",
     )
     parser.add_argument(
         "--executor",
@@ -82,7 +86,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "--executor=slurm",
             "remove it, or change the executor",
         )
-    folder = args.workdir.expanduser().absolute()
+    folder = (args.workdir or default_sweep_folder(args.sweep)).expanduser().absolute()
+    if args.workdir is None:
+        log.info("sweep folder: %s (--workdir chooses another)", folder)
     check_output_folder(folder, ["jobs"])
     plan = Plan(read_sweep(args.sweep), folder)
     with launcher_lock(plan.folder):

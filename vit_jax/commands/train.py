@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--config", required=True, help="FILE.py or FILE.py:ARG")
+    parser.add_argument("--config", required=True, help="name of a recipe, FILE.py or FILE.py:ARG")
     parser.add_argument(
         "--workdir", type=user_path, help="run folder; default: runs/RECIPE-DATE, a new one"
     )

@@ -169,9 +169,8 @@ class DataConfig(Section):
     JSONL file, or tar files in WebDataset's layout, see `data.sources.captioned`).
     """
     name: str = option()
-    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", a bundled one ("digits"), or images that are
-    rendered from a seed ("rendered:TASK[:SEED]", see `data.renderer`); Hugging Face name, e.g.
-    "uoft-cs/cifar10"; any name for folder, csv and mixture.
+    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); Hugging Face
+    name, e.g. "uoft-cs/cifar10"; any name for folder, csv and mixture.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
@@ -232,6 +231,15 @@ class DataConfig(Section):
     """Batches that the loader prepares ahead."""
 
     def check(self) -> None:
+        pad = self.augment.pad_pixels
+        if self.augment.crop == "pad" and pad >= self.image_size:
+            raise ConfigError(
+                f"is {pad} for images of {self.image_size} pixels, which a shift could move out of"
+                " the picture",
+                f"less than {self.image_size} pixels",
+                "set it to about an eighth of data.image_size",
+                key="augment.pad_pixels",
+            )
         if self.mixture and self.subset.rule is not None:
             raise ConfigError(
                 "given with a 'mixture'",
@@ -239,10 +247,8 @@ class DataConfig(Section):
                 "give the members a train_split such as train[:10%]",
                 key="subset",
             )
-        is_rendered = self.source == "tfds" and self.name.startswith("rendered:")
-        if self.label_rule is not None and (self.source != "tfds" or self.mixture or is_rendered):
-            kind = "rendered images" if is_rendered else f"source {self.source}"
-            kind = "a mixture" if self.mixture else kind
+        if self.label_rule is not None and (self.source != "tfds" or self.mixture):
+            kind = "a mixture" if self.mixture else f"source {self.source}"
             raise ConfigError(
                 f"is {self.label_rule!r} for {kind}",
                 "one TFDS dataset",

@@ -119,9 +119,13 @@ class FewshotConfig(Section):
     4.1, and its code.
     """
     knn_vote: Literal["weighted", "majority"] = option("weighted")
-    """weighted: a neighbour's vote has weight exp(cosine similarity / knn_temperature)."""
+    """weighted: a neighbour's vote has weight exp(cosine similarity / knn_temperature)
+    (arXiv:2104.14294).
+    """
     knn_temperature: float = option(0.07, above=0)
-    """Temperature of the weighted vote; smaller: near neighbours count more."""
+    """Temperature of the weighted vote; smaller: near neighbours count more
+    (arXiv:2104.14294).
+    """
     probe_c: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
     """Candidates for C of scikit-learn's LogisticRegression: inverse regularisation strength."""
     probe_memory_mb: int = option(2048, at_least=0)

@@ -19,7 +19,7 @@ from vit_jax.config.durations import DURATION_UNITS
 from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.config.upgrade import upgrade_config
-from vit_jax.errors import ConfigError, UserError
+from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
 from vit_jax.storage.files import read_json
@@ -173,7 +173,7 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
         raise ConfigError(
             f"no {option} file at {path}",
             f"a Python file with {function}()",
-            _other_recipe(path) if option == "config" else f"check --{option}",
+            _other_recipe(path, colon + arg) if option == "config" else f"check --{option}",
         )
     names = _run(path, option, lambda: runpy.run_path(path))
     call = names.get(function)
@@ -195,11 +195,11 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
     return _run(path, option, made), names
 
 
-def _other_recipe(path: str) -> str:
+def _other_recipe(path: str, arg: str) -> str:
     """Returns what to do about a config file that is not there."""
     name = path.rsplit("/", 1)[-1].removesuffix(".py")
     if close := difflib.get_close_matches(name, recipes(), 1, 0.8):
-        return f"did you mean --config={close[0]}?"
+        return f"did you mean --config={close[0]}{arg}?"
     return f"check --config, or name a recipe: {', '.join(recipes())}"
 
 
@@ -278,6 +278,10 @@ def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:
                 chosen[name] = match[0]
                 break
         else:
-            allowed = "; ".join(f"{n}: {', '.join(map(str, v))}" for n, v in choices.items())
-            raise ConfigError(f"config argument {word!r}", f"words from {allowed}", "pick one")
+            named = {name: [str(value) for value in values] for name, values in choices.items()}
+            allowed = "; ".join(f"{name}: {first_few(few, 20)}" for name, few in named.items())
+            every = [value for values in named.values() for value in values]
+            meant = difflib.get_close_matches(word, every, n=1)
+            fix = f"did you mean {meant[0]!r}?" if meant else "pick one"
+            raise ConfigError(f"config argument {word!r}", f"words from {allowed}", fix)
     return chosen

@@ -14,7 +14,9 @@ class ScheduleConfig(Section):
     """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
 
     decay: Literal["cosine", "linear", "rsqrt", "step", "constant"] = option("cosine")
-    """Shape of the learning rate after the warmup. step: constant, multiplied at `step_at`."""
+    """Shape of the learning rate after the warmup. cosine: arXiv:1608.03983. step: constant,
+    multiplied at `step_at`.
+    """
     warmup_steps: int | None = option(None, at_least=0)
     """Length of the linear warmup from 0. None: no warmup."""
     warmup_epochs: float | None = option(None, at_least=0)
@@ -67,7 +69,9 @@ class OptimizerConfig(Section):
     options: dict[str, Any] = option({})
     """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""
     weight_decay: float = option(0.0, at_least=0)
-    """Decoupled weight decay: a step at learning rate lr adds -lr * weight_decay * parameter."""
+    """Decoupled weight decay (arXiv:1711.05101): a step at learning rate lr adds
+    -lr * weight_decay * parameter.
+    """
     end_weight_decay: float | None = option(None, at_least=0)
     """Weight decay at the end of the run; it changes from `weight_decay` along half a cosine
     (arXiv:2104.14294). None: it is constant.

@@ -211,5 +211,5 @@ def _unreadable_error(encoded: bytes, reason: str) -> DataError:
     return DataError(
         f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",
         "an intact PNG, JPEG or other file that Pillow reads",
-        "repair or remove it and prepare the dataset again",
+        "repair or remove it",
     )

@@ -418,4 +418,5 @@ class _RowLoader:
             return self.preprocessing.make_row(example, rng)
         except DataError as error:
             where = f"example {example.id} of {self.source.name}: {error.got}"
-            raise DataError(where, error.expected, error.fix) from None
+            fix = f"{error.fix}, or set data.on_bad_example=skip"
+            raise DataError(where, error.expected, fix) from None

@@ -24,7 +24,8 @@ class Split:
     Attributes:
         name: name for messages.
         num_examples: number of examples.
-        per_class: i[C], number of examples of each class; None: unknown.
+        per_class: i[C], number of examples of each class of the training split; None: unknown, or
+            the split has other classes.
     """
 
     name: str
@@ -39,18 +40,26 @@ def training_warnings(
 
     Args:
         source: the training examples.
-        evaluated: name in the metrics -> evaluated examples of the same dataset.
+        evaluated: name in the metrics -> evaluated examples.
         uses_labels: whether the task learns from labels.
     """
     train = Split(source.name, len(source), _per_class(source) if uses_labels else None)
+    # A split with other classes, such as ObjectNet, is of another dataset.
+    same = {
+        name: tuple(other.class_names) == tuple(source.class_names)
+        for name, other in evaluated.items()
+    }
     others = {
-        name: Split(f"{name!r} ({other.name})", len(other), _per_class(other))
+        name: Split(
+            f"{name!r} ({other.name})", len(other), _per_class(other) if same[name] else None
+        )
         for name, other in evaluated.items()
     }
     warnings = split_warnings(train, list(others.values()), source.class_names)
     for name, other in evaluated.items():
         # Evaluating training examples may be intended, and then it is called so.
-        shared = 0 if name.startswith("train") else _num_shared(source, other)
+        compares = same[name] and not name.startswith("train")
+        shared = _num_shared(source, other) if compares else 0
         if shared:
             warnings.append(
                 f"{shared:,} of the {len(other):,} examples of evaluation split {others[name].name}"

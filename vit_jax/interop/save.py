@@ -14,16 +14,23 @@ from vit_jax.interop import native
 from vit_jax.interop.formats import Tensors, all_formats, formats_of
 from vit_jax.interop.load import Loaded
 from vit_jax.interop.npz_about import write_about
+from vit_jax.interop.report import LoadReport
 from vit_jax.interop.tensors import DIGESTS
+from vit_jax.models.family import ImageModel
 from vit_jax.run.digest import array_digest
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import json_text, write_json, write_through
-from vit_jax.storage.paths import check_output_folder, is_bucket
+from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
+
+
+def format_names() -> list[str]:
+    """Returns the names of all formats."""
+    return list(dict.fromkeys([*(format.name for format in all_formats()), native.NAME]))
 
 
 def check_format(name: str) -> None:
     """Raises WeightsError if no model family has a format of this name."""
-    known = list(dict.fromkeys([*(format.name for format in all_formats()), native.NAME]))
+    known = format_names()
     if name not in known:
         raise WeightsError(
             f"format {name!r}",
@@ -74,6 +81,37 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
             write_about(part, about)
         else:
             _write_folder(part, tensors)
+
+
+def save_pretrained(model: ImageModel, path: str | Path, format: str = native.NAME) -> None:
+    """Writes a model with its present weights, e.g. after training it with your own loop.
+
+    `load_pretrained`, `init_from`, `predict` and `convert` read the result. To keep the names of
+    the classes, set `model.class_names` before.
+
+    Args:
+        model: made by `create_model` or `load_pretrained`.
+        path: a new npz file or folder, depending on the format; local or in a bucket.
+        format: "orbax", which holds every model, or a format of the model's family:
+            "vision_transformer", "timm", "transformers", "big_transfer".
+
+    Raises:
+        WeightsError: the path exists, or the format cannot represent the model.
+
+    >>> save_pretrained(model, "tuned")  # doctest: +SKIP
+    """
+    linear = getattr(getattr(model, "head", None), "linear", None)
+    name = model.config.name
+    loaded = Loaded(
+        model=model,
+        options=model.config,
+        num_classes=0 if linear is None else linear.kernel.shape[-1],
+        image_size=model.image_size,
+        class_names=model.class_names,
+        view=model.view,
+        report=LoadReport("memory", native.NAME, name, 0),
+    )
+    save(loaded, user_path(str(path)), format)
 
 
 def check_new_path(path: Path) -> None:

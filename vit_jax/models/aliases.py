@@ -1,5 +1,6 @@
 """Names of timm, transformers and torchvision for models that are registered here."""
 
+import difflib
 import re
 from typing import NamedTuple
 
@@ -35,6 +36,9 @@ _PATTERNS = {
     rf"mixer_{_SIZE}(?P<patch>\d+){_PIXELS}{_TAG}": "Mixer-{size}/{patch}",
     rf"resnetv2_(?P<units>\d+)x(?P<factor>\d)_bitm?{_TAG}": "BiT-R{units}x{factor}",
     r"bit-(?P<units>\d+)": "BiT-R{units}x1",
+    rf"clip-vit-{_SIZE}-patch(?P<patch>\d+){_PIXELS}": "CLIP-ViT-{size}/{patch}",
+    rf"siglip-{_SIZE}-patch(?P<patch>\d+){_PIXELS}": "SigLIP-ViT-{size}/{patch}",
+    rf"siglip2-{_SIZE}-patch(?P<patch>\d+){_PIXELS}": "SigLIP2-ViT-{size}/{patch}",
 }  # fmt: skip
 
 
@@ -58,3 +62,38 @@ def find_alias(name: str) -> Alias | None:
                 size = _LETTERS.get(parts.get("size") or "", "")
                 return Alias(ours.format(**parts | {"size": size}), int(pixels) if pixels else None)
     return None
+
+
+def our_name(name: str) -> str:
+    """Returns our name for a name of another project; any other name as it is."""
+    alias = find_alias(name)
+    return name if alias is None else alias.name
+
+
+def similar_sizes(name: str) -> str | None:
+    """Returns the ViT of the sizes in a name that is no alias; None: it names no size and patch.
+
+    >>> similar_sizes("vit_bass_patch16_224"), similar_sizes("facebook/dinov2-small")
+    ('ViT-B/16', 'ViT-S/14')
+    """
+    patch = re.search(r"patch_?(\d+)|dinov2", name.lower())
+    words = [word for word in _LETTERS if len(word) > 2]
+    for part in re.split(r"[^a-z0-9]+", name.lower()):
+        if patch and (found := difflib.get_close_matches(part, words, 1, 0.7)):
+            return f"ViT-{_LETTERS[found[0]]}/{patch[1] or 14}"
+    return None
+
+
+def timm_name(name: str) -> str | None:
+    """Returns timm's name for the sizes of a model; None: it has none.
+
+    >>> timm_name("ViT-B/16"), timm_name("Mixer-L/16"), timm_name("BiT-R50x1")
+    ('vit_base_patch16_224', 'mixer_l16_224', 'resnetv2_50x1_bit')
+    """
+    words = {letter: word for word, letter in _LETTERS.items() if len(word) > 2}
+    if (vit := re.fullmatch(r"ViT-(\w+)/(\d+)", name)) and vit[1] in words:
+        return f"vit_{words[vit[1]]}_patch{vit[2]}_224"
+    if mixer := re.fullmatch(r"Mixer-(\w)/(\d+)", name):
+        return f"mixer_{mixer[1].lower()}{mixer[2]}_224"
+    bit = re.fullmatch(r"BiT-R(\d+)x(\d)", name)
+    return f"resnetv2_{bit[1]}x{bit[2]}_bit" if bit else None

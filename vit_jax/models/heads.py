@@ -70,16 +70,25 @@ class AttentionPooling(nnx.Module):
         )
 
     def __call__(
-        self, tokens: Float[Array, "B N D"], valid_tokens: ValidTokens = None
+        self,
+        tokens: Float[Array, "B N D"],
+        valid_tokens: ValidTokens = None,
+        mask: Bool[Array, "#B 1 1 N"] | None = None,
     ) -> Float[Array, "B D"]:
-        """Returns one vector per example; tokens after the first `valid_tokens` get no weight."""
+        """Returns one vector per example.
+
+        Args:
+            tokens: tokens of each example.
+            valid_tokens: tokens after the first `valid_tokens` get no weight.
+            mask: tokens where it is False get no weight.
+        """
         shape = (tokens.shape[0], *self.probe.shape[1:])
         probe = constrain(jnp.broadcast_to(self.probe[...], shape), "batch")
         query, key, value = (
             constrain(layer(x), "batch", None, "tensor")
             for layer, x in ((self.query, probe), (self.key, tokens), (self.value, tokens))
         )
-        attended = attend(query, key, value, valid_tokens=valid_tokens)
+        attended = attend(query, key, value, valid_tokens=valid_tokens, mask=mask)
         x = constrain(self.out(attended), "batch")
         return (x + constrain(self.mlp(self.norm(x)), "batch"))[:, 0]
 

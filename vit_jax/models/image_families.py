@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from vit_jax.errors import ModelError, nearest
-from vit_jax.models.aliases import find_alias
+from vit_jax.models.aliases import our_name, similar_sizes
 from vit_jax.models.block_means import BLOCK_MEANS
 from vit_jax.models.family import Family
 from vit_jax.models.mixer import MIXER
@@ -25,26 +25,19 @@ def find_family(name: str, families: Sequence[Family]) -> Family:
     """Returns the family of a model name.
 
     Args:
-        name: e.g. "ViT-B/16".
+        name: e.g. "ViT-B/16", or its name in another project.
         families: where to look.
 
     Raises:
-        ModelError: unknown name. The error suggests the model of this name in another project, or
-            the most similar listed one.
+        ModelError: unknown name. The error suggests a model of similar sizes or name.
     """
-    for family in families:
-        if name in family.sizes or family.parse(name) is not None:
-            return family
+    for known in (name, our_name(name)):
+        for family in families:
+            if known in family.sizes or family.parse(known) is not None:
+                return family
+    listed = [size for family in families for size in family.sizes]
     raise ModelError(
         f"unknown model {name!r}",
         "; ".join(family.pattern for family in families),
-        f"did you mean {_meant_model(name, families)!r}?",
+        f"did you mean {similar_sizes(name) or nearest(name, listed)!r}?",
     )
-
-
-def _meant_model(name: str, families: Sequence[Family]) -> str:
-    """Returns the model that an unknown name means: that of another project, or a similar one."""
-    alias = find_alias(name)
-    if alias is not None and any(family.parse(alias.name) is not None for family in families):
-        return alias.name
-    return nearest(name, [size for family in families for size in family.sizes])

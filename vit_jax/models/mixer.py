@@ -40,7 +40,10 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *_BLOCK_INTERMEDIATES)
 
 
 class MixerConfig(ModelConfig):
-    """Options of an MLP-Mixer."""
+    """Options of an MLP-Mixer.
+
+    Source: arXiv:2105.01601.
+    """
 
     kind: ClassVar[str] = "an MLP-Mixer"
 

@@ -31,7 +31,8 @@ class TextOptions(TypedDict, total=False):
     """Whether a token attends only to itself and the tokens before it, as in CLIP. Default: False.
     """
     pad_token: int | None
-    """Token that no token attends to, as in BERT. None: all tokens are attended to. Default: None.
+    """Token that no token attends to, as in BERT, nor attention pooling. None: all tokens are
+    attended to, as in SigLIP. Default: None.
     """
     pooling: Literal['first', 'last', 'end_token', 'map', 'mean']
     """How tokens become one vector. first: BERT's class token. last: the last position, as in

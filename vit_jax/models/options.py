@@ -1,8 +1,9 @@
 """The options that all model families share. Each family's section adds its own options."""
 
 import re
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+from vit_jax.models.aliases import our_name
 from vit_jax.schema import Section, option
 
 AUTO = "auto"
@@ -18,9 +19,15 @@ class ModelConfig(Section):
 
     kind: ClassVar[str] = "a model"
 
+    def __init__(self, **values: Any):
+        if isinstance(values.get("name"), str):
+            values["name"] = our_name(values["name"])
+        super().__init__(**values)
+
     name: str = option()
     """The paper's name, e.g. `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`, `Mixer-B/16`; or `auto`: the
-    architecture of the weights in `init_from`, with the options that are set here.
+    architecture of the weights in `init_from`, with the options that are set here. A name of timm,
+    transformers or torchvision stands for the model of the same sizes.
     """
     head_bias_init: float = option(0.0)
     """Initial bias of the head. -10 suits sigmoid cross-entropy over many classes."""

@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import KEY, ConfigError, ModelError
-from vit_jax.models.aliases import find_alias
+from vit_jax.models.aliases import find_alias, our_name, timm_name
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
 from vit_jax.models.option_types import ModelOptions
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
-from vit_jax.synonyms import meant_name
+from vit_jax.synonyms import advice, meant_name
 
 FAMILIES: tuple[Family, ...] = (*IMAGE_FAMILIES, TWO_TOWERS)
 
@@ -27,17 +27,20 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Args:
         pattern: names to return; `*` stands for any text, case does not count. Also a name of timm,
-            transformers or torchvision.
+            transformers or torchvision; `*` in it works for those of timm.
 
-    >>> list_models("*vit-mini*"), list_models("vit_base_patch16_224")
-    (['ViT-Mini/4', 'R+ViT-Mini/4'], ['ViT-B/16'])
+    >>> list_models("*vit-mini*"), list_models("vit_base_patch16_224"), list_models("mixer_b*")
+    (['ViT-Mini/4', 'R+ViT-Mini/4'], ['ViT-B/16'], ['Mixer-B/32', 'Mixer-B/16'])
     >>> {"ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16"} <= set(list_models())
     True
     """
-    alias = find_alias(pattern)
-    wanted = (pattern if alias is None else alias.name).lower()
+    wanted = our_name(pattern).lower()
     names = [name for family in FAMILIES for name in family.sizes]
-    return [name for name in names if fnmatch.fnmatchcase(name.lower(), wanted)]
+    return [
+        name
+        for name in names
+        if any(fnmatch.fnmatchcase(n.lower(), wanted) for n in (name, timm_name(name)) if n)
+    ]
 
 
 def family_of(name: str) -> Family:
@@ -57,7 +60,12 @@ def default_image_size(name: str) -> int:
 
     >>> default_image_size("ViT-B/16"), default_image_size("BiT-R-Mini")
     (224, 32)
+    >>> default_image_size("vit_base_patch16_384")
+    384
     """
+    alias = find_alias(name)
+    if alias is not None and alias.image_size is not None:
+        return alias.image_size
     return SMALL_IMAGE_SIZE if is_small(name) else IMAGE_SIZE
 
 
@@ -211,7 +219,7 @@ def _check_arguments(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"unknown config key '{KEY}' for {family.options.kind or family.name}",
                 f"{', '.join(of_function)}, or one of {', '.join(sorted(known[3:]))}",
-                f"did you mean '{meant_name(key, known)}'?",
+                advice(key, meant_name(key, known)),
                 key=key,
             )
 

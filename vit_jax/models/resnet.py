@@ -46,7 +46,10 @@ _WIDTHS = (1, 2, 3, 4)
 
 
 class ResNetConfig(ModelConfig):
-    """Options of a BiT ResNet."""
+    """Options of a BiT ResNet.
+
+    Source: arXiv:1912.11370.
+    """
 
     kind: ClassVar[str] = "a ResNet"
 

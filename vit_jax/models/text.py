@@ -55,7 +55,9 @@ class TextConfig(Section):
     is_causal: bool = option(False)
     """Whether a token attends only to itself and the tokens before it, as in CLIP."""
     pad_token: int | None = option(None, at_least=0)
-    """Token that no token attends to, as in BERT. None: all tokens are attended to."""
+    """Token that no token attends to, as in BERT, nor attention pooling. None: all tokens are
+    attended to, as in SigLIP.
+    """
     pooling: Literal["first", "last", "end_token", "map", "mean"] = option("last")
     """How tokens become one vector. first: BERT's class token. last: the last position, as in
     SigLIP. end_token: the position of `end_token`, as in CLIP. map: attention pooling. mean: the
@@ -264,7 +266,9 @@ class TextTower(nnx.Module):
     def _pool(self, x: Float[Array, "B N D"], tokens: Int[Array, "B N"]) -> Float[Array, "B D"]:
         pooling, end = self.options.pooling, self.options.end_token
         if self.attention_pooling is not None:
-            return self.attention_pooling(x)
+            is_masked = self.options.pad_token is not None
+            mask = self._is_text(tokens)[:, None, None, :] if is_masked else None
+            return self.attention_pooling(x, mask=mask)
         if pooling == "mean":
             if self.options.pad_token is None:
                 return x.mean(1, dtype=jnp.float32)

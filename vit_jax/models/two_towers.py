@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.aliases import our_name
 from vit_jax.models.family import Family, ImageModel, Layer
 from vit_jax.models.heads import Head
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
@@ -61,7 +62,7 @@ class TwoTowersConfig(ModelConfig):
 
     def __init__(self, **values: Any):
         name = values.get("name")
-        if isinstance(name, str) and (defaults := named_options(name)) is not None:
+        if isinstance(name, str) and (defaults := named_options(our_name(name))):
             shared = {key: values[key] for key in _SHARED if key in values}
             values = {**defaults, **values}
             values["image"] = _tower(values["image"], defaults["image"], shared, "image")

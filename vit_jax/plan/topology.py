@@ -211,7 +211,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
             raise MissingLibraryError(
                 f"--topology={topology.name} needs libtpu, the TPU compiler",
                 "an installed libtpu (no TPU is needed)",
-                "run pip install 'vit_jax[tpu]', or 'jax[tpu]' in a clone",
+                "run: pip install 'jax[tpu]'",
             ) from None
     from jax.experimental import topologies
 
@@ -238,7 +238,7 @@ def _gpu_devices(topology: Topology) -> list[Any]:
         raise MissingLibraryError(
             f"--topology={topology.name} needs JAX's CUDA plugin, which contains the GPU compiler",
             "an installed CUDA plugin (no GPU or driver is needed)",
-            "run pip install 'vit_jax[cuda]', or 'jax[cuda13]' in a clone",
+            "run: pip install 'jax[cuda13]'",
         )
     from jax.experimental import topologies
 

@@ -61,6 +61,7 @@ class Panel:
         y: title of the y-axis.
         traces: what it shows.
         log_x: whether the x-axis is logarithmic.
+        log_y: whether the y-axis is logarithmic.
         rows: names of the rows, if the y-axis has no numbers.
     """
 
@@ -69,11 +70,18 @@ class Panel:
     y: str
     traces: list[Trace]
     log_x: bool = False
+    log_y: bool = False
     rows: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
         """Returns the panel as JSON, without traces that have no point."""
-        made = {"title": self.title, "x": self.x, "y": self.y, "log_x": self.log_x}
+        made = {
+            "title": self.title,
+            "x": self.x,
+            "y": self.y,
+            "log_x": self.log_x,
+            "log_y": self.log_y,
+        }
         traces = [one.to_json(index) for one in self.traces if len(one.x)]
         return {**made, "rows": self.rows, "traces": traces}
 

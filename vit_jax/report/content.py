@@ -115,7 +115,8 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     Raises:
         ConfigError: no run has a requested column or metric.
     """
-    asked, frame, palette = _with_sweeps(found, request), run_frame(found.runs), Palette()
+    asked, frame = _with_sweeps(found, request), run_frame(found.runs)
+    palette = Palette(asked.families)
     reported, missing = suggest.exclude_candidates(frame), overview.missing_table(found, frame)
 
     def make_all(kind: str, suggested: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from vit_jax.evaluation.intervals import interval
 from vit_jax.report.intervals import is_equal_within, is_told_apart
 from vit_jax.report.labels import format_metric, is_fraction, lower_is_better
 from vit_jax.report.requests import TableRequest
-from vit_jax.report.tables import Cell, Table
+from vit_jax.report.tables import CHANCE, Cell, Table
 
 
 def difference_table(request: TableRequest, scores: Table) -> Table:
@@ -18,7 +18,7 @@ def difference_table(request: TableRequest, scores: Table) -> Table:
     """
     against, metric, means = request.against, request.metric, scores.means
     assert means is not None
-    rows = [row[0].text for row in scores.rows]
+    rows = [row[0].text for row in scores.rows if row[0].text != CHANCE]
     if against not in rows:
         raise ConfigError(
             f"against={against}: no {request.rows} has this name",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -42,6 +43,10 @@ _UNKNOWNS = {"floor": "E", "size_factor": "A", "size_exponent": "a", "data_facto
              "data_exponent": "b"}  # fmt: skip
 # Amounts of compute at which series are compared, between the smallest and the largest of all.
 _COMPARED = 3
+# Beyond this many times the compute of the largest run, a law is extrapolated.
+_EXTRAPOLATED = 2.0
+# A task is not learned if the best loss is a larger share of that of guessing, ln C for C classes.
+_LEARNED = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +175,21 @@ def _law_table(fitted: Sequence[FittedRuns]) -> Table:
         f" fitted to the runs by the Huber loss of the logarithm; in brackets the 95 % interval of"
         f" {DRAWS} residual bootstraps. The typical error is the median over the runs."
     ]
+    notes += filter(None, map(_not_learned, fitted))
     return _without_empty(Table("Scaling law", header, rows, notes))
+
+
+def _not_learned(one: FittedRuns) -> str:
+    """Returns a warning about a law of runs that do no better than guessing, else ""."""
+    classes, best = len(one.runs.index[0].classes), float(one.runs["loss"].min())
+    is_evaluated = re.fullmatch("eval/.+/loss", one.fit.metric) is not None
+    if not classes or not is_evaluated or best < _LEARNED * math.log(classes):
+        return ""
+    name = " ".join(filter(None, (one.fit.panel, one.fit.series)))
+    return (
+        f"Not learned: the best loss of {name}, {best:.3g}, is close to that of guessing,"
+        f" ln {classes} = {math.log(classes):.3g}. Its law describes noise."
+    )
 
 
 def _prediction_table(fitted: Sequence[FittedRuns]) -> Table:
@@ -240,6 +259,8 @@ def _compute_table(request: FitRequest, fitted: Sequence[FittedRuns]) -> Table:
             for one in known.values():
                 ratio, least, most = one.fit.flops_ratio(reference.fit, flops)
                 ends = f"[{_ratio_text(least)}, {_ratio_text(most)}]"
+                beyond = ratio * flops > _EXTRAPOLATED * _flops_range(one)[1]
+                ends += " extrapolated" if beyond and math.isfinite(ratio) else ""
                 rows.append(
                     [
                         *_names(one.fit),
@@ -252,7 +273,8 @@ def _compute_table(request: FitRequest, fitted: Sequence[FittedRuns]) -> Table:
     notes = [
         f"The compute with which a series reaches the loss that {against} reaches, divided by"
         f" that of {against}; below 1 it needs less. Each at its best size between the smallest and"
-        " the largest of its runs. never: the law does not reach the loss."
+        " the largest of its runs. never: the law does not reach the loss. extrapolated: more than"
+        f" {_EXTRAPOLATED:g} times the compute of its largest run."
     ]
     return _without_empty(Table("Compute to equal loss", header, rows, notes))
 

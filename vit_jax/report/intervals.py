@@ -7,7 +7,8 @@ Every interval comes from draws of the mean score of a cell of a table (or point
   `report/correct-SPLIT.json` gets binomial draws of its own, from its number of images.
 - Seeds: two or three runs are too few to draw from. The mean of n runs is moved by s / sqrt(n)
   times a draw of Student's t distribution instead. s is the standard deviation over seeds, pooled
-  over the cells of a column or panel, whose degrees of freedom are those of t.
+  over all cells with the same metric and dataset in the table or plot; t has the degrees of freedom
+  of s. Trivial baselines vary less than models and are not pooled with them.
 
 The interval is the middle 95 % of the draws.
 """
@@ -25,13 +26,15 @@ import pandas as pd
 from vit_jax.errors import FileError
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
 from vit_jax.evaluation.intervals import DRAWS, interval, resample_means
-from vit_jax.report.labels import is_fraction
+from vit_jax.report.labels import BLOCK_MEANS, bounds, is_fraction, lower_first, title_of
 from vit_jax.report.run import Run
-from vit_jax.report.scores import METRIC, VALUE
+from vit_jax.report.scores import METRIC, POOL, VALUE
 from vit_jax.rng import generator
 
 log = logging.getLogger(__name__)
 
+# Columns of `draw_means`.
+_DRAWN = ["draws", "images", "paired", "freedom", "pooled"]
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
 _ROUNDING = 1e-6
 
@@ -41,8 +44,7 @@ def with_intervals(
     observed: pd.DataFrame,
     sets: Mapping[str, Sequence[str]],
     keys: list[str],
-    *,
-    is_fraction: bool = False,
+    metric: str,
 ) -> pd.DataFrame:
     """Adds 95 % intervals to means.
 
@@ -51,7 +53,7 @@ def with_intervals(
         observed: the observations alone.
         sets: name of a mean over datasets -> the datasets.
         keys: columns of a cell; the first one holds the dataset.
-        is_fraction: whether the scores lie between 0 and 1.
+        metric: name of the metric; intervals end at its bounds.
 
     Returns:
         `means` with the columns of `draw_means`, and low and high (NaN if nothing is known about
@@ -63,8 +65,7 @@ def with_intervals(
         drawn = pd.concat([drawn, draw_means_over(sets, drawn, over)])
     ends = [interval(draws) if np.ptp(draws) else (np.nan, np.nan) for draws in drawn["draws"]]
     low, high = np.array(ends).reshape(-1, 2).T
-    if is_fraction:  # Student's t does not know this.
-        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    low, high = np.clip((low, high), *bounds(metric))  # Student's t does not know them.
     return means.join(drawn.assign(low=low, high=high))
 
 
@@ -72,32 +73,32 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Draws the mean score of every cell.
 
     Args:
-        observed: observations.
-        keys: columns of a cell. Deviations over seeds are pooled over cells with an equal first
-            key, and images are paired over all cells.
+        observed: observations. Deviations over seeds are pooled over cells with the same metric and
+            the same value in column POOL, and images are paired over all cells.
+        keys: columns of a cell.
 
     Returns:
         `keys` as the index, and the columns draws (f64[DRAWS]), images (number of test images; 0:
-        not known), paired (name of the set of test images; "": binomial draws) and freedom (degrees
-        of freedom of the deviation over seeds).
+        not known), paired (name of the set of test images; "": binomial draws), freedom (degrees of
+        freedom of the deviation over seeds) and pooled (number of cells that it is pooled over).
     """
-    rows = {}
-    for of_column in _groups(observed, keys[:1]).values():
-        cells = _groups(of_column, keys)
-        scores = {at: cell[VALUE].to_numpy(float) for at, cell in cells.items()}
-        freedom = sum(len(values) - 1 for values in scores.values())
-        squares = sum(float(np.var(values)) * len(values) for values in scores.values())
-        for at, cell in cells.items():
-            name, values = " ".join(map(str, at)), scores[at]
-            draws, images, paired = _draw_images(cell, name)
-            draws = values.mean() + draws
-            if freedom:
-                deviation = np.sqrt(squares / freedom / len(values))
-                draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
-            rows[at] = {"draws": draws, "images": images, "paired": paired, "freedom": freedom}
-    index = pd.MultiIndex.from_tuples(list(rows), names=keys)
-    columns = ["draws", "images", "paired", "freedom"]
-    return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+    cells = _groups(observed, keys)
+    pools: dict[Any, dict[str, np.ndarray]] = {}
+    for cell in cells.values():
+        pools.setdefault(_pool(cell), {})[_identity(cell)] = cell[VALUE].to_numpy(float)
+    rows = []
+    for cell in cells.values():
+        name, pool = _identity(cell), [*pools[_pool(cell)].values()]
+        freedom = sum(len(values) - 1 for values in pool)
+        draws, images, paired = _draw_images(cell, name)
+        draws = cell[VALUE].mean() + draws
+        if freedom:
+            squares = sum(float(np.var(values)) * len(values) for values in pool)
+            deviation = np.sqrt(squares / freedom / len(cell))
+            draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
+        rows.append((draws, images, paired, freedom, sum(len(values) > 1 for values in pool)))
+    index = pd.MultiIndex.from_tuples(list(cells), names=keys)
+    return pd.DataFrame(rows, index=index, columns=_DRAWN)
 
 
 def draw_means_over(
@@ -113,10 +114,13 @@ def draw_means_over(
     found, rows = drawn.to_dict("index"), []
     for name, *rest in cells:
         members = [found[member, *rest] for member in sets[name]]
-        draws, images, paired, freedom = zip(*(member.values() for member in members), strict=True)
-        rows.append((np.mean(draws, axis=0), sum(images), " ".join(paired), min(freedom)))
+        draws, images, paired, freedom, pooled = zip(
+            *(one.values() for one in members), strict=True
+        )
+        mean = np.mean(draws, axis=0)
+        rows.append((mean, sum(images), " ".join(paired), min(freedom), min(pooled)))
     index = pd.MultiIndex.from_tuples(list(cells), names=drawn.index.names)
-    return pd.DataFrame(rows, index=index, columns=drawn.columns)
+    return pd.DataFrame(rows, index=index, columns=_DRAWN)
 
 
 def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
@@ -140,22 +144,54 @@ def describe_means(means: pd.DataFrame) -> str:
     Args:
         means: what `with_intervals` returned.
     """
-    low, high = means["n"].min(), means["n"].max()
-    runs = f"{low}" if low == high else f"{low} to {high}"
-    first = "One run each" if high == 1 else f"Means of n = {runs} runs"
-    images = sorted({*means["images"]} - {0})
-    sizes = (
-        f"{images[0]:,}"
-        if len(images) == 1
-        else f"{images[0]:,} to {images[-1]:,}"
-        if images
-        else ""
-    )
-    sources = [f"{sizes} test images"] * bool(images) + ["seeds"] * bool(means["freedom"].any())
+    single = bool(means["n"].max() == 1)
+    first = "One run each" if single else f"Means of n = {_range(means['n'])} runs"
+    images = means["images"][means["images"] > 0]
+    sources = [f"{_range(images)} test images"] * bool(len(images))
+    sources += ["seeds"] * bool(means["freedom"].any())
     if not sources:
-        return f"{first}, so no interval" if high == 1 else first
-    unpaired = "" if (means["paired"] != "").all() or not images else "; images are not paired"
+        return f"{first}, so no interval" if single else first
+    known = not len(images) or bool((means["paired"] != "").all())
+    unpaired = "" if known else "; images are not paired"
     return f"{first} [95 % interval over {' and '.join(sources)}{unpaired}]"
+
+
+def describe_seeds(means: pd.DataFrame, pool: str) -> list[str]:
+    """Returns a sentence on the deviation over seeds; none if there is a single seed.
+
+    Args:
+        means: what `with_intervals` returned.
+        pool: column whose values were pooled separately.
+    """
+    several = means[means["freedom"] > 0]
+    if several.empty:
+        return []
+    freedom = f"{_range(several['freedom'])} degrees of freedom"
+    freedom = "1 degree of freedom" if several["freedom"].max() == 1 else freedom
+    if several["pooled"].max() == 1:
+        return [f"The seed deviation is that of each cell alone, with {freedom}."]
+    cells = f"{_range(several['pooled'])} cells of the same {lower_first(title_of(pool))}"
+    return [
+        f"The seed deviation is pooled over {cells}, with {freedom}, assuming that it is the same"
+        " for all models."
+    ]
+
+
+def _range(values: pd.Series) -> str:
+    low, high = f"{values.min():,}", f"{values.max():,}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _pool(cell: pd.DataFrame) -> Any:
+    """Returns what the cells have in common that a cell's deviation over seeds is pooled with."""
+    is_trivial = cell["family"] == BLOCK_MEANS
+    return frozenset(zip(cell[METRIC], cell[POOL], is_trivial, strict=True))
+
+
+def _identity(cell: pd.DataFrame) -> str:
+    """Returns a name for the scores of a cell, the same in every table and plot."""
+    pairs = zip(cell.index, cell[METRIC], strict=True)
+    return " ".join(sorted(f"{run.name} {metric}" for run, metric in pairs))
 
 
 def _groups(observed: pd.DataFrame, keys: list[str]) -> dict[tuple[Any, ...], pd.DataFrame]:

@@ -26,8 +26,9 @@ _TITLES = {
     "data.name": "dataset",
     "shots": "examples of each class",
 }
+BLOCK_MEANS = "block means"
 # In the order of their colours.
-FAMILIES = ("ViT", "hybrid", "ResNet", "Mixer", "block means")
+FAMILIES = ("ViT", "hybrid", "ResNet", "Mixer", BLOCK_MEANS)
 # First part of a metric of frozen features -> how its title begins.
 FROZEN_FEATURES = {
     "fewshot": "few-shot ",
@@ -58,7 +59,7 @@ def known_family(text: str) -> str | None:
     if re.match(r"R\d*\+ViT", text):
         return "hybrid"
     first = re.split(r"[^A-Za-z]", text, maxsplit=1)[0]
-    named = {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer", "BlockMeans": "block means"}
+    named = {"BiT": "ResNet", "ResNet": "ResNet", "Mixer": "Mixer", "BlockMeans": BLOCK_MEANS}
     return "ViT" if first == "ViT" else named.get(first)
 
 
@@ -83,8 +84,10 @@ def natural_key(value: Any) -> tuple[tuple[int, float, str], ...]:
 
     >>> sorted(["seed10", "seed9"], key=natural_key)
     ['seed9', 'seed10']
+    >>> sorted(["0.04", "0.006", "1e-3"], key=natural_key)
+    ['1e-3', '0.006', '0.04']
     """
-    if is_number(value):
+    if is_number(value) or re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", str(value)):
         return ((0, float(value), ""),)
     parts = re.split(r"(\d+)", str(value))
     return tuple((0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p)
@@ -99,6 +102,17 @@ def lower_is_better(metric: str) -> bool:
     """Whether smaller values of a metric are better."""
     last = metric.rsplit("/", 1)[-1]
     return "loss" in last or last.endswith(("_s", "_mb", "exaflops", "_error"))
+
+
+def bounds(metric: str) -> tuple[float, float]:
+    """Returns the smallest and the largest value that a metric can have.
+
+    >>> bounds("eval/test/accuracy_top1"), bounds("eval/test/relative_error"), bounds("reach")
+    ((0.0, 1.0), (0.0, inf), (-inf, inf))
+    """
+    if is_fraction(metric) or metric.rsplit("/", 1)[-1].startswith("share_of_"):
+        return 0.0, 1.0
+    return 0.0 if lower_is_better(metric) else -math.inf, math.inf
 
 
 def title_of(name: str) -> str:

@@ -167,11 +167,12 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
             progress += f" of {total:,}" if progress and total else ""
             ended = why_ended(attempt) or row["state"] == "diverged"
             log = last_log_lines(run.path) if ended else []
+            errors = [line for line in log if line.startswith("error: ")]
             reasons = [
                 *run.problems,
                 *(f"see report/{path.name}" for path in run.divergence_reports),
                 why_ended(attempt),
-                *([line for line in log if line.startswith("error: ")] or log)[-1:],
+                *(errors or ([run.failure] if run.failure else log))[-1:],
             ]
             why = Cell("; ".join(filter(None, reasons)), detail="\n".join(log))
             rows.append([row["name"], row["state"], progress, why])

@@ -1,8 +1,8 @@
 "use strict";
 // Texts of runs reach the page by textContent only, and reach Plotly through plain().
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const SYMBOLS = {circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", cross: "✚", x: "✖"};
-const OPEN = {circle: "○", square: "□", diamond: "◇", "triangle-up": "△", "triangle-down": "▽"};
+const SYMBOLS = {circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", cross: "✚", x: "✖", "triangle-left": "◀", "triangle-right": "▶", star: "★"};
+const OPEN = {circle: "○", square: "□", diamond: "◇", "triangle-up": "△", "triangle-down": "▽", "triangle-left": "◁", "triangle-right": "▷", star: "☆"};
 const LINES = {solid: "━", dash: "╍", dot: "┅", dashdot: "╍"};
 const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const number = value => typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)))) : String(value);
@@ -80,7 +80,7 @@ function toPlotly(panel, trace, shift, dark, hidden) {
   }
   const single = trace.x.length === 1;
   return {...made, type: "scatter", x, y,
-    mode: faint || rows || trace.kind === "end" ? "markers" : isCurve && !single ? "lines" : "lines+markers",
+    mode: faint || (rows && !isCurve) || trace.kind === "end" ? "markers" : isCurve && !single ? "lines" : "lines+markers",
     line: {color: colour, dash: trace.dash, width: isCurve ? 1.6 : 2},
     marker: {color: colour, symbol: trace.kind === "end" ? "x" : trace.symbol, size: faint ? 7 : 9, opacity: faint ? 0.5 : 1,
       line: {width: trace.symbol.endsWith("-open") ? 2 : 1, color: trace.symbol.endsWith("-open") ? colour : css("--plot-surface")}}};
@@ -99,7 +99,7 @@ function layoutOf(panel, width) {
     Object.assign(xaxis, {type: "log"});
     if (places.length > 0 && places.length <= width / 55) Object.assign(xaxis, {tickvals: places, ticktext: places.map(x => Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 3}).format(x))});
   } else if (xs.every(x => typeof x === "number") && !rows) Object.assign(xaxis, {tickformat: "~s"});
-  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}};
+  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}, ...(panel.log_y ? {type: "log"} : {})};
   return {
     title: {text: title.map(line => `<b>${line}</b>`).join("<br>"), x: 0, xref: "container", xanchor: "left", yref: "container", y: 1, yanchor: "top", pad: {t: 6, l: 4}, font: {size: 13}},
     height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44}, barmode: "stack",
@@ -293,7 +293,7 @@ async function openRun(number) {
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   const look = {colour: ["#3355d8", "#5b8dff"], symbol: "circle", dash: "solid"};
-  const charts = names.map(name => ({title: name, x: "step", y: "", log_x: false, rows: [], traces: [
+  const charts = names.map(name => ({title: name, x: "step", y: "", log_x: false, log_y: false, rows: [], traces: [
     {series: name, ...look, kind: "curve", x: run.curves[name][0], y: run.curves[name][1]}]}));
   await makeChart(charts, element("div"), panels).draw();
 }

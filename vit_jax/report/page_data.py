@@ -151,7 +151,9 @@ def _why(run: Run) -> str:
     if run.finished:
         return "; ".join(run.problems)
     reports = [f"see report/{path.name}" for path in run.divergence_reports]
-    return "; ".join([*run.problems, *reports, *filter(None, [why_ended(run.attempt)])])
+    return "; ".join(
+        [*run.problems, *reports, *filter(None, [why_ended(run.attempt), run.failure])]
+    )
 
 
 def _log(run: Run) -> list[str]:

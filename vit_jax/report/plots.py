@@ -10,7 +10,7 @@ from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
 from vit_jax.report.chart import Panel, Trace
 from vit_jax.report.frame import column, in_natural_order
-from vit_jax.report.intervals import describe_means, with_intervals
+from vit_jax.report.intervals import describe_means, describe_seeds, with_intervals
 from vit_jax.report.labels import (
     flops_unit,
     format_value,
@@ -22,8 +22,17 @@ from vit_jax.report.labels import (
 )
 from vit_jax.report.requests import PlotRequest
 from vit_jax.report.run import Run
-from vit_jax.report.scores import WITHIN, differing_within, means_over, observe, summarize
+from vit_jax.report.scores import (
+    WITHIN,
+    differing_within,
+    find_chances,
+    means_over,
+    observe,
+    summarize,
+)
 from vit_jax.report.style import (
+    CHANCE,
+    MUTED,
     Drawing,
     Palette,
     add_legend,
@@ -34,6 +43,7 @@ from vit_jax.report.style import (
 
 # The axes of a plot: together they say which point an observation belongs to.
 _KEYS = ["@panel", "@series", "@x"]
+_CHANCE = "chance"
 # Panels per row. Four panels also fit in one row.
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
@@ -52,13 +62,14 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
 
     Returns:
         One row per point, with the columns panel, series, x, mean, values, the ends of its bar,
-        low and high, and runs (one per value); and the sentences to put below the plot.
+        low and high, chance (the accuracy of guessing; NaN: not known) and runs (one per value);
+        and the sentences to put below the plot.
 
     Raises:
         ConfigError: no run has a column or metric of that name.
     """
     axes = {"x": request.x, "series": request.series, "panel": request.panel}
-    observed = observe(frame, request.y, request.where, option="y", **axes)
+    observed = observe(frame, request.y, request.where, option="y", pool=request.pool, **axes)
     xs = column(observed, request.x)  # As numbers where possible.
     observed["@x"] = xs.where(xs.map(is_number).astype(bool), observed["@x"])
     known = observed["@x"].map(lambda x: _has_place(x, log_x=request.log_x)).astype(bool)
@@ -72,23 +83,23 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     names, means, sets = [*observed["@panel"].unique()], observed[:0], dict[str, list[str]]()
     if len(names) > 1:
         sets = vtab.group_tasks(names)
-        if not sets and request.panel is not None and "+" not in request.panel:
-            sets = {f"Mean of {len(names)} {_plural(request.panel)}": names}
         means = means_over(sets, observed, _KEYS)
         lacking = sorted({*observed["@series"]} - {*means["@series"]}, key=natural_key)
         if sets and lacking:
             where = f"{_plural(request.panel)} lack them"
             notes.append(f"Not in the mean, because some {where}: {first_few(lacking, 5)}.")
     points = summarize(pd.concat([means, observed]), _KEYS)
-    points = with_intervals(points, observed, sets, _KEYS, is_fraction=is_fraction(request.y))
+    points = with_intervals(points, observed, sets, _KEYS, request.y)
     if len(names) > _MAX_PANELS and len(means):
         points = points[[at[0] in sets for at in points.index]]
         notes.append(f"The {len(names)} {_plural(request.panel)} have no panels of their own.")
-    notes.insert(0, _describe(points, observed))
+    notes = [_describe(points, observed), *describe_seeds(points, request.pool), *notes]
     members = (
         pd.concat([means, observed])[_KEYS].reset_index(names="@run").groupby(_KEYS, sort=False)
     )
     points["runs"] = members["@run"].agg(tuple)
+    chances = observed.assign(**{_CHANCE: find_chances(observed)}).groupby(_KEYS)[_CHANCE]
+    points = points.join(chances.max())
     points = points.reset_index(names=["panel", "series", "x"])
     for end, sign in (("low", -1), ("high", 1)):  # The deviation inside a run, if nothing else.
         points[end] = points[end].fillna(points["mean"] + sign * points["within"])
@@ -182,21 +193,22 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette, x
     panels = [*points.groupby("panel", sort=False)]
     numeric = all(map(is_number, points["x"]))
     columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
-    members = [_members(of_panel) for _, of_panel in panels]
+    rows = [] if numeric else _members(points)
     score = _score_title(request)
     if numeric:
         size = {"width": 3.6, "height": 3.1} if columns > 1 else {"width": 6.2, "height": 3.7}
         y_title = score
     else:
-        size = {"width": 6.2 / columns**0.4, "height": 1.0 + 0.34 * max(map(len, members))}
+        in_a_row = points.groupby(["panel", "x"]).size().max()
+        size = {"width": 6.2 / columns**0.4, "height": 1 + (0.24 + 0.1 * in_a_row) * len(rows)}
         x_title, y_title = score, ""
     handles: dict[str, Any] = {}
     with plot_style():
         figure, axes = new_figure(-(-len(panels) // columns), columns, **size)
         for i, (name, of_panel) in enumerate(panels):
             panel, first, last = axes.flat[i], i % columns == 0, i >= len(panels) - columns
-            handles |= _draw_panel(panel, request, of_panel, palette, numeric=numeric)
-            if not first and not numeric and all(other == members[0] for other in members):
+            handles |= _draw_panel(panel, request, of_panel, palette, rows)
+            if not first and not numeric:
                 panel.set_yticklabels([])
             panel.set_title(name)
             panel.set_xlabel(x_title if last else "")
@@ -206,6 +218,12 @@ def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette, x
         if numeric or request.series != request.x:
             add_legend(figure, handles, request.series)
     return figure
+
+
+def _chance(points: pd.DataFrame) -> float | None:
+    """Returns the accuracy of guessing in a panel; None: not known, or not the same everywhere."""
+    known = {*points[_CHANCE].dropna()}
+    return known.pop() if len(known) == 1 else None
 
 
 def _score_title(request: PlotRequest) -> str:
@@ -218,8 +236,9 @@ def _chart_panels(
     """Returns the panels for the page: for each series its means, and the runs behind them."""
     scale = 100 if is_fraction(request.y) else 1
     numeric, panels = all(map(is_number, points["x"])), []
+    rows = [] if numeric else _members(points)
     for name, of_panel in points.groupby("panel", sort=False):
-        rows, traces = [] if numeric else _members(of_panel), []
+        traces = []
         series = [*of_panel.groupby("series", sort=False)]
         for i, (member, line) in enumerate(series):
             look = page_look(palette.style(request.series, str(member)))
@@ -241,9 +260,13 @@ def _chart_panels(
             if behind:
                 xs, ys, of = zip(*behind, strict=True)
                 traces.append(Trace(str(member), look, "runs", xs, ys, runs=of))
+        if (chance := _chance(of_panel)) is not None:
+            ends = [min(of_panel["x"]), max(of_panel["x"])] if numeric else [-0.5, len(rows) - 0.5]
+            traces.append(Trace(_CHANCE, page_look(CHANCE), "curve", ends, [scale * chance] * 2))
         panels.append(Panel(str(name), x_title if numeric else _score_title(request),
                             _score_title(request) if numeric else "", traces,
-                            log_x=numeric and request.log_x, rows=rows))  # fmt: skip
+                            log_x=numeric and request.log_x, log_y=numeric and request.log_y,
+                            rows=rows))  # fmt: skip
     return panels
 
 
@@ -253,17 +276,24 @@ def _shift(i: int, count: int, points: pd.DataFrame) -> float:
 
 
 def _draw_panel(
-    panel: Any, request: PlotRequest, points: pd.DataFrame, palette: Palette, *, numeric: bool
+    panel: Any, request: PlotRequest, points: pd.DataFrame, palette: Palette, rows: list[str]
 ) -> dict[str, Any]:
-    """Draws one line per series; if x is text, one row per x with the score on the x-axis.
+    """Draws one line per series.
+
+    Args:
+        panel: of matplotlib.
+        request: what to plot.
+        points: of the panel.
+        palette: colours of the report.
+        rows: if x is text, the names of the rows, with the score on the x-axis; else [].
 
     Returns:
         Series -> its line, for the legend.
     """
     scale = 100 if is_fraction(request.y) else 1
-    handles, rows, series = {}, _members(points), [*points.groupby("series", sort=False)]
+    handles, numeric, series = {}, not rows, [*points.groupby("series", sort=False)]
     for i, (name, line) in enumerate(series):
-        style = palette.style(request.series, str(name)) | {"markeredgecolor": "none", "capsize": 0}
+        style = palette.style(request.series, str(name)) | {"markeredgewidth": 0.8, "capsize": 0}
         shift = _shift(i, len(series), points)
         places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
         means = scale * line["mean"]
@@ -278,8 +308,11 @@ def _draw_panel(
         else:
             style |= {"xerr": bars, "elinewidth": 1.3, "zorder": 3, "linestyle": "none"}
             handles[name] = panel.errorbar(means, places, **style)
+    if (chance := _chance(points)) is not None:
+        _draw_chance(panel, scale * chance, numeric=numeric)
     if numeric:
         _set_ticks(panel, sorted({*points["x"]}), log_x=request.log_x)
+        panel.set_yscale("log" if request.log_y else "linear")
         panel.margins(x=0.08, y=0.12)
     else:
         panel.set_yticks(range(len(rows)), rows)
@@ -287,6 +320,19 @@ def _draw_panel(
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.1)
     return handles
+
+
+def _draw_chance(panel: Any, chance: float, *, numeric: bool) -> None:
+    """Draws a line at the accuracy of guessing."""
+    if numeric:
+        panel.axhline(chance, **CHANCE, zorder=1)
+        place = {"xy": (1, chance), "xycoords": panel.get_yaxis_transform(), "va": "center"}
+    else:
+        panel.axvline(chance, **CHANCE, zorder=1)
+        place = {"xy": (chance, 0), "xycoords": panel.get_xaxis_transform(), "va": "bottom"}
+    panel.annotate(
+        _CHANCE, xytext=(3, 1), textcoords="offset points", fontsize=8, color=MUTED, **place
+    )
 
 
 def _set_ticks(panel: Any, xs: Sequence[float], *, log_x: bool) -> None:

@@ -33,6 +33,8 @@ class TableRequest(_Request):
     margin: float | None = option(None, above=0)
     """Differences that do not matter, in the unit of the metric (0.005 is half a point of
     accuracy): the table of differences says which are shown to be smaller."""
+    pool: str = option("dataset")
+    """Column; the deviation over seeds is pooled over all cells with the same value."""
 
     @property
     def heading(self) -> str:
@@ -55,6 +57,10 @@ class PlotRequest(_Request):
     """Value of `series`, such as a baseline, whose points are added to every line."""
     log_x: bool = option(False)
     """Whether the x-axis is logarithmic."""
+    log_y: bool = option(False)
+    """Whether the y-axis is logarithmic."""
+    pool: str = option("dataset")
+    """Column; the deviation over seeds is pooled over all points with the same value."""
 
     @property
     def heading(self) -> str:
@@ -106,6 +112,8 @@ class ReportRequest(Section):
     """Learning curves."""
     fits: tuple[FitRequest, ...] | None = option(None)
     """Scaling laws."""
+    families: dict[str, str] | None = option(None)
+    """Series -> family whose colour and marker it has, for series whose name does not say so."""
 
 
 # Field of a report -> what its items are.
@@ -134,8 +142,8 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
         given: dict[str, Any] = {
             key.strip(): value.strip() if equals else True for key, equals, value in pairs
         }
-        if "log_x" in given:
-            given["log_x"] = given["log_x"] in (True, "true", "True", "1")
+        for key in given.keys() & {"log_x", "log_y"}:
+            given[key] = given[key] in (True, "true", "True", "1")
         if "margin" in given:
             given["margin"] = _number(given["margin"], f"{option}: margin")
         requests.append(_read(given, kind, option))

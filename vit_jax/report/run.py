@@ -26,6 +26,7 @@ from vit_jax.report.run_files import (
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.result import RESULT, read_result
+from vit_jax.run.time_account import read_sessions, why_failed
 
 STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
 # Properties of `Run` that are columns. Columns of numbers are also metrics.
@@ -105,6 +106,11 @@ class Run:
         """The reports that training wrote when it diverged."""
         return sorted(self.path.glob("report/divergence-*.txt"))
 
+    @functools.cached_property
+    def failure(self) -> str | None:
+        """The error that ended its latest session, "" if not known; None: it has not failed."""
+        return None if self.finished else why_failed(read_sessions(self.path))
+
     @property
     def measured(self) -> dict[str, int]:
         """Metric -> number of its values in metrics.jsonl."""
@@ -137,6 +143,8 @@ class Run:
             return "failed"
         if self.attempt is not None and self.attempt.may_be_running:
             return "running"
+        if self.failure is not None:
+            return "failed"
         return "unfinished" if len(self.metrics) or self.environment else "not started"
 
     @property

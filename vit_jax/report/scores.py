@@ -13,11 +13,11 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.report.frame import differing, differing_settings, place
-from vit_jax.report.labels import is_number, natural_key
+from vit_jax.report.labels import FROZEN_FEATURES, is_number, natural_key
 from vit_jax.report.run import COLUMNS, Run
 
 # Columns of observations.
-VALUE, WITHIN, METRIC = "@value", "@within", "@metric"
+VALUE, WITHIN, METRIC, POOL = "@value", "@within", "@metric", "@pool"
 _OBSERVED = (VALUE, WITHIN, METRIC)
 
 
@@ -27,6 +27,7 @@ def observe(
     where: Mapping[str, str],
     *,
     option: str = "metric",
+    pool: str = "dataset",
     **axes: str | None,
 ) -> pd.DataFrame:
     """Returns the observations of a table or plot.
@@ -36,17 +37,18 @@ def observe(
         pattern: name of a metric; {word} matches any part of a name and becomes a column.
         where: column -> the value it must have.
         option: command-line option that gave the pattern, for the error.
+        pool: column; deviations over seeds are pooled separately for each of its values.
         **axes: see `place`.
 
     Returns:
         The columns of `frame`, one column per {word}, one per axis, VALUE, WITHIN (the standard
-        deviation over the draws of examples inside the run, or None), and METRIC (the metric's
-        name).
+        deviation over the draws of examples inside the run, or None), METRIC (the metric's name)
+        and POOL (the value of `pool`).
 
     Raises:
         ConfigError: no run has a metric, column or value of this name.
     """
-    return place(_find_values(frame, pattern, option), where, **axes)
+    return place(_find_values(frame, pattern, option), where, pool=pool, **axes)
 
 
 def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame:
@@ -88,15 +90,18 @@ def metric_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def chance(run: Run, metric: str) -> float:
-    """Returns the accuracy of guessing one of the classes; NaN if their number is not known.
+def find_chances(observed: pd.DataFrame) -> pd.Series:
+    """Returns the accuracy of guessing one of the classes; NaN if their number is not known."""
+    pairs = zip(observed.index, observed[METRIC], strict=True)
+    return pd.Series([_chance(*pair) for pair in pairs], index=observed.index, dtype=float)
 
-    Args:
-        run: the run.
-        metric: "eval/SPLIT/accuracy_top1", or an accuracy of frozen features.
-    """
+
+def _chance(run: Run, metric: str) -> float:
     kind, name, *_ = metric.split("/")
-    count = len(run.classes) if kind == "eval" else run.figures.get(f"{kind}/{name}/classes")
+    if not metric.endswith("/accuracy_top1"):
+        return math.nan
+    of_features = kind in FROZEN_FEATURES
+    count = run.figures.get(f"{kind}/{name}/classes") if of_features else len(run.classes)
     return 1 / count if count else math.nan
 
 

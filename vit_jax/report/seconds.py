@@ -31,10 +31,8 @@ _COLOURS = {
     "saving": COLOURS[3][0],
     "idle": GRID,
 }
-# A report of more runs shows those that took longest.
-_MAX_BARS = 30
-# Shares below these have no label in the bar: with the name of the part, and without.
-_NAME_FITS, _SHARE_FITS = 0.1, 0.04
+# A report of more runs has no bars: it is about scores, and nobody reads that many.
+_MAX_BARS = 8
 
 
 def run_seconds(run: Run) -> dict[str, float]:
@@ -46,15 +44,11 @@ def run_seconds(run: Run) -> dict[str, float]:
 
 
 def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
-    """Draws a bar for each run; returns nothing if no run has an account of its time."""
+    """Draws a bar for each run; nothing if there are many, or none has an account of its time."""
     accounts = [(run, seconds) for run in runs if (seconds := run_seconds(run))]
-    if not accounts:
+    if not 0 < len(accounts) <= _MAX_BARS:
         return []
     notes = ["A bar covers all sessions of a run. Lost: steps that were repeated after a restart."]
-    if len(accounts) > _MAX_BARS:
-        longest = sorted(accounts, key=lambda one: -sum(one[1].values()))[:_MAX_BARS]
-        notes.append(f"The {_MAX_BARS} of {len(accounts)} runs that took longest.")
-        accounts = [one for one in accounts if one in longest]
     with plot_style():
         figure, axes = new_figure(1, 1, width=8.6, height=0.75 + 0.42 * len(accounts))
         panel, handles = axes[0, 0], dict[str, Any]()
@@ -66,6 +60,7 @@ def draw_seconds(runs: Iterable[Run]) -> list[Drawing]:
         panel.grid(visible=False)
         panel.spines["left"].set_visible(False)
         add_legend(figure, {part: handles[part] for part in PARTS if part in handles})
+        _shorten_labels(figure, panel)
     panel = _chart_panel(dict(accounts))
     return [Drawing("Where the time went", figure, notes, [panel])]
 
@@ -94,15 +89,24 @@ def _draw_bar(panel: Any, row: int, seconds: dict[str, float]) -> dict[str, Any]
         (pieces[part],) = panel.barh(
             row, 100 * share, left=left, color=colour, height=0.66, edgecolor=SURFACE, linewidth=0.8
         )
-        if share >= _SHARE_FITS:
-            panel.text(
-                left + 50 * share,
-                row,
-                f"{part} {share:.0%}" if share >= _NAME_FITS else f"{share:.0%}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=INK if part == "idle" else SURFACE,
-            )
+        panel.annotate(
+            f"{part} {share:.0%}",
+            (left + 50 * share, row),
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=INK if part == "idle" else SURFACE,
+        )
         left += 100 * share
     return pieces
+
+
+def _shorten_labels(figure: Any, panel: Any) -> None:
+    """Leaves out the name of a part, or the whole label, where it is wider than its bar."""
+    figure.draw_without_rendering()  # Widths are known after the layout.
+    for bar, label in zip(panel.patches, panel.texts, strict=True):
+        room = bar.get_window_extent().width - 4
+        for text in (label.get_text(), label.get_text().split()[-1], ""):
+            label.set_text(text)
+            if label.get_window_extent().width <= room:
+                break

@@ -25,15 +25,20 @@ COLOURS = (
     ("#8b1c51", "#f0445c"),
 )
 INK, MUTED, GRID, SURFACE = "#23272f", "#5d6673", "#e3e6eb", "#fefefe"
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX<>*"
 MODEL_COLUMNS = ("model", "model.name", "family")
+# The first colours and markers, which only ViTs, hybrids and ResNets have.
+_RESERVED = 3
 _FILLS = ("full", "top", "left", "bottom")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 # Colours of matplotlib's pictures -> those on dark.
 _ON_DARK = dict(COLOURS) | {MUTED: "#a3abb8", GRID: "#454c58"}
 # Markers and dashes of matplotlib -> Plotly's.
 _SYMBOLS = dict(zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down",
-                              "cross", "x"), strict=True))  # fmt: skip
+                              "cross", "x", "triangle-left", "triangle-right", "star"),
+                    strict=True))  # fmt: skip
+CHANCE: dict[str, Any] = {"color": MUTED, "linestyle": _DASHES[2], "linewidth": 1.1}
+"""The line of the accuracy of guessing."""
 _PLOTLY_DASHES = dict(zip(map(str, _DASHES), ("solid", "dash", "dot", "dashdot"), strict=True))
 # CSS variable -> (on white, on dark).
 _CSS_COLOURS = {
@@ -81,11 +86,17 @@ class Palette:
     """Assigns each value of a column a colour and marker, the same in all pictures of a report.
 
     A family of models has the same colour and marker in all reports; its models differ in dashes
-    and in how markers are filled. In columns joined by "+", the first one chooses the colour, and
-    the others choose dashes and, except for models, markers.
+    and in how markers are filled. Other series never have the colour or marker of a ViT, a hybrid
+    or a ResNet. In columns joined by "+", the first one chooses the colour, and the others choose
+    dashes and, except for models, markers.
+
+    Args:
+        families: series -> the family whose colour and marker it has, for series whose name does
+            not say so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, families: Mapping[str, str] | None = None) -> None:
+        self._families = families or {}
         self._members: dict[str, list[str]] = {}
 
     def add(self, column: str, members: Iterable[str]) -> None:
@@ -97,34 +108,40 @@ class Palette:
             known += sorted({p[i] for p in parts if len(p) > i} - {*known}, key=natural_key)
 
     def style(self, column: str, member: str) -> dict[str, Any]:
-        """Returns matplotlib's keywords for a line; the eighth and later colours are dashed."""
+        """Returns matplotlib's keywords for a line; colours that are used again are dashed."""
         self.add(column, [member])
         names = column.split("+")
         parts = member.split(JOIN, len(names) - 1)
         _, *others = [
             self._members[name].index(part) for name, part in zip(names, parts, strict=False)
         ]
-        kinds = {m: _family(names[0], m) for m in self._members[names[0]]}
+        kinds = {m: self._family(names[0], m) for m in self._members[names[0]]}
         kind = kinds[parts[0]]
         first = [m for m in kinds if kinds[m] == kind].index(parts[0])
         if kind is None:
-            reserved = len(FAMILIES) if {*kinds.values()} != {None} else 0
-            turn, i = divmod(reserved + first, len(COLOURS))
-            marker, dashes, fill = (others[0], turn + others[0], 0) if others else (i, turn, 0)
+            taken = {FAMILIES.index(family) for family in kinds.values() if family}
+            free = [i for i in range(_RESERVED, len(COLOURS)) if i not in taken]
+            turn, place = divmod(first, len(free))
+            i, own = free[place], MARKERS[_RESERVED:]
+            marker = own[(others[0] if others else i - _RESERVED + turn * len(free)) % len(own)]
+            dashes = turn + (others[0] if others else 0)
         else:
-            i = marker = FAMILIES.index(kind)
-            fill, dashes = (first, others[0]) if others else divmod(first, len(_DASHES))
+            i = FAMILIES.index(kind)
+            marker = MARKERS[i]
+            turn, dashes = (first, others[0]) if others else divmod(first, len(_DASHES))
         return {
             "color": COLOURS[i][0],
-            "marker": MARKERS[marker % len(MARKERS)],
+            "marker": marker,
             "linestyle": _DASHES[dashes % len(_DASHES)],
-            "fillstyle": _FILLS[fill % len(_FILLS)],
+            "fillstyle": _FILLS[(turn + dashes) % len(_FILLS)],
+            "markeredgecolor": COLOURS[i][0],
+            "markerfacecoloralt": SURFACE,
             "label": member,
         }
 
-
-def _family(column: str, member: str) -> str | None:
-    return known_family(member) if column in MODEL_COLUMNS else None
+    def _family(self, column: str, member: str) -> str | None:
+        named = known_family(member) if column in MODEL_COLUMNS else None
+        return self._families.get(member, named)
 
 
 @contextmanager
@@ -162,7 +179,7 @@ def add_legend(
     is_model = column.partition("+")[0] in MODEL_COLUMNS
     title = "" if is_model else title_of(column)
     longest = max(map(len, handles))
-    most = max(1, min(len(handles), int(figure.get_figwidth() * 10.5 / (longest + 5))))
+    most = max(1, min(len(handles), int(figure.get_figwidth() * 10.5 / (longest + 8))))
     rows = math.ceil(len(handles) / most)
     # Every figure has room for two lines.
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
@@ -173,7 +190,7 @@ def add_legend(
         ncols=math.ceil(len(handles) / rows),
         title=title or None,
         alignment="left",
-        handlelength=1.6,
+        handlelength=3.5,  # Shorter ones do not show the dashes.
         columnspacing=1.4,
         borderaxespad=0.2,
     )

@@ -9,7 +9,12 @@ import pandas as pd
 
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
-from vit_jax.report.intervals import describe_means, is_told_apart, with_intervals
+from vit_jax.report.intervals import (
+    describe_means,
+    describe_seeds,
+    is_told_apart,
+    with_intervals,
+)
 from vit_jax.report.labels import (
     FROZEN_FEATURES,
     format_metric,
@@ -20,9 +25,8 @@ from vit_jax.report.labels import (
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.run import Run
 from vit_jax.report.scores import (
-    METRIC,
-    chance,
     differing_within,
+    find_chances,
     means_over,
     metric_regex,
     observe,
@@ -31,6 +35,8 @@ from vit_jax.report.scores import (
 
 # The axes of a table: both together say which cell an observation belongs to.
 _KEYS = ["@columns", "@rows"]
+# Name of the last row of a table of accuracies.
+CHANCE = "chance"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +109,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     """
     metric = request.metric
     axes = {"rows": request.rows, "columns": request.columns}
-    observed = observe(frame, metric, request.where, **axes)
+    observed = observe(frame, metric, request.where, pool=request.pool, **axes)
     observed = observed[(observed[_KEYS] != "").all(axis="columns")]
     pending = _pending(request, frame)
     columns, rows = (
@@ -113,7 +119,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     sets = vtab.group_tasks(columns)
     columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
     means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
-    means = with_intervals(means, observed, sets, _KEYS, is_fraction=labels.is_fraction(metric))
+    means = with_intervals(means, observed, sets, _KEYS, metric)
     means["best"] = _are_best(means, smallest=labels.lower_is_better(metric))
     means["usual_n"] = means["n"] == means["n"].mode().max()
     scores = means.to_dict("index")
@@ -125,7 +131,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         request.heading,
         [labels.title_of(request.rows), *columns],
         shown + _chance_row(metric, observed, columns),
-        _notes(metric, means, observed, pending=bool(pending)),
+        _notes(request, means, observed, pending=bool(pending)),
         metric,
         means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
@@ -133,14 +139,8 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
 
 def _chance_row(metric: str, observed: pd.DataFrame, columns: list[str]) -> list[list[Cell]]:
     """Returns a row with the accuracy of guessing, where it is known; none if it never is."""
-    if not metric.endswith("/accuracy_top1"):
-        return []
-    chances = pd.Series(
-        [chance(run, name) for run, name in zip(observed.index, observed[METRIC], strict=True)],
-        index=observed.index,
-        dtype=float,
-    )
-    cells = [Cell("chance")]
+    chances = find_chances(observed)
+    cells = [Cell(CHANCE)]
     for name in columns:
         found = {*chances[observed["@columns"] == name]}
         value = found.pop() if len(found) == 1 else math.nan
@@ -216,13 +216,19 @@ def _cell(score: Mapping[Any, Any] | None, pending: list[str], metric: str) -> C
     return Cell(" ".join([text, *parts]), mean, kind, detail)
 
 
-def _notes(metric: str, means: pd.DataFrame, observed: pd.DataFrame, *, pending: bool) -> list[str]:
+def _notes(
+    request: TableRequest, means: pd.DataFrame, observed: pd.DataFrame, *, pending: bool
+) -> list[str]:
     if means.empty:
         return ["No run in this table has a result."]
-    unit = "Percent. " if labels.is_fraction(metric) else ""
-    extreme = "smallest" if labels.lower_is_better(metric) else "largest"
-    notes = [f"{unit}{describe_means(means)}.", f"Bold: the {extreme} mean of its column"]
-    notes[1] += ", and means not told apart from it." if means["low"].notna().any() else "."
+    unit = "Percent. " if labels.is_fraction(request.metric) else ""
+    extreme = "smallest" if labels.lower_is_better(request.metric) else "largest"
+    alike = ", and means not told apart from it" if means["low"].notna().any() else ""
+    notes = [
+        f"{unit}{describe_means(means)}.",
+        *describe_seeds(means, request.pool),
+        f"Bold: the {extreme} mean of its column{alike}.",
+    ]
     if means["within"].notna().any():
         notes.append("After ±: standard deviation over the draws of examples inside one run.")
     differing = differing_within(observed, _KEYS)

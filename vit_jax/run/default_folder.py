@@ -1,8 +1,8 @@
-"""The run folder of a command without --workdir: runs/RECIPE-DATE."""
+"""The folder of a run or sweep without --workdir: runs/RECIPE-DATE."""
 
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vit_jax.run.job_folder import is_running, read_optional_json
@@ -23,13 +23,34 @@ def default_folder(config: str, parent: str = RUNS, command: Sequence[str] | Non
         parent: folder of the runs.
         command: the command line; None: that of this process.
     """
-    name, folder = recipe_name(config), user_path(parent)
     command = without_private(list(sys.argv[1:] if command is None else command))
-    earlier = sorted(folder.glob(f"{name}-*"), key=lambda path: path.name, reverse=True)
-    for path in earlier:
+
+    def continues(path: Path) -> bool:
         environment = read_optional_json(path / "env.json") or {}
         same = environment.get("command", [])[1:] == command
-        if same and not (path / RESULT).exists() and not is_running(path):
+        return same and not (path / RESULT).exists() and not is_running(path)
+
+    return _newest_or_new(config, parent, continues)
+
+
+def default_sweep_folder(sweep: str, parent: str = RUNS) -> Path:
+    """Returns the newest folder of a sweep, whose finished jobs do not run again, or a new one.
+
+    Args:
+        sweep: "FILE.py" or "FILE.py:ARG".
+        parent: folder of the runs.
+    """
+
+    def continues(path: Path) -> bool:
+        return (read_optional_json(path / "sweep.json") or {}).get("sweep") == sweep
+
+    return _newest_or_new(sweep, parent, continues)
+
+
+def _newest_or_new(file: str, parent: str, continues: Callable[[Path], bool]) -> Path:
+    name, folder = recipe_name(file), user_path(parent)
+    for path in sorted(folder.glob(f"{name}-*"), key=lambda path: path.name, reverse=True):
+        if continues(path):
             return path
     stem = f"{name}-{datetime.date.today().isoformat()}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 10_000))]

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
 import subprocess
@@ -25,6 +26,8 @@ from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
 from vit_jax.storage.private import hide_private, without_private
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = (
     "jax",
@@ -169,13 +172,23 @@ class RunFolder:
             )
         there = type(self.config).from_mapping(mapping)
         rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
-        if rows:
+        if rows and wanted == "train" and not self._has_saved():
+            log.warning(
+                "the run in %s ended before its first save; this one replaces it", self.path
+            )
+        elif rows:
             raise RunFolderError(
                 f"run folder {self.path} holds a run of another config"
                 f" ({first_few(rows, 4, '; ')})",
                 "the same config",
                 "choose another --workdir, or undo the change",
             )
+
+    def _has_saved(self) -> bool:
+        """Returns whether the run has a result, checkpoints, or copies on the hosts' own disks."""
+        checkpoints = self.path / "checkpoints"
+        saved = checkpoints.is_dir() and any(checkpoints.iterdir())
+        return saved or any((self.path / n).exists() for n in ("result.json", "run_id.json"))
 
     def _lost(self, reason: str) -> None:
         """Ends the run: another process may write to the folder."""

@@ -17,7 +17,7 @@ from vit_jax.run.job_folder import (
     read_progress,
 )
 from vit_jax.run.result import RESULT, read_result
-from vit_jax.run.time_account import clock_text, read_sessions
+from vit_jax.run.time_account import clock_text, read_sessions, why_failed
 
 # In the order in which a table shows them. "killed": ended without saving its last step.
 STATES = ("running", "failed", "diverged", "killed", "stopped", "not started", "finished")
@@ -130,7 +130,8 @@ def finished_status(
         updated: when the result was written, in unix seconds.
     """
     name, score = _score(result, config, metric)
-    step, seconds = result.get("step") or 0, result.get("wall_time_s")
+    step, parts = result.get("step") or 0, result.get("seconds")  # Older versions have no parts.
+    seconds = sum(parts.values()) if parts else result.get("wall_time_s")
     return RunStatus("finished", "", step, step or None, name, score, seconds, updated=updated)
 
 
@@ -146,7 +147,8 @@ def _state(
         runs = is_running(folder) or (attempt is not None and attempt.may_be_running)
         return ("running" if runs else "not started"), ""
     if last["event"] != "running":
-        return ("stopped" if last["event"] == "stopped" else "failed"), ""
+        why = why_failed([last])
+        return ("stopped", "") if why is None else ("failed", why)
     silent, interval = now - last["time"], max((last["time"] - last["began"]) / 200, 1.0)
     # Looking at the lock is left to the end: a run that starts at this moment would find it held.
     if silent < _MISSED_LINES * interval + _MARGIN_S or is_running(folder):

@@ -16,14 +16,15 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from vit_jax.errors import RunFolderError
+from vit_jax.errors import RunFolderError, UserError
 from vit_jax.storage.log_file import LogFile, read_log
+from vit_jax.storage.private import hide_private
 
 FILE = "sessions.jsonl"
 
@@ -43,6 +44,7 @@ PARTS = {
 _REPEATED = ("steps", "data", "evaluation")
 # Saves whose median is the cost of a save.
 _RECENT_SAVES = 5
+_LONGEST_WHY = 500
 
 
 class TimeAccount:
@@ -156,16 +158,17 @@ class TimeAccount:
                     self._seconds["lost" if extra > 0 else "idle"] += extra
         self.step = step
 
-    def close(self, event: str) -> None:
+    def close(self, event: str, error: BaseException | None = None) -> None:
         """Writes the last line of the session.
 
         Args:
             event: "finished", "stopped" (the last step is saved) or "failed".
+            error: why it failed.
         """
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        self._write(event)
+        self._write(event, "" if error is None else _line(error))
         if self._log is not None:
             with contextlib.suppress(OSError):
                 self._log.close()
@@ -198,7 +201,7 @@ class TimeAccount:
         while not self._ended.wait(max(1.0, (time.monotonic() - begin) / 200)):
             self._write("running")
 
-    def _write(self, event: str) -> None:
+    def _write(self, event: str, why: str = "") -> None:
         """Appends a line. A full disk ends the run at its next save, not here."""
         if self._log is None:
             return
@@ -214,6 +217,7 @@ class TimeAccount:
                     "saves": self.saves,
                     "save_s": self.save_s,
                     "seconds": self.seconds(),
+                    **({"why": why} if why else {}),
                 }
             )
 
@@ -233,9 +237,26 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
     A line has "session" (from 1), "event" ("running", "stopped", "failed", "finished"), "began" and
     "time" in unix seconds, "step", "total_steps" (null: not known), "saves", "save_s" (median time
-    that a save blocks training), and "seconds", the seconds of the whole run by part.
+    that a save blocks training), "seconds", the seconds of the whole run by part, and, if the
+    session failed, "why".
     """
     return read_log(folder / FILE, _is_line)
+
+
+def why_failed(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns why the latest session failed, "" if that is not known; None: it did not fail.
+
+    Args:
+        rows: of `read_sessions`.
+    """
+    return rows[-1].get("why", "") if rows and rows[-1]["event"] == "failed" else None
+
+
+def _line(error: BaseException) -> str:
+    """Returns an error as one line that may be shown to others."""
+    text = (str(error).splitlines() or [""])[0][:_LONGEST_WHY]
+    name = "" if isinstance(error, UserError) else type(error).__name__
+    return hide_private(": ".join(filter(None, [name, text])))
 
 
 def _is_line(row: dict[str, Any]) -> bool:
@@ -246,6 +267,7 @@ def _is_line(row: dict[str, Any]) -> bool:
         and all(isinstance(row.get(name), (int, float)) for name in ("began", "time"))
         and isinstance(row.get("save_s", ""), (int, float, type(None)))
         and isinstance(row.get("event"), str)
+        and isinstance(row.get("why", ""), str)
         and isinstance(seconds, dict)
         and all(part in PARTS and isinstance(s, (int, float)) for part, s in seconds.items())
     )
@@ -260,6 +282,16 @@ def duration_text(seconds: float) -> str:
     unit, name = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
     value = seconds / unit
     return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+
+
+def ago_text(seconds: float) -> str:
+    """Formats how long ago something was, in whole units.
+
+    >>> ago_text(0.4), ago_text(121), ago_text(9000)
+    ('0 s ago', '2 min ago', '2 h ago')
+    """
+    unit, name = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    return f"{seconds // unit:,.0f} {name} ago"
 
 
 def clock_text(seconds: float) -> str:

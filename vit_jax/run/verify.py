@@ -1,5 +1,6 @@
 """Reads all arrays of a checkpoint, one at a time, and compares them with their digests."""
 
+import contextlib
 import math
 import re
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from vit_jax.errors import CheckpointError, DamagedError
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -77,14 +79,14 @@ def restore_numpy(path: Path) -> dict[str, np.ndarray]:
     Args:
         path: folder of the item; may be in a bucket.
     """
-    with (
-        local_copy(path) as local,
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-    ):
-        tree = checkpointer.metadata(local.absolute()).item_metadata.tree
+    # A Checkpointer would warn that the item has no metadata of a whole checkpoint.
+    handler = ocp.PyTreeCheckpointHandler()
+    with local_copy(path) as local, contextlib.closing(handler):
+        folder = epath.Path(local.absolute())
+        tree = handler.metadata(folder).tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         args = ocp.args.PyTreeRestore(restore_args=as_numpy)
-        return named_leaves(checkpointer.restore(local.absolute(), args=args))
+        return named_leaves(handler.restore(folder, args=args))
 
 
 def unreadable_reason(error: Exception) -> str:

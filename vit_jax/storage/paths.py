@@ -71,8 +71,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         raise FileError(
             f"{text} cannot be opened: {PACKAGES[scheme]} is not installed",
             f"the package {PACKAGES[scheme]}",
-            f"run pip install 'vit_jax[{ {'gs': 'gcs'}.get(scheme, scheme) }]',"
-            f" or pip install {PACKAGES[scheme]} in a clone",
+            f"run: pip install {PACKAGES[scheme]}",
         )
     configure_clients()
     return BucketPath(text)

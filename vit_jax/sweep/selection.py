@@ -32,7 +32,8 @@ class Selection:
         mode: whether the largest or the smallest value is best.
         seeds: one final run per seed; empty: no final runs.
         final_config: config of the final runs; None: the candidate's.
-        final_overrides: overrides of the final runs, on top of the candidate's.
+        final_overrides: overrides of the final runs, on top of the candidate's. "{seed}" in a text
+            stands for the seed, such as in {"init_from": "job:pretrain/seed{seed}"}.
         labels: of all jobs of the selection.
         on_failed: "wait": the selection waits until failed candidates have been run again; "skip":
             it ignores failed candidates.
@@ -101,12 +102,20 @@ class Selection:
             name: dataclasses.replace(
                 job,
                 config=self.final_config or job.config,
-                overrides={**kept, **changed, "seed": seed},
+                overrides={**kept, **_of_seed(changed, seed), "seed": seed},
                 labels=dict(self.labels),
                 stage="final",
             )
             for name, seed in zip(self.final_names, self.seeds, strict=True)
         }
+
+
+def _of_seed(overrides: Overrides, seed: int) -> Overrides:
+    """Returns overrides with the seed in place of "{seed}" in their texts."""
+    return {
+        key: value.replace("{seed}", str(seed)) if isinstance(value, str) else value
+        for key, value in overrides.items()
+    }
 
 
 def check_selection(

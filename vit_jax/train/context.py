@@ -161,6 +161,8 @@ def open_context(
     stop: StopSignals,
     account: TimeAccount,
     skipped_batches: int | None,
+    *,
+    verbose: bool = True,
 ) -> Iterator[RunContext]:
     """Restores or initialises a run, and opens its outputs.
 
@@ -170,6 +172,7 @@ def open_context(
         stop: asks the run to stop.
         account: opened in the run folder, and told where the run continues.
         skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
+        verbose: whether to print the progress.
 
     Raises:
         UserError: see `restore_or_init`.
@@ -197,7 +200,7 @@ def open_context(
         folder.write_json("classes.json", {"names": training.source.class_names})
         if start.report is not None:
             folder.write_json("init.json", without_private(start.report.to_mapping()))
-            if folder.is_writer:
+            if folder.is_writer and verbose:
                 start.report.print()
         if training.manifest is not None:
             folder.write_json("subset.json", training.manifest)
@@ -222,7 +225,9 @@ def open_context(
             start_step=start.step,
             kind=config.logging.example_ids,
         )
-        progress = ProgressView(program.total_steps, start.step, enabled=folder.is_writer)
+        progress = ProgressView(
+            program.total_steps, start.step, enabled=folder.is_writer and verbose
+        )
         yield RunContext(
             config=config,
             program=program,

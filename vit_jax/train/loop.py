@@ -1,6 +1,7 @@
 """The training loop."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ def train(
     stop: StopSignals,
     program: Program | None = None,
     began_s: float | None = None,
+    verbose: bool = True,
 ) -> dict[str, Any]:
     """Trains to the end of a run, resuming it if it was interrupted.
 
@@ -47,6 +49,7 @@ def train(
         stop: asks the run to stop.
         program: program of this config, if it is already built; None: build it.
         began_s: start of this session in unix seconds, for the account of its time; None: now.
+        verbose: whether to print the progress.
 
     Returns:
         The content of result.json.
@@ -67,7 +70,7 @@ def train(
         if folder.is_writer:
             _warn_of_data(inputs)
         with _closing(account):
-            result = _train_with_rewinds(inputs, folder, stop, account)
+            result = _train_with_rewinds(inputs, folder, stop, account, verbose)
         result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result
@@ -85,25 +88,30 @@ def _warn_of_data(inputs: RunInputs) -> None:
 @contextlib.contextmanager
 def _closing(account: TimeAccount) -> Iterator[None]:
     """Closes the account, and notes in it how the session has ended."""
-    event = "failed"
     try:
         yield
-        event = "finished"
     except Stopped:
-        event = "stopped"
+        account.close("stopped")
         raise
-    finally:
-        account.close(event)
+    except BaseException as error:
+        account.close("failed", error)
+        raise
+    account.close("finished")
 
 
 def _train_with_rewinds(
-    inputs: RunInputs, folder: RunFolder, stop: StopSignals, account: TimeAccount
+    inputs: RunInputs,
+    folder: RunFolder,
+    stop: StopSignals,
+    account: TimeAccount,
+    verbose: bool,
 ) -> dict[str, Any]:
     """Trains to the end. Returns to the last checkpoint after each divergence but the last."""
     config, skipped_batches = inputs.config.divergence, None
+    opened = functools.partial(open_context, inputs, folder, stop, account, verbose=verbose)
     for rewind in range(config.rewinds):
         try:
-            with open_context(inputs, folder, stop, account, skipped_batches) as context:
+            with opened(skipped_batches=skipped_batches) as context:
                 return _train(context)
         except DivergenceError as error:
             skipped_batches = error.skip_batches
@@ -114,7 +122,7 @@ def _train_with_rewinds(
                 rewind + 1,
                 config.rewinds,
             )
-    with open_context(inputs, folder, stop, account, skipped_batches) as context:
+    with opened(skipped_batches=skipped_batches) as context:
         try:
             return _train(context)
         except DivergenceError as error:

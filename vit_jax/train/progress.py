@@ -181,7 +181,7 @@ class ProgressView:
             bar.add_column(ratio=1)
             bar.add_column()
             bar.add_row(
-                f"[bold]step {self._step}/{self._total}",
+                Text(f"step {self._step}/{self._total}", style="bold"),
                 ProgressBar(total=self._total, completed=self._step),
                 f"eta {self._eta(self._step)}",
             )

@@ -37,7 +37,13 @@ class FolderSource:
         check_features(without_label(features), (), str(listing.root))
         sizes = {split: len(rows) for split, rows in listing.splits.items()}
         expanded = expand_presets(split, sizes, name)
-        self.spans = read_split(expanded, {s: [n] for s, n in sizes.items()}, str(listing.root))
+        try:
+            self.spans = read_split(expanded, {s: [n] for s, n in sizes.items()}, str(listing.root))
+        except DataError as error:
+            if not (split.isidentifier() and listing.root.is_dir()):
+                raise
+            fix = f"{error.fix}, or make the folder {listing.root / split}"
+            raise DataError(error.got, error.expected, fix) from None
         parts = [listing.splits[span.split][span.start : span.stop] for span in self.spans]
         self._listing, self._rows = listing, np.concatenate(parts)
         self.name = f"{name} {split}"

@@ -12,7 +12,6 @@ from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.huggingface import HuggingFaceSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.data.sources.mixture import MixtureMember, MixtureSource, slots_by_weight
-from vit_jax.data.sources.rendered import RenderedSource, is_rendered
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
 from vit_jax.errors import DataError, nearest
@@ -146,8 +145,6 @@ def _open_one(
     """Opens a split of the dataset that a config or a member of its mixture describes."""
     data_dir = which.data_dir or data.data_dir
     keys = {"image_key": which.image_key, "label_key": which.label_key}
-    if which.source == "tfds" and is_rendered(which.name):
-        return RenderedSource(which.name, split, features)
     if which.source == "tfds":
         rule = which.label_rule if isinstance(which, DataConfig) else None
         return TfdsSource(

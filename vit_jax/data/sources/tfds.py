@@ -240,7 +240,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise DataError(
             f"dataset {name!r} cannot be opened: {(str(error).splitlines() or [''])[-1]}",
             "the packages that its builder imports",
-            "install them (TensorFlow: pip install 'vit_jax[prepare]'), or use another dataset",
+            "install them (TensorFlow: pip install tensorflow), or use another dataset",
         ) from None
     except ValueError as error:
         raise DataError(

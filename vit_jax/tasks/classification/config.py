@@ -25,7 +25,7 @@ class LossConfig(Section):
     with several classes.
     """
     label_smoothing: float = option(0.0, at_least=0, below=1)
-    """Share of the label that is spread evenly over all classes."""
+    """Share of the label that is spread evenly over all classes (arXiv:1512.00567)."""
     class_weights: Literal["none", "balanced", "sqrt"] = option("none")
     """Weights the loss of an example by the frequency of its class: n of N training examples, with
     C classes. balanced: N / (C n); sqrt: proportional to 1 / sqrt(n). The mean over examples is 1.

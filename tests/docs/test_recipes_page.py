@@ -1,0 +1,34 @@
+"""The table of recipes: every recipe has a row, and every row says what was done with it."""
+
+import re
+
+from processes import ROOT
+
+PAGE = (ROOT / "docs/reference/recipes.md").read_text()
+DONE = ("run to the end", "small version run", "planned", "traced")
+
+
+def rows():
+    """Returns the file of each recipe -> the cells of its row, by the names of the columns."""
+    lines = PAGE.split("\n\n")[1].splitlines()
+    header, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    found = [dict(zip(header, cells, strict=True)) for cells in body]
+    return {re.match(r"`(\w+\.py)", row["config"])[1]: row for row in found}
+
+
+def test_every_recipe_has_one_row():
+    assert PAGE.split("\n\n")[1].count("\n") == len(rows()) + 1
+    assert rows().keys() == {path.name for path in (ROOT / "configs").glob("*.py")}
+
+
+def test_every_row_says_what_was_done():
+    for name, row in rows().items():
+        assert any(word in row["here"] for word in DONE), name
+        others = row["trains"] + row["follows"]
+        assert not any(word in others for word in (*DONE, "steps of")), name
+
+
+def test_what_is_called_planned_has_a_plan():
+    plans = "".join(p.read_text() for p in (ROOT / "experiments/pod_plans").glob("*.csv"))
+    for name, row in rows().items():
+        assert "planned" not in row["here"] or f"configs/{name}" in plans, name
