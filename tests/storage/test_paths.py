@@ -34,6 +34,7 @@ NO_USER_PATHS = {
     "data/sources/tfds.py: Path(local)": "a temporary folder",
     "data/sources/tfds.py: Path(part.filename)": "a file of a dataset, of which the name is used",
     "report/overview.py: os.path.commonpath(folders)": "names of jobs",
+    "run/verify.py: epath.Path(local.absolute())": "a local copy",
     "sweep/jobs.py: Path(path)": "a config file, of which the name is used",
     "sweep/plan.py: Path(name)": "the name of a job, which is relative",
     "train/trace.py: Path(tempfile.mkdtemp(prefix='vit_jax-trace-'))": "a temporary folder",

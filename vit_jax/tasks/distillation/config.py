@@ -14,7 +14,6 @@ class DistillationConfig(Section):
     teacher: str | None = option(None)
     """Weights of the teacher: any path that `load_pretrained` reads. It sees the same augmented
     and mixed images as the student (arXiv:2106.05237), resized if its image size differs.
-    "untrained:NAME", a new model of that name, is for `plan` and `bench` only.
     """
     targets: Literal["soft", "hard"] = option("soft")
     """soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);

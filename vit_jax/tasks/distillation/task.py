@@ -1,7 +1,5 @@
 """The task of distillation: learn from labels and from the predictions of a frozen teacher."""
 
-import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.errors import ModelError, WeightsError
@@ -18,16 +15,13 @@ from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import build_model, default_image_size, model_options
+from vit_jax.models.registry import build_model
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
 from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Task
-
-log = logging.getLogger(__name__)
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
@@ -38,8 +32,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 
     Raises:
         ModelError: a distillation token for a model without tokens, or with axial attention.
-        WeightsError: a teacher that cannot be read, has another number of classes, or is new and
-            would be trained on.
+        WeightsError: a teacher that cannot be read, or with another number of classes.
     """
     section: DistillationConfig = config.distillation
     side, num_classes = config.data.image_size, data.num_classes
@@ -65,7 +58,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     def forward(params: Any, batch: Batch, **call_options: Any) -> Any:
         return nnx.merge(graphdef, params)(batch["image"], **call_options)
 
-    frozen, teacher_fn, teacher_macs = _build_teacher(config, data)
+    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     return Task(
@@ -163,63 +156,11 @@ def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> E
     return eval_step_fn
 
 
-@dataclasses.dataclass(frozen=True)
-class _Teacher:
-    """A frozen model.
-
-    Attributes:
-        options: its model section.
-        image_size: (height, width).
-        model: the module without values.
-        load: returns its parameters as a tree, in the memory of the host.
-    """
-
-    options: ModelConfig
-    image_size: tuple[int, int]
-    model: nnx.Module
-    load: Callable[[], Any]
-
-
-def _build_teacher(config: Config, data: DataInfo) -> tuple[Frozen, TeacherFn, int]:
+def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, int]:
     """Returns the teacher's parameters, its function, and its multiply-accumulates per image."""
     path = config.distillation.teacher
     assert path is not None
-    make = _new_teacher if path.startswith(UNTRAINED) else _read_teacher
-    teacher = make(path, config, data)
-    image_size = teacher.image_size
-    graphdef, state = nnx.split(teacher.model)
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), nnx.to_pure_dict(state)
-    )
 
-    def load() -> Any:
-        # Logged here, because the task is built once for each patch size.
-        student = (config.data.image_size, config.data.image_size)
-        if image_size != student:
-            log.info(
-                "teacher sees %s, student %s: its images are resized",
-                _pixels(image_size),
-                _pixels(student),
-            )
-        return teacher.load()
-
-    def teacher_fn(teacher_params: Any, images: jax.Array) -> jax.Array:
-        size = (images.shape[0], *image_size, 3)
-        if images.shape != size:
-            images = jax.image.resize(images, size, "bilinear")
-        logits: Any = nnx.merge(graphdef, teacher_params)(images)
-        return jax.lax.stop_gradient(logits)
-
-    macs = forward_macs(teacher.options, num_classes=data.num_classes, image_size=image_size)
-    return Frozen(shapes, load), teacher_fn, macs
-
-
-def _pixels(size: tuple[int, int]) -> str:
-    height, width = size
-    return f"{height} px" if height == width else f"{height} x {width} px"
-
-
-def _read_teacher(path: str, config: Config, data: DataInfo) -> _Teacher:
     def read() -> Weights:
         try:
             return read_weights(path, dtype=config.model.dtype)
@@ -229,39 +170,29 @@ def _read_teacher(path: str, config: Config, data: DataInfo) -> _Teacher:
             ) from None
 
     weights = read()
-    if weights.num_classes != data.num_classes or weights.missing:
+    if weights.num_classes != num_classes or weights.missing:
         raise WeightsError(
             f"distillation.teacher: a teacher with {weights.num_classes} classes in {path}",
-            f"the {data.num_classes} classes of the data",
+            f"the {num_classes} classes of the data",
             "fine-tune the teacher on this dataset first",
         )
-    names = nnx.to_pure_dict(nnx.state(weights.model))
+    image_size = weights.image_size
+    graphdef, state = nnx.split(weights.model)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), nnx.to_pure_dict(state)
+    )
 
     def load() -> Any:
         # Read again, so that the host does not keep a copy of the arrays in memory.
         arrays = read().arrays
-        return map_named(lambda name, _: arrays[name], names)
+        return map_named(lambda name, _: arrays[name], shapes)
 
-    return _Teacher(weights.options, weights.image_size, weights.model, load)
+    def teacher_fn(teacher_params: Any, images: jax.Array) -> jax.Array:
+        size = (images.shape[0], *image_size, 3)
+        if images.shape != size:
+            images = jax.image.resize(images, size, "bilinear")
+        logits: Any = nnx.merge(graphdef, teacher_params)(images)
+        return jax.lax.stop_gradient(logits)
 
-
-def _new_teacher(path: str, config: Config, data: DataInfo) -> _Teacher:
-    """Returns the teacher `untrained:MODEL`, whose steps cost as much as those of a trained one."""
-    if data.source is not None:
-        raise WeightsError(
-            f"distillation.teacher: {path}, which has learned nothing",
-            "the weights of a teacher, a file or run folder",
-            "give its path; only plan and bench take a new model",
-        )
-    options = model_options(path.removeprefix(UNTRAINED), dtype=config.model.dtype)
-    side = default_image_size(options.name)
-
-    def build() -> nnx.Module:
-        return build_model(
-            options, num_classes=data.num_classes, image_size=side, key=jax.random.key(0)
-        )
-
-    def load() -> Any:
-        return jax.device_get(nnx.to_pure_dict(nnx.state(build())))
-
-    return _Teacher(options, (side, side), nnx.eval_shape(build), load)
+    macs = forward_macs(weights.options, num_classes=num_classes, image_size=image_size)
+    return Frozen(shapes, load), teacher_fn, macs
