@@ -230,7 +230,8 @@ OPTIMIZER = (
 
 def test_the_patient_student_follows_the_authors_config():
     """big_vision's proj/distill/bit_i1k.py; theirs decays by 3e-4, not times the rate of 0.03."""
-    config = load("distillation.py", "patient")
+    spec = f"{CONFIGS / 'distillation.py'}:patient"
+    config = load_config(spec, ["distillation.teacher=TEACHER"])
     assert settings(config, *OPTIMIZER) == ["adamw", 0.03, pytest.approx(0.01), 1.0, 4096]
     assert settings(
         config, "model.name", "train_epochs", "optimizer.schedule.warmup_steps",
