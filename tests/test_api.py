@@ -47,6 +47,7 @@ reveal_type(vit_jax.load_run("runs/a").metrics)  # information: is "DataFrame"
 """
 
 
+@pytest.mark.slow
 def test_an_editor_sees_every_option_with_its_type(tmp_path):
     pyright = Path(sys.executable).with_name("pyright")
     if not pyright.exists():

@@ -20,6 +20,8 @@ from vit_jax.analysis.receptive_field import Field, trunk_fields
 from vit_jax.errors import DataError, ModelError
 from vit_jax.models.resnet import GroupNorm, ResNetShape, Trunk
 
+pytestmark = pytest.mark.slow
+
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
 
 

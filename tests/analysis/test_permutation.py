@@ -19,6 +19,8 @@ from vit_jax.analysis.permutation import (
 from vit_jax.errors import DataError, ModelError
 from vit_jax.evaluation.intervals import wilson_interval
 
+pytestmark = pytest.mark.slow
+
 TINY = {"width": 16, "depth": 1, "mlp_dim": 16, "num_heads": 2}
 
 

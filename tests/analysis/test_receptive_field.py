@@ -11,6 +11,8 @@ from vit_jax.analysis import gradient_maps, receptive_field
 from vit_jax.analysis.receptive_field import Field, feature_maps, layers_of, summarize, trunk_fields
 from vit_jax.models.resnet import GroupNorm, ResNetShape, Trunk
 
+pytestmark = pytest.mark.slow
+
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
 
 

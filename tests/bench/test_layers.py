@@ -25,6 +25,8 @@ from vit_jax.bench.layers import (
 from vit_jax.errors import MemoryLimitError
 from vit_jax.models.complexity import LAYERS, Attention, Recurrence, measure
 
+pytestmark = pytest.mark.slow
+
 NAMES = [kind.name for kind in LAYERS]
 
 

@@ -139,13 +139,13 @@ def test_gcs_replaces_only_the_generation_that_was_named(gcs):
 
 def test_latency_is_added_to_each_request_but_not_to_their_sum(bucket):
     put(bucket, "object", b"x")
-    bucket.server.faults(latency_s=0.2)
+    bucket.server.faults(latency_s=1)
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert [code for code, _ in pool.map(lambda _: get(bucket, "object"), range(4))] == [
             200
         ] * 4
-    assert 0.2 <= time.monotonic() - start < 0.6
+    assert 1 <= time.monotonic() - start < 3
 
 
 def test_throttled(bucket):

@@ -230,12 +230,13 @@ def test_of_racing_threads_one_gets_the_lease(folder):
 
 
 @pytest.mark.usefixtures("fast_leases", "impatient")
-def test_a_lease_whose_answer_was_lost_is_ours(folder, bucket):
+def test_a_lease_whose_answer_was_lost_is_ours(folder, bucket, monkeypatch):
+    monkeypatch.setattr(lock, "STALE_S", 60.0)
     bucket.server.faults(answer_lost=1, only="write .*lock-000001", times=1)
     start = time.monotonic()
     with locked(folder / ".lock"):
         assert is_locked(folder / ".lock")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from vit_jax.config.run import Config
 from vit_jax.plan.run_costs import measured_costs, read_trace
 from vit_jax.run.folder import read_config
 
+pytestmark = pytest.mark.slow
+
 SECONDS = ("start", "compile", "restore", "steps", "lost", "data", "evaluation", "saving", "idle")
 
 

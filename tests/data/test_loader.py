@@ -137,7 +137,13 @@ def test_index_is_the_position_of_the_example_in_the_source(batches):
 # Grain's own permutation of 4^8 + 1 numbers repeats one.
 @pytest.mark.parametrize(
     ("size", "max_in_memory"),
-    [(1, 10**6), (1000, 10**6), (1, 0), (1000, 0), (4**8 + 1, 0)],
+    [
+        (1, 10**6),
+        (1000, 10**6),
+        (1, 0),
+        (1000, 0),
+        pytest.param(4**8 + 1, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_order_of_an_epoch_is_a_permutation(size, max_in_memory, monkeypatch):
     monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", max_in_memory)
@@ -156,6 +162,7 @@ def test_the_order_of_an_epoch_is_a_permutation(size, max_in_memory, monkeypatch
     assert size == 1 or ExampleOrder(size, seed=4)(range(100)) != first[:100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4**8, 4**8 + 2])
 def test_the_sizes_next_to_it_need_no_other_shuffle(size, monkeypatch):
     monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", 0)

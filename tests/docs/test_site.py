@@ -1,6 +1,7 @@
 """The documentation builds, and every link in it leads somewhere."""
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def links(page):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    if built := os.environ.get("VIT_JAX_SITE"):  # .ci/run has built it.
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"],

@@ -19,6 +19,8 @@ from vit_jax.evaluation.segmentation_probe import (
     segmentation_probe,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _implicit_promotion():

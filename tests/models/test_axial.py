@@ -24,6 +24,8 @@ from vit_jax.models.position import rope_2d
 from vit_jax.models.registry import create_model, family_of, model_options
 from vit_jax.models.summary import summarize
 
+pytestmark = pytest.mark.slow
+
 TINY = {"width": 16, "depth": 3, "mlp_dim": 24, "num_heads": 2, "pooling": "gap"}
 GRID, SIZE = (2, 3), (16, 24)
 SPEC = BlockSpec(

@@ -27,7 +27,7 @@ def test_two_processes_get_the_results_of_one(tmp_path, digits_dir):
         results.append(json.loads((run.workdir / "result.json").read_text()))
     one, two = results
     names = [name for name in one if name.startswith("fewshot/")]
-    assert len(names) == 2 * 2 * 3
+    assert sum(name.endswith("/accuracy_top1") for name in names) == 2 * 2
     for name in names:
         # Sums over devices are rounded otherwise: an example more or less, of 360.
         slack = 2 / 360 if "accuracy" in name else 0

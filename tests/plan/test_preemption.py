@@ -8,6 +8,8 @@ import pytest
 
 from vit_jax.plan.preemption import RunCosts, along_trace, at_rate, simulate
 
+pytestmark = pytest.mark.slow
+
 COSTS = RunCosts(
     steps=1000, step_s=0.5, save_s=0.2, write_s=3.0, start_s=10.0, compile_s=20.0, restore_s=4.0
 )

@@ -6,6 +6,8 @@ import pytest
 from vit_jax.errors import ConfigError
 from vit_jax.plan.scaling_law import DRAWS, ScalingLaw, _Data, bootstrap_laws, fit_law
 
+pytestmark = pytest.mark.slow
+
 LAW = ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.5)
 SIZES, EXAMPLES = (
     values.ravel()

@@ -14,6 +14,8 @@ from vit_jax.plan.scaling_fit import ScalingFit, read_fits
 from vit_jax.plan.scaling_law import ScalingLaw
 from vit_jax.report import fits
 
+pytestmark = pytest.mark.slow
+
 LAWS = {
     "ViT": ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.4),
     "BiT-R": ScalingLaw(0.5, 40.0, 0.4, 45.0, 0.4),

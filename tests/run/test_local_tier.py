@@ -9,6 +9,8 @@ from jax.sharding import SingleDeviceSharding
 from vit_jax.run.local_tier import LocalTier, run_id
 from vit_jax.train.state import TrainState
 
+pytestmark = pytest.mark.slow
+
 ABOUT = {"data": {"seed": 3}, "config": {"a": 1}}
 
 

@@ -17,6 +17,8 @@ from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.time_account import PARTS
 
+pytestmark = pytest.mark.slow
+
 OLD = Path(__file__).parent / "old"
 # These depend on time and memory.
 MEASURED = ("time", "train/images_per_second", "train/images_per_second_per_device",

@@ -23,6 +23,8 @@ from vit_jax.run.staging import StagedFolder
 from vit_jax.storage.files import files_below
 from vit_jax.storage.paths import user_path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def staged(s3, tmp_path, monkeypatch):

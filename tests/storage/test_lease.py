@@ -95,18 +95,19 @@ def test_a_stale_lease_is_taken_over(path):
     begin = time.monotonic()
     assert is_locked(path)
     with locked(path):
-        assert 2 < time.monotonic() - begin < 10
+        assert time.monotonic() - begin > 2
         assert [file.name for file in lock_files(path)] == [".lock-000008"]
 
 
-def test_a_lease_of_a_process_of_this_machine_that_has_ended_is_free_at_once(path):
+def test_a_lease_of_a_process_of_this_machine_that_has_ended_is_free_at_once(path, monkeypatch):
+    monkeypatch.setattr(lock, "STALE_S", 60.0)
     process = PROCESSES.Process(target=int)
     process.start()
     process.join()
     abandon(path, machine=lock._machine(), pid=process.pid, started=time.time())
     begin = time.monotonic()
     with locked(path):
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 30
 
 
 def hold_alone(address, held, done):
@@ -181,11 +182,12 @@ def test_a_lease_that_cannot_be_renewed_is_given_up_before_it_is_stale(
     assert seconds < lock.STALE_S + 1
 
 
-def test_a_lease_whose_creation_was_not_answered_is_held_at_once(path, bucket):
+def test_a_lease_whose_creation_was_not_answered_is_held_at_once(path, bucket, monkeypatch):
+    monkeypatch.setattr(lock, "STALE_S", 60.0)
     bucket.server.faults(answer_lost=1, times=1, only=r"write .*lock-000001")
     begin = time.monotonic()
     with locked(path):
-        assert time.monotonic() - begin < lock.STALE_S
+        assert time.monotonic() - begin < 30
         assert bucket.server.requests(what="faults") == 1
 
 

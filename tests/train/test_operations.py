@@ -5,6 +5,8 @@ from jax.profiler import ProfileData
 
 from vit_jax.train.operations import find_operations
 
+pytestmark = pytest.mark.slow
+
 # Two steps on one device. The loop of 60 us contains two runs of a fusion, of 10 us each.
 TPU = """
 planes { name: "/device:TPU:0"

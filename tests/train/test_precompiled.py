@@ -16,6 +16,8 @@ from vit_jax.run.compile_cache import without_compile_cache
 from vit_jax.train import precompiled
 from vit_jax.train.precompiled import load_step, save_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def program():

@@ -14,6 +14,8 @@ from vit_jax.train.loop import train
 from vit_jax.train.save_interval import AutoInterval, best_interval_s
 from vit_jax.train.signals import Stopped, StopSignals
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("blocked_s", [0.05, 1.0, 40.0])
 @pytest.mark.parametrize("write_s", [0.0, 30.0])
