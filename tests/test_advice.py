@@ -90,6 +90,7 @@ def test_an_argument_of_train_becomes_a_config_key(capsys, tmp_path, digits_dir)
     assert main(["config", call[1], flag if "=" in flag else f"{flag}=8"]) == 0
 
 
+@pytest.mark.slow
 def test_the_proposed_image_sizes_fit(tmp_path):
     with pytest.raises(UserError) as error:
         vit_jax.create_model("ViT-Pico/4", image_size=30, num_classes=2)
@@ -109,6 +110,7 @@ def test_the_proposed_argument_of_create_model_is_accepted(wrong, value):
     vit_jax.create_model("ViT-Pico/4", **{hint(str(error.value)): value})
 
 
+@pytest.mark.slow
 def test_the_proposed_mesh_and_split_train(capsys, tmp_path, digits_dir):
     call = ["train", f"--config={UNMIXED}", f"--config.data.data_dir={digits_dir}",
             "--config.train_steps=1", f"--workdir={tmp_path / 'run'}"]  # fmt: skip
@@ -119,6 +121,7 @@ def test_the_proposed_mesh_and_split_train(capsys, tmp_path, digits_dir):
     assert main([*call, *right]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_with_another_config_goes_on_in_another_workdir(
     capsys, finished, tmp_path, digits_dir
 ):

@@ -164,6 +164,7 @@ def _loaded_alone(path, *, setup="", arguments=""):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_loading_prints_nothing_unless_it_is_asked_to(files, caplog, capfd):
     for path in files:
         with caplog.at_level(logging.INFO, "vit_jax"):
@@ -187,6 +188,7 @@ def test_loading_prints_nothing_unless_it_is_asked_to(files, caplog, capfd):
     assert "missing" not in failed.stderr.replace("allow_missing", "")
 
 
+@pytest.mark.slow
 def test_loading_a_run_prints_nothing(finished):  # noqa: F811
     silent = _loaded_alone(finished)
     assert (silent.stderr, silent.stdout.count("\n")) == ("", 1)

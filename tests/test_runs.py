@@ -28,6 +28,7 @@ def fit_digits(digits_dir):
     return call
 
 
+@pytest.mark.slow
 def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, capsys):  # noqa: F811
     run = fit_digits(tmp_path / "run", verbose=False)
     assert capsys.readouterr() == ("", "")

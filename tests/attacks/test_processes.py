@@ -81,7 +81,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
     assert_same(run, finished)
 
 
-def test_a_reader_that_leaves_after_some_lines(draw, finished, digits_dir, tmp_path):
+def test_a_reader_that_leaves_after_some_lines(slow_draw, finished, digits_dir, tmp_path):
     """`train` goes on to its end; other commands end with 141."""
     commands = {
         "models": ["models"],
@@ -90,7 +90,7 @@ def test_a_reader_that_leaves_after_some_lines(draw, finished, digits_dir, tmp_p
         "train": ["train", f"--config={UNMIXED}", f"--config.data.data_dir={digits_dir}", *SHORT],
     }
     attacks = [(name, lines) for name in commands for lines in (0, 1, 2, 5, 9)]
-    for name, lines in draw.some(attacks, short=1):
+    for name, lines in slow_draw.some(attacks, short=0):
         run = tmp_path / f"{name}-{lines}"
         arguments = commands[name] + ([f"--workdir={run}"] if name == "train" else [])
         read, write = os.pipe()

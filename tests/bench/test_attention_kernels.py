@@ -25,6 +25,8 @@ from vit_jax.models.attention import AttentionChoice, attend
 from vit_jax.models.stacking import LayerLoop
 from vit_jax.train.step_choice import StepChoice
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # Tokens, features of a head, real keys.
 CASES = {"odd": (19, 64, None), "padding": (20, 72, 17), "two blocks": (650, 64, 641)}

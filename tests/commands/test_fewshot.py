@@ -163,6 +163,7 @@ def test_ridge_regression_on_block_means_is_the_trivial_baseline(base, digits_di
     assert result["fewshot/digits/5_shot/accuracy_top1"] == pytest.approx(accuracy, abs=0.011)
 
 
+@pytest.mark.slow
 def test_a_new_model_depends_on_its_seed_and_takes_options(base, capsys):
     made = ["fewshot", "untrained:ViT-Nano/4", *base[2:], "--image_size=8", *FEW]
     flattened = [*made, "--model.pooling=flatten"]

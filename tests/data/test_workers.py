@@ -67,6 +67,7 @@ def arguments(tmp_path_factory):
     return folder / "feed.py", write_folder(folder / "photos")
 
 
+@pytest.mark.slow
 def test_batches_do_not_depend_on_the_number_of_processes(arguments):
     done = run_command(*arguments, "compare")
     assert done.returncode == 0, done.stderr

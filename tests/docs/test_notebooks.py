@@ -21,6 +21,7 @@ def test_notebooks_are_kept_without_output_and_install_in_their_first_cell():
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), path
 
 
+@pytest.mark.slow
 def test_the_loop_fine_tunes_weights_and_saves_them(tmp_path, monkeypatch):
     put_stand_ins(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,7 @@ def test_flipped_bytes_are_refused_by_eval_and_training_goes_back(run, finished,
     same_weights(run, finished)
 
 
+@pytest.mark.slow
 def test_a_changed_value_is_refused_by_eval_and_named(run, capfd):
     flip_a_value(run / "checkpoints" / "30")
     assert main(["eval", f"--workdir={run}"]) == 2

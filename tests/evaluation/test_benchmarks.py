@@ -117,6 +117,7 @@ def _run(arguments, capsys):
     return {row["title"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_presets_of_any_weights_equal_counting_by_hand(stand_ins, weights, capsys):
     path, model = weights
     names = "imagenet,imagenet_real,imagenet_a,imagenet_v2,objectnet,imagenet[:50%]"

@@ -87,6 +87,7 @@ def test_the_power_is_that_of_two_groups():
     assert sweep.detectable(1.0, 11) == pytest.approx((2.086 + 0.860) * (2 / 11) ** 0.5, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "tables"), [("small", 3), pytest.param("paper", 1, marks=pytest.mark.slow)]
 )

@@ -37,6 +37,8 @@ from experiments.synthetic_attention.tasks import (
 )
 from vit_jax.models.attention import SelfAttention
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).resolve().parents[2] / "experiments/synthetic_attention/results"
 
 

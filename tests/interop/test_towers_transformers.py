@@ -155,6 +155,7 @@ def test_normalisation_is_folded_and_can_be_written(tmp_path):
     np.testing.assert_allclose(found[2], want[2], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sizes_and_options_can_be_changed_while_loading(tmp_path):
     folder = write_folder(tmp_path / "theirs", "siglip", "gelu")
     loaded = load(folder, image_size=24, image={"stochastic_depth": 0.1})

@@ -57,6 +57,7 @@ def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
     assert both.mask.sum(1).tolist() == both.lengths.tolist() == [12, 4]
 
 
+@pytest.mark.slow
 def test_padding_gets_no_gradient():
     model = model_of(pooling="map")
     batch = as_patches(images(8, 16), 12)

@@ -26,6 +26,7 @@ def test_parameters_equal_those_of_the_file_and_the_head_is_zero(found):
     assert found["ema_difference"] == 0.0
 
 
+@pytest.mark.slow
 def test_each_device_holds_only_its_shard_from_the_start(found):
     """Two layers of kernels 24 x 36: over fsdp of 4 and tensor of 2."""
     assert found["kernel"] == [[2, 24, 36], [2, 6, 18]]

@@ -11,6 +11,9 @@ from report.committed_runs import EXPERIMENTS, NAMES, rebuild
 from vit_jax.__main__ import main
 from vit_jax.report import content, curves, plots, style
 
+# The others take seconds each.
+QUICK = ("position_embeddings", "masked_patches")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -43,7 +46,9 @@ def test_there_are_experiments_to_rebuild():
     assert len(NAMES) == 11
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in NAMES]
+)
 def test_tables_equal_the_committed_ones_byte_for_byte(folders, name, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
     monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
@@ -56,6 +61,7 @@ def test_tables_equal_the_committed_ones_byte_for_byte(folders, name, tmp_path, 
         assert made == (committed / "results" / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_the_crossings_of_data_size_equal_the_committed_ones(folders):
     crossing = runpy.run_path(str(EXPERIMENTS / "data_size" / "crossing.py"))
     table = crossing["table"](folders("data_size"))

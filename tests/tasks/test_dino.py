@@ -236,6 +236,7 @@ def test_steps_move_the_teacher_and_free_the_last_layer_in_time(config):
         assert moved == (step >= 2)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     """With the teacher and its centre, which are part of the checkpoint."""
     folder, want = finished

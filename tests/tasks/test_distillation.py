@@ -189,6 +189,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     assert len(losses[0]) == 6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_student_and_not_the_teacher(finished):
     folder, config, _ = finished
     loaded = load(folder)
@@ -228,6 +229,7 @@ def test_predictions_of_a_trained_student_are_those_of_its_evaluation(finished, 
     np.testing.assert_array_equal(load(folder.parent / "ours").model(images[:4]), want)
 
 
+@pytest.mark.slow
 def test_a_format_without_the_second_head_is_refused_unless_it_is_left_out(finished):
     folder, _, _ = finished
     with pytest.raises(WeightsError, match=r"model.register_head = True in format timm.*=False"):
@@ -244,6 +246,7 @@ def test_a_format_without_the_second_head_is_refused_unless_it_is_left_out(finis
     )
 
 
+@pytest.mark.slow
 def test_new_classes_replace_both_heads(finished):
     loaded = load(finished[0], num_classes=3)
     options = loaded.options.to_mapping()

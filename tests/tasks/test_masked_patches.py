@@ -187,6 +187,7 @@ def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypat
     assert want["eval/test/examples"] == 360
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tmp_path):
     """It also makes a new head and resizes the position table for another image size."""
     folder, _ = finished
@@ -211,6 +212,7 @@ def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tm
     assert report["missing"] == report["unexpected"] == []
 
 
+@pytest.mark.slow
 def test_a_trained_run_loads_as_a_model_without_a_head(finished):
     loaded = load(finished[0])
     assert loaded.num_classes == 0

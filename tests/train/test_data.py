@@ -107,6 +107,7 @@ def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path):
     assert counted in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
     workdir = tmp_path / "run"
     train(folder_config(photos), workdir, StopSignals())

@@ -68,12 +68,14 @@ def test_the_layer_that_overflows_is_named(scan):
     assert bad.name == "mlp_output of layer 1"
 
 
+@pytest.mark.slow
 def test_an_overflowing_norm_is_named_if_every_tensor_is_finite():
     optimizer = {"name": "sgd", "learning_rate": 1e30}
     bad = first_bad(facts(model=MODEL | {"depth": 1}, optimizer=optimizer))
     assert str(bad) == "metric train/update_norm (1 of 1 values not finite)"
 
 
+@pytest.mark.slow
 def test_a_nan_parameter_is_reported_first():
     def change(params):
         params["head"]["linear"]["bias"] = params["head"]["linear"]["bias"].at[3].set(jnp.nan)

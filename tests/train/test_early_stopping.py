@@ -123,6 +123,7 @@ def finished(digits_dir, tmp_path_factory):
         return folder, train(tiny(digits_dir), folder, StopSignals())
 
 
+@pytest.mark.slow
 def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finished):
     config = tiny(digits_dir)
     tmp_path, result = finished

@@ -67,6 +67,7 @@ def finished(digits_dir, tmp_path_factory):
     return folder, made, train(made, folder, StopSignals())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, made, want = finished
     program = program_of(made)
@@ -85,6 +86,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     assert len(losses(folder)) == STEPS
 
 
+@pytest.mark.slow
 def test_every_size_is_evaluated(finished):
     _, _, result = finished
     of_own = {k: v for k, v in result.items() if k.startswith("eval/test/")}

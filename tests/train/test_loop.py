@@ -214,6 +214,7 @@ def test_every_training_line_has_the_figures_named_in_the_readme(finished):
         assert 0 <= line["train/data_wait_fraction"] <= 1
 
 
+@pytest.mark.slow
 def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, capsys):
     logging = config.logging.replace(attention_interval_steps=10)
     profile = config.profile.replace(steps="12:13")

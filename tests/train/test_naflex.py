@@ -77,6 +77,7 @@ def finished(digits_dir, tmp_path_factory):
     return folder, made, train(made, folder, StopSignals())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, made, want = finished
     program = program_of(made)
