@@ -49,6 +49,7 @@ from buckets.fixtures import (  # noqa: E402
     s3,  # noqa: F401
     s3_server,  # noqa: F401
 )
+from short_runs import finished, run  # noqa: E402, F401
 
 from vit_jax.storage.lock import locked  # noqa: E402
 
@@ -79,13 +80,16 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session")
-def digits_dir(tmp_path_factory, worker_id):
-    """A folder with the prepared digits dataset; each test process has its own."""
+def digits_dir(tmp_path_factory, once):
+    """A folder with the prepared digits dataset; tests only read it."""
     from vit_jax.data.sources import TfdsSource
 
-    folder = tmp_path_factory.mktemp("datasets")
-    TfdsSource("digits", "train", str(folder))
-    return folder
+    def make():
+        folder = tmp_path_factory.mktemp("datasets")
+        TfdsSource("digits", "train", str(folder))
+        return str(folder)
+
+    return Path(once("digits", make))
 
 
 @pytest.fixture(scope="session")

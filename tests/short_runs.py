@@ -1,6 +1,7 @@
-"""A finished run of seconds that tests copy and damage: fixtures for conftest files."""
+"""A finished run of seconds that tests copy and damage: fixtures of `conftest.py`."""
 
 import shutil
+from pathlib import Path
 
 import jax
 import pytest
@@ -27,12 +28,16 @@ def content(folder):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, digits_dir):
+def finished(tmp_path_factory, digits_dir, once):
     """The folder of a finished run with checkpoints of steps 20 and 30; tests only read it."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a float to an int power.
-        assert train(folder, digits_dir) == 0
-    return folder
+
+    def make():
+        folder = tmp_path_factory.mktemp("finished") / "run"
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a float to an int power.
+            assert train(folder, digits_dir) == 0
+        return str(folder)
+
+    return Path(once("finished", make))
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 """Errors that tell users what to do: done as they say, the next call works."""
-# ruff: noqa: F811  (the fixture `finished` is an argument of tests)
 
 import re
 import tomllib
@@ -7,7 +6,7 @@ import tomllib
 import jax
 import pytest
 from processes import ROOT, UNMIXED
-from short_runs import SHORT, finished  # noqa: F401
+from short_runs import SHORT
 
 import vit_jax
 from vit_jax.__main__ import main

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from interop.files import tiny, to_transformers, write_npz, write_transformers
-from short_runs import finished  # noqa: F401
 
 import vit_jax
 from vit_jax.errors import ConfigError, ModelError, RunFolderError, UserError, WeightsError
@@ -189,7 +188,7 @@ def test_loading_prints_nothing_unless_it_is_asked_to(files, caplog, capfd):
 
 
 @pytest.mark.slow
-def test_loading_a_run_prints_nothing(finished):  # noqa: F811
+def test_loading_a_run_prints_nothing(finished):
     silent = _loaded_alone(finished)
     assert (silent.stderr, silent.stdout.count("\n")) == ("", 1)
     model = vit_jax.load_run(finished).load_model()

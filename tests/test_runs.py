@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from processes import UNMIXED
-from short_runs import content, finished, train  # noqa: F401
+from short_runs import content
 
 import vit_jax
 from vit_jax.errors import ConfigError, RunFolderError
@@ -29,7 +29,7 @@ def fit_digits(digits_dir):
 
 
 @pytest.mark.slow
-def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, capsys):  # noqa: F811
+def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, capsys):
     run = fit_digits(tmp_path / "run", verbose=False)
     assert capsys.readouterr() == ("", "")
     assert len(repr(run)) < 200
@@ -46,23 +46,19 @@ def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, caps
     assert content(run.path) == before
 
 
-def test_the_model_of_a_run(finished):  # noqa: F811
+def test_the_model_of_a_run(finished):
     model = vit_jax.load_run(finished).load_model()
     assert model(np.zeros((1, 8, 8, 3), np.float32)).shape == (1, 10)
 
 
 def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, capsys):
     package = logging.getLogger("vit_jax")
-    root, handlers = logging.getLogger(), logging.getLogger().handlers[:]
-    for handler in handlers:  # Those of pytest.
-        root.removeHandler(handler)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        # Without those of pytest. A library may add one, which must not stay.
+        patch.setattr(logging.getLogger(), "handlers", [])
         fit_digits(tmp_path / "run", {"train_steps": 5})
-        assert "step 5/5  loss " in capsys.readouterr().out
-        assert package.handlers == []
-    finally:
-        for handler in handlers:
-            root.addHandler(handler)
+    assert "step 5/5  loss " in capsys.readouterr().out
+    assert package.handlers == []
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def fit_file(folder, *series):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.multidevice
 def test_a_plan_for_eight_cpu_devices(tmp_path):
     table, fit = tmp_path / "plans.csv", fit_file(tmp_path, "ResNet", "ViT")

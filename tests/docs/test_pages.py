@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from golden import recipe as golden
 from PIL import Image
-from short_runs import finished  # noqa: F401
 from vocabularies import write_word_level
 from weight_files import random_weights
 
@@ -56,7 +55,7 @@ def put_stand_ins(folder):
 
 
 @pytest.fixture(scope="module")
-def folder_with_files(tmp_path_factory, finished):  # noqa: F811
+def folder_with_files(tmp_path_factory, finished):
     folder = tmp_path_factory.mktemp("files")
     put_stand_ins(folder)
     shutil.copytree(finished, folder / "runs/quickstart")  # As the first run leaves it.

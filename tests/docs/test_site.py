@@ -49,6 +49,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_link_leads_to_a_page_and_an_anchor(site):
     pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
     assert len(pages) > 50

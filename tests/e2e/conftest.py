@@ -1,7 +1,6 @@
 import jax
 import pytest
 from shared_programs import _share_programs  # noqa: F401
-from short_runs import finished, run  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -53,6 +53,7 @@ def test_features_are_the_block_outputs_of_the_forward_pass(model):
     np.testing.assert_allclose(last, whole["encoded"][:, prefix:], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_stages_of_a_resnet_have_numbers_and_names():
     model = random_model("BiT-R-Nano")
     root, third, last = model.features(_IMAGES, ("root", 3, "stage3"), normalise=True)

@@ -79,6 +79,7 @@ def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
         np.testing.assert_allclose(ours, expected[name], rtol=1e-5, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_step_of_one_group_of_heads_gives_the_same_as_one_of_whole_images(monkeypatch):
     """Long sequences do not fit otherwise."""
     inputs, toward = random_inputs(2, 12, 4, 64, with_bias=["qkv_bias"])

@@ -33,6 +33,7 @@ def test_each_device_holds_only_its_shard_from_the_start(found):
     assert found["same_shardings"]
 
 
+@pytest.mark.slow
 def test_the_training_step_accepts_the_loaded_state(found):
     assert found["loss"] == pytest.approx(1.9459101, abs=1e-5)  # log 7
 

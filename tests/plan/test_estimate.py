@@ -42,6 +42,7 @@ def plans():
     return made
 
 
+@pytest.mark.slow
 def test_the_state_is_parameters_and_two_moments(plans):
     plan = plans["none"]
     block = 4 * WIDTH**2 + 4 * WIDTH + 2 * WIDTH * MLP + WIDTH + MLP + 4 * WIDTH

@@ -334,6 +334,7 @@ def test_layer_decay_slows_lower_layers(tmp_path, npz):
         )
 
 
+@pytest.mark.slow
 def test_reading_the_model_section_initialises_no_device(tmp_path, npz):
     """It happens before processes find each other, which has to be first."""
     program = (
