@@ -1,7 +1,8 @@
 """Fixtures of the attacks: what is attacked, and how much of it.
 
 python -m pytest tests/attacks                                # a short draw
-ATTACK_SEED=1 python -m pytest tests/attacks -m 'slow or not slow'   # everything, with a seed
+python -m pytest tests/attacks -m slow                        # up to 12 attacks of each kind
+ATTACKS=10000 ATTACK_SEED=1 python -m pytest tests/attacks -m slow   # everything, with a seed
 """
 
 import jax

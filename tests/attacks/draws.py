@@ -8,6 +8,8 @@ from vit_jax.__main__ import main
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 """Seed of all attacks."""
+MANY = int(os.environ.get("ATTACKS", "12"))
+"""How many attacks of a kind the slow tests make at most."""
 
 
 class Draw:
@@ -15,7 +17,7 @@ class Draw:
 
     Args:
         name: name of the test; each has its own random numbers.
-        whole: whether all attacks are made.
+        whole: whether this is a slow test, which makes many attacks.
     """
 
     def __init__(self, name, *, whole):
@@ -24,11 +26,10 @@ class Draw:
         print(f"ATTACK_SEED={SEED}")
 
     def some(self, attacks, short):
-        """Returns all attacks, or only a few of them."""
+        """Returns at most `short` of the attacks; in a slow test, at most MANY."""
         attacks = list(attacks)
         self.total += len(attacks)
-        if not self.whole:
-            attacks = self.random.sample(attacks, min(short, len(attacks)))
+        attacks = self.random.sample(attacks, min(MANY if self.whole else short, len(attacks)))
         self.count += len(attacks)
         return attacks
 

@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.load import read_weights
 from vit_jax.interop.save import save
 
-COUNTS = [pytest.param(5, id="short"), pytest.param(400, id="whole", marks=pytest.mark.slow)]
+COUNTS = [pytest.param(5, id="short"), pytest.param(100, id="whole", marks=pytest.mark.slow)]
 DTYPES = ["<f4", "<f8", "<f2", "<i4", "<u1", "?", "<c8", "<U3", "S3", "<M8[s]"]
 NAMES = st.one_of(
     st.text(max_size=8),

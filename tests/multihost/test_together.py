@@ -186,18 +186,6 @@ def test_a_restart_takes_the_newest_state_that_all_hosts_still_have(
     assert figures(again.workdir) == figures(two.workdir)
 
 
-def test_all_processes_save_after_the_steps_that_process_0_chooses(tmp_path, digits_dir):
-    auto = ["--config.checkpoint.interval=auto", "--config.checkpoint.hours_between_failures=2e-4"]
-    run = Run(tmp_path, f"{TINY}:unmixed", digits_dir, *SHORT, *auto, count=2, devices=1)
-    assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
-    assert "checkpoint interval: " in run.printed(0)
-    assert "checkpoint interval: " not in run.printed(1)
-    rows = read_metrics(run.workdir / "metrics.jsonl")
-    saved = [row["step"] for row in rows if "checkpoint/blocked_s" in row]
-    assert len(saved) > 1
-    assert saved[-1] == 30
-
-
 def test_processes_with_different_configs_do_not_start(tmp_path, digits_dir):
     own = {1: ["--config.optimizer.learning_rate=0.5", "--config.data.num_threads=1"]}
     run = Run(tmp_path, TINY, digits_dir, count=2, devices=1, own=own)

@@ -1,9 +1,7 @@
 """Checkpoints in a bucket: the local copy of those on s3://, and what is not complete."""
 
-import json
 import shutil
 import threading
-import time
 
 import pytest
 
@@ -16,7 +14,6 @@ from vit_jax.run.about import (
     choose_checkpoint,
     incomplete_steps,
     saved_steps,
-    write_time_s,
 )
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.staging import StagedFolder
@@ -121,16 +118,6 @@ def test_a_step_of_a_bucket_without_its_commit_file_is_not_read(bucket):
         choose_checkpoint(folder / "1")
     (folder / "1" / COMMIT_FILE).write_text("5000000001")
     assert choose_checkpoint(folder / "1") == folder / "1"
-
-
-def test_a_save_lasts_until_it_is_uploaded(staged):
-    write(staged.local, 1)
-    about = staged.local / "1" / ORBAX_FILE
-    begin = time.time_ns()
-    about.write_text(json.dumps({"init_timestamp_nsecs": begin, "commit_timestamp_nsecs": begin}))
-    staged.push()
-    assert 0 < write_time_s(staged.remote) < 60
-    assert write_time_s(staged.local) is not None
 
 
 def test_what_a_save_or_a_deletion_has_left_is_deleted(bucket):

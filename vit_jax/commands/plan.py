@@ -22,17 +22,10 @@ can change that.
 cpu:8 is eight forced CPU devices, gpu is all GPUs of this machine. Plans for well-known datasets
 need no data.
 
-    python -m vit_jax plan --run=RUN --preemptions=0.5 --spot_price=0.5 --on_demand_price=1.2
-    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --preemptions=TRACE.csv
-
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --fit=REPORT/scaling.json
 
 With --fit, predicts the loss of the run by the scaling law that `report --fit=scaling` fitted to
 smaller runs of its family.
-
-With --preemptions, simulates the run on machines that are preempted: how long it takes, what it
-costs, and how often it should save. --run takes the times of steps, saves and starts from a run
-folder instead of a plan.
 """
 
 import argparse
@@ -48,7 +41,6 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands.arguments import (
     output_file,
     positive_int,
-    positive_number,
 )
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -60,17 +52,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vit_jax.plan.estimate import Plan
-    from vit_jax.plan.preemption import RunCosts, Sessions
     from vit_jax.plan.scaling_fit import ScalingFit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument(
-        "--config", help="name of a recipe, FILE.py or FILE.py:ARG; needed without --run"
-    )
+    parser.add_argument("--config", required=True, help="name of a recipe, FILE.py or FILE.py:ARG")
     parser.add_argument(
         "--topology",
+        required=True,
         help="TPU: v5e:16x16, v6e:8x8, v4:4x4x4, v5p:4x4x4, 2*v5e:16x16 (two slices). GPU: h200:8"
         " (8 GPUs), h100:8x4 (4 nodes with 8 GPUs each), a100:8, b200:8, l4. This machine: cpu:8,"
         " gpu",
@@ -122,61 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
-    _add_preemption_arguments(parser.add_argument_group("machines that are preempted"))
-
-
-def _add_preemption_arguments(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--preemptions",
-        metavar="RATE|TRACE",
-        help="how often the whole run is preempted: a number per hour, or a file with the times"
-        " between preemptions. FILE.csv has a column up_s (how long the machines lasted, in"
-        " seconds) and perhaps down_s (how long it took to get others); FILE.json is a list of"
-        " seconds, or of objects with these keys. The simulated runs start anywhere in the trace"
-        " and follow it round",
-    )
-    group.add_argument("--run", help="run folder whose measured times are used; needs no --config")
-    group.add_argument("--steps", type=positive_int, help="default: those of the run")
-    group.add_argument("--chips", type=positive_int, help="default: those of the run or topology")
-    group.add_argument(
-        "--spot_price", type=positive_number, metavar="PRICE", help="of a spot chip for an hour"
-    )
-    group.add_argument(
-        "--on_demand_price",
-        type=positive_number,
-        metavar="PRICE",
-        help="of a chip that is not preempted, for an hour",
-    )
-    group.add_argument(
-        "--down_s",
-        type=positive_number,
-        default=300.0,
-        metavar="S",
-        help="time until there is another machine, where the trace has none (%(default)g)",
-    )
-    group.add_argument(
-        "--notice_s",
-        type=positive_number,
-        default=0.0,
-        metavar="S",
-        help="time between the signal to stop and the end of the machine; if a save is complete in"
-        " it, nothing is lost. Default: 0, as in a crash",
-    )
-    group.add_argument(
-        "--start_s",
-        type=positive_number,
-        default=60.0,
-        metavar="S",
-        help="without --run: time from the start of the processes to the compilation (%(default)g)",
-    )
-    group.add_argument(
-        "--storage_gb_per_s",
-        type=positive_number,
-        default=1.0,
-        metavar="GB",
-        help="without --run: rate at which all hosts together write and read a checkpoint"
-        " (%(default)g)",
-    )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -187,17 +122,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         check_output_folder(args.save)
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
-    if args.run is not None:
-        if args.fit is not None:
-            raise ConfigError("--fit with --run", "--config and --topology", "see --help")
-        return _plan_measured_run(args, overrides)
-    missing = [f"--{name}" for name in ("config", "topology") if getattr(args, name) is None]
-    if missing:
-        raise ConfigError(
-            f"{' and '.join(missing)} not given",
-            "a config and a topology, or --run=FOLDER with --preemptions",
-            "see --help",
-        )
     if args.search and args.save:
         raise ConfigError("--save with --search", "a single plan", "save the step of the result")
     config = load_config(args.config, overrides, _auto_model)
@@ -260,99 +184,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
         if fit is not None:
             figures |= show_prediction(plan, fit, console)
-        if args.preemptions is not None:
-            from vit_jax.plan.run_costs import planned_costs
-
-            costs = planned_costs(plan, args.mfu, args.start_s, args.storage_gb_per_s, args.steps)
-            source = f"planned at MFU {args.mfu:.0%}"
-            figures |= _simulate(args, config, costs, plan.devices, source, console)
         if args.output is not None:
             _write(args.output, figures)
     return 0
-
-
-def _plan_measured_run(args: argparse.Namespace, overrides: list[str]) -> int:
-    """Simulates a run with the times that a run folder has measured."""
-    if args.preemptions is None or args.config or args.topology or overrides:
-        raise ConfigError(
-            "--run with --config or --topology"
-            if args.preemptions is not None
-            else "--run without --preemptions",
-            "--run=FOLDER --preemptions=RATE",
-            "see --help",
-        )
-    from rich.console import Console
-
-    from vit_jax.plan.run_costs import measured_costs
-    from vit_jax.run.folder import read_config
-    from vit_jax.storage.files import read_json
-
-    folder = user_path(args.run)
-    config = read_config(folder)
-    costs = measured_costs(folder, config, args.steps)
-    chips = read_json(folder / "env.json")["device_count"]
-    source = f"measured in {args.run}"
-    figures = _simulate(args, config, costs, chips, source, Console(highlight=False))
-    if args.output is not None:
-        _write(args.output, {"run": args.run, **figures})
-    return 0
-
-
-def _simulate(
-    args: argparse.Namespace,
-    config: Config,
-    costs: "RunCosts",
-    chips: int,
-    source: str,
-    console: "Console",
-) -> dict[str, Any]:
-    """Simulates preempted runs, prints what they take, and returns the figures by name."""
-    import numpy as np
-
-    from vit_jax.plan.preemption import along_trace, at_rate
-    from vit_jax.plan.run_costs import read_trace
-    from vit_jax.plan.show import COLUMNS
-    from vit_jax.plan.spot import RUNS, Prices, make_spot_plan, show_spot_plan, spot_row
-
-    try:
-        rate = float(args.preemptions)
-    except ValueError:
-        up_s, down_s = read_trace(user_path(args.preemptions), args.down_s)
-        between_s = float(up_s.mean())
-        text = f"{len(up_s):,} preemptions of {args.preemptions}, one in {between_s / 3600:.3g} h"
-
-        def sessions() -> "Sessions":
-            begin_s = np.random.default_rng(0).uniform(0, up_s.sum(), RUNS)
-            return along_trace(up_s, down_s, begin_s)
-    else:
-        if not 0 < rate < float("inf"):
-            raise ConfigError(
-                f"--preemptions={args.preemptions}",
-                "a rate above 0 per hour, or a file",
-                "correct it",
-            )
-        between_s = 3600 / rate
-        text = f"{rate:g} preemptions an hour, another machine after {args.down_s:g} s"
-
-        def sessions() -> "Sessions":
-            return at_rate(rate, args.down_s, RUNS, np.random.default_rng(0))
-
-    own = config.checkpoint.interval_steps
-    plan = make_spot_plan(
-        costs,
-        chips=args.chips or chips,
-        prices=Prices(args.spot_price, args.on_demand_price),
-        between_s=between_s,
-        sessions=sessions,
-        intervals=() if own is None else (own,),
-        notice_s=args.notice_s,
-    )
-    if console.width < COLUMNS:
-        from rich.console import Console
-
-        console = Console(highlight=False, width=COLUMNS)
-    show_spot_plan(plan, source, text, console)
-    return spot_row(plan)
 
 
 def _choose_fit(path: Path, config: Config) -> "ScalingFit":

@@ -132,22 +132,16 @@ def _leave_out_programs(mapping: dict[str, Any], path: str, given: Container[str
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts. Setting a duration removes its other units.
-
-    `interval=auto` counts as another unit of `interval_steps`.
-    """
+    """Sets a dotted key in nested dicts. Setting a duration removes its other units."""
     *parents, leaf = key.split(".")
     for parent in parents:
         if not isinstance(mapping.get(parent), dict):
             mapping[parent] = {}
         mapping = mapping[parent]
     prefix, _, unit = leaf.rpartition("_")
-    if value is not None and (unit in DURATION_UNITS or leaf == "interval"):
-        prefix = "interval" if leaf == "interval" else prefix
+    if value is not None and unit in DURATION_UNITS:
         for other in DURATION_UNITS:
             mapping.pop(f"{prefix}_{other}", None)
-        if prefix == "interval":
-            mapping.pop(prefix, None)
     mapping[leaf] = value
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import pydantic
 
 from vit_jax.config.data import DataConfig
-from vit_jax.config.durations import DURATION_UNITS, check_duration
+from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
@@ -46,15 +46,6 @@ class CheckpointConfig(Section):
     Without an interval, a checkpoint is saved every 1,000 steps.
     """
 
-    interval: Literal["auto"] | None = option(None)
-    """auto: choose the interval that loses the least time, from the measured cost of a save and
-    the mean time between failures (Young's formula, see `vit_jax/train/save_interval.py`).
-    """
-    hours_between_failures: float | None = option(None, above=0)
-    """Mean time between failures or preemptions of the whole run, for interval=auto. None: what
-    this run has seen; it starts with an assumption of 24 hours.
-    """
-
     interval_steps: int | None = option(None, at_least=1)
     """How often to save. Give steps, epochs or examples."""
     interval_epochs: float | None = option(None, above=0)
@@ -76,22 +67,6 @@ class CheckpointConfig(Section):
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
-        units = [f"interval_{unit}" for unit in DURATION_UNITS]
-        given = [key for key in units if getattr(self, key) is not None]
-        if self.interval is not None and given:
-            raise ConfigError(
-                f"is {self.interval!r} and {given[0]!r} is given, too",
-                "one of the two",
-                f"remove one, e.g. set {given[0]}=none",
-                key="interval",
-            )
-        if self.hours_between_failures is not None and self.interval is None:
-            raise ConfigError(
-                f"is {self.hours_between_failures} without interval=auto",
-                "interval=auto, which reads it",
-                "set checkpoint.interval=auto, or leave it out",
-                key="hours_between_failures",
-            )
         if (self.local_dir is None) != (self.local_interval_steps is None):
             given = "local_dir" if self.local_interval_steps is None else "local_interval_steps"
             other = {"local_dir", "local_interval_steps"} - {given}

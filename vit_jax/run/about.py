@@ -161,26 +161,6 @@ def _steps(folder: Path) -> list[tuple[int, bool]]:
     return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
 
 
-def write_time_s(folder: Path) -> float | None:
-    """Returns the time from the start of the latest complete save until it was complete.
-
-    Args:
-        folder: the `checkpoints` folder of a run.
-
-    Returns:
-        The time in seconds; None: there is no checkpoint, or it does not say.
-    """
-    steps = saved_steps(folder)
-    if not steps:
-        return None
-    about = read_json(folder / str(steps[-1]) / ORBAX_FILE, error=CheckpointError)
-    begin, end = about.get("init_timestamp_nsecs"), about.get("commit_timestamp_nsecs")
-    mark = folder / str(steps[-1]) / COMMIT_FILE
-    if mark.exists() and (uploaded := mark.read_text()).isdigit():
-        end = int(uploaded)
-    return (end - begin) / 1e9 if begin and end else None
-
-
 def read_checkpoint_info(path: Path) -> CheckpointInfo:
     """Reads the description of a checkpoint, without its arrays and without devices.
 

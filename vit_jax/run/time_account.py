@@ -57,7 +57,6 @@ class TimeAccount:
         step: number of finished steps.
         total_steps: number of steps of the run; None: not known yet.
         saves: number of saves of the run.
-        failures: how many earlier sessions ended without saving their last step.
     """
 
     def __init__(self, began_s: float | None = None):
@@ -71,7 +70,7 @@ class TimeAccount:
         self._thread: threading.Thread | None = None
         self._session = 1
         self._save_s: collections.deque[float] = collections.deque(maxlen=_RECENT_SAVES)
-        self.step = self.saves = self.failures = 0
+        self.step = self.saves = 0
         self.total_steps: int | None = None
 
     @contextlib.contextmanager
@@ -110,12 +109,6 @@ class TimeAccount:
     def save_s(self) -> float | None:
         """Median time that the last saves blocked training; None: nothing was saved yet."""
         return statistics.median(self._save_s) if self._save_s else None
-
-    @property
-    def running_s(self) -> float:
-        """Time of the run so far without the time between sessions."""
-        seconds = self.seconds()
-        return sum(seconds.values()) - seconds["idle"]
 
     def open(self, folder: Path) -> None:
         """Continues the account in a run folder, and starts to log. Only the first call counts.
@@ -191,8 +184,6 @@ class TimeAccount:
             for part, seconds in last["seconds"].items():
                 self._seconds[part] += seconds
             self._seconds["idle"] += max(self._began - last["time"], 0.0)
-        ends = {row["session"]: row["event"] for row in rows}
-        self.failures = sum(event not in ("stopped", "finished") for event in ends.values())
         self._session, self.step, self.saves = last["session"] + 1, last["step"], last["saves"]
         self._save_s.extend([last["save_s"]] if last["save_s"] is not None else [])
 

@@ -3,12 +3,14 @@
 import time
 from typing import Any
 
-from vit_jax.config.durations import is_due
+from vit_jax.config.durations import duration_in_steps, is_due, next_due
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
-from vit_jax.train.save_interval import build_interval
 from vit_jax.train.start import data_position
+
+# Steps between saves if the config does not set an interval.
+DEFAULT_INTERVAL = 1000
 
 
 class SaveHook:
@@ -23,7 +25,16 @@ class SaveHook:
     def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
         self._log, self._evaluation = log, evaluation
         self._saved = context.start.step or -1
-        self._interval = build_interval(context)
+        config = context.config
+        self._interval = (
+            duration_in_steps(
+                config.checkpoint,
+                "interval",
+                batch_size=config.data.global_batch_size,
+                num_examples=len(context.source),
+            )
+            or DEFAULT_INTERVAL
+        )
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Saves if a save is due, or if this step is the last or the best so far.
@@ -34,17 +45,15 @@ class SaveHook:
         context.checkpoints.check()
         step = output.step
         best = context.early_stopping.best_step == step
-        if self._interval.is_due(step) or best or context.is_last(step):
+        if is_due(step, self._interval) or best or context.is_last(step):
             self.save(context, output)
-            if not context.is_last(step):
-                self._interval.saved(step)
         elif is_due(step, context.config.checkpoint.local_interval_steps):
             self.save_locally(context, output)
 
     def next_step(self, context: RunContext, step: int) -> int:
-        """Returns the next step after which a checkpoint is saved, as far as it is known."""
+        """Returns the next step after which a checkpoint is saved."""
         total = context.program.total_steps
-        return min(self._interval.next_step(step) or total, total)
+        return min(next_due(step, self._interval) or total, total)
 
     def save_locally(self, context: RunContext, output: StepOutput) -> None:
         """Starts to copy a state to the disks of the hosts, if the run does so."""
