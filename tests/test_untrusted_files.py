@@ -22,7 +22,7 @@ RUNS_CODE = {
     r"(?<![\w.])(exec|eval)\(": set(),
     r"\brunpy\b|spec_from_file_location|SourceFileLoader": {"config/file.py"},
     r"trust_remote_code": set(),
-    r"deserialize_and_load": {"train/precompiled.py"},
+    r"deserialize_and_load": set(),
     r"np\.load\((?!.*allow_pickle=False)": set(),
     r"yaml\.(unsafe_|full_)?load\b": set(),
 }
@@ -51,7 +51,6 @@ def config_json(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "usual"),
     [
-        ("precompiled", "gs://theirs/steps", None),
         ("compile_cache", "gs://theirs/cache", "auto"),
         ("compiler_options", {"xla_gpu_cuda_data_dir": "tools"}, {}),
     ],

@@ -86,8 +86,6 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert "images/s" in capsys.readouterr().out
     content = json.loads(output.read_text())
     assert list(tmp_path.glob("profile/**/*.xplane.pb"))
-    table = (tmp_path / "profile" / "operations-ViT-Ti-16.md").read_text()
-    assert table.startswith("# ViT-Ti/16, 2 steps: 10 of ")
     assert content["environment"]["device_count"] == 1
     (row,) = content["rows"]
     assert (row["name"], row["model"], row["batch_size"]) == ("vit_jax", "ViT-Ti/16", 2)

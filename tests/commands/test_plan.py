@@ -179,18 +179,3 @@ def test_a_csv_file_with_other_columns_is_not_changed(tmp_path):
     assert path.read_text() == "a,b\n1,\n2,x\n"
     with pytest.raises(ConfigError, match="other columns"):
         _write(path, {"a": 1, "c": 2})
-
-
-@pytest.mark.slow
-def test_a_step_that_plan_has_saved_is_taken_by_train(tmp_path, digits_dir):
-    config = f"--config={ROOT / 'tests/e2e/tiny.py'}:unmixed"
-    options = (f"--config.data.data_dir={digits_dir}", "--config.train_steps=2")
-    saved = tmp_path / "saved"
-    done = command("plan", config, "--topology=cpu:1", f"--save={saved}", *options)
-    assert done.returncode == 0, done.stderr
-    assert f"Start the run with --config.precompiled={saved}" in done.stdout
-    assert sorted(path.suffix for path in saved.iterdir()) == [".json", ".step"]
-    workdir = f"--workdir={tmp_path / 'run'}"
-    done = command("train", config, workdir, f"--config.precompiled={saved}", *options)
-    assert done.returncode == 0, done.stderr
-    assert "compiled ahead, loaded in" in done.stdout

@@ -21,7 +21,6 @@ from vit_jax.errors import UserError
 from vit_jax.models.attention import AttentionChoice, with_attention
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.compile_cache import watch_compile_cache
-from vit_jax.train.operations import Operations
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.state import TrainState
 from vit_jax.train.telemetry import peak_flops
@@ -176,21 +175,13 @@ class JaxStep:
         self._arrays.state = state
         return seconds
 
-    def profile(self, folder: Path, steps: int = 2) -> Operations:
-        """Writes a profiler trace of some steps to a folder, and their most expensive operations.
-
-        Args:
-            folder: gets the trace, and `operations-MODEL.md` and `.csv`.
-            steps: number of steps.
-        """
-        model = re.sub(r"[^\w.+]", "-", self.measurement.model)
-        trace = Trace(model)
+    def profile(self, folder: Path, steps: int = 2) -> None:
+        """Writes a profiler trace of some steps to a folder."""
+        trace = Trace(re.sub(r"[^\w.+]", "-", self.measurement.model))
         for step in range(steps):
             trace.begin_step(step)
             self.time(1)
-        found = trace.finish(folder, self.compiled, f"{self.measurement.model}, {steps} steps")
-        found.write(folder, f"operations-{model}")
-        return found
+        trace.finish(folder)
 
     def close(self) -> None:
         """Frees the memory of the state."""

@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=user_path,
         metavar="FOLDER",
-        help="write a profiler trace of 2 steps of each model, and list the operations that take"
-        " longest",
+        help="write a profiler trace of 2 steps of each model",
     )
 
 
@@ -60,7 +59,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     # Leaves GPU memory for PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from rich.console import Console
 
     from vit_jax.bench.step import (
         JaxStep,
@@ -118,7 +116,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             print(f"attention of vit_jax: {choice.implementation} ({choice.reason})")
             steps += others
         if args.profile is not None:
-            steps[0].profile(args.profile).show(Console())
+            steps[0].profile(args.profile)
         steps += _torch_steps(in_pytorch, config, steps[0].measurement.flops_per_image)
         measured = measure_interleaved(steps, rounds=args.rounds, steps_per_round=args.steps)
         new = [m.row() for m in measured]

@@ -7,7 +7,6 @@
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
-    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:4x4 --save=gs://BUCKET/compiled
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
 compiler: pip install 'jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
@@ -46,7 +45,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.storage.files import append_text, write_json
-from vit_jax.storage.paths import check_output_folder, user_path
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,13 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the N operations that move the most bytes of device memory",
     )
     parser.add_argument(
-        "--save",
-        type=user_path,
-        metavar="FOLDER",
-        help="save the compiled step to a folder or bucket; train --config.precompiled=FOLDER takes"
-        " it",
-    )
-    parser.add_argument(
         "--fit",
         type=user_path,
         metavar="FILE",
@@ -118,12 +110,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     if args.output is not None and args.output.suffix not in (".json", ".csv"):
         raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "rename it")
-    if args.save is not None:
-        check_output_folder(args.save)
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
-    if args.search and args.save:
-        raise ConfigError("--save with --search", "a single plan", "save the step of the result")
     config = load_config(args.config, overrides, _auto_model)
     fit = None if args.fit is None else _choose_fit(args.fit, config)
     from rich.console import Console
@@ -153,7 +141,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     chip = chip_of(topology, devices)
 
     def plan_for(config: Config) -> "Plan":
-        return make_plan(config, devices, chip, sizes, args.save)
+        return make_plan(config, devices, chip, sizes)
 
     variants, plans = trained_variants(config), {}
     with _quiet():
@@ -172,12 +160,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         show_plan(plan, console, args.mfu, args.movers)
         if plans:
             show_variants(plans, console)
-        if plan.saved is not None:
-            console.print(
-                f"Saved the compiled step: {plan.saved}\nStart the run with"
-                f" --config.precompiled={args.save}",
-                soft_wrap=True,
-            )
         figures = row(plan, args.config, args.topology, args.mfu)
         if plans:
             mean_s = mean_step_s(plans)

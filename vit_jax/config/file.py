@@ -28,7 +28,7 @@ from vit_jax.storage.paths import local_path, user_path
 log = logging.getLogger(__name__)
 
 # Keys that name compiled programs, or options with which XLA is told to run some.
-_PROGRAMS = ("compile_cache", "precompiled", "compiler_options")
+_PROGRAMS = ("compile_cache", "compiler_options")
 
 
 def load_config(

@@ -7,11 +7,7 @@ from vit_jax.schema import Section, option
 
 
 class ProfileConfig(Section):
-    """Records a profiler trace of some steps, and lists their most expensive operations.
-
-    The trace goes to the folder `profile` of the run, the list to `report/operations.md` and
-    `operations.csv`.
-    """
+    """Records a profiler trace of some steps into the folder `profile` of the run."""
 
     steps: str | None = option(None)
     """First and last step to trace, e.g. "100:110"; None: no trace."""

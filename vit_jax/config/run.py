@@ -165,10 +165,6 @@ class Config(_TaskSections):
     """
     compile_cache_mb: int = option(4096, at_least=1, changes_result=False)
     """Largest size of that folder in MiB. The programs not used for longest are deleted."""
-    precompiled: str | None = option(None, changes_result=False)
-    """Folder of steps that `plan --save` has compiled ahead. The one that fits is used; if none
-    does, the step is compiled. Only people you trust may write there.
-    """
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     init_from: str | None = option(None)

@@ -12,8 +12,7 @@ lifetimes, and leaves gaps.
 import dataclasses
 import re
 
-from vit_jax.plan.hlo import Computation, Instruction, Program
-from vit_jax.train.operations import step_part
+from vit_jax.plan.hlo import Computation, Instruction, Program, step_part
 
 _FORWARDED = {
     "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done",

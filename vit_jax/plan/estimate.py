@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from vit_jax.plan.hlo import parse
 from vit_jax.plan.movers import Mover, find_movers
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
 from vit_jax.train.chips import Chip, Roofline, Work
-from vit_jax.train.precompiled import save_step
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.step_choice import StepChoice
 
@@ -89,7 +87,6 @@ class Plan:
             compile.
         slices: number of slices or nodes.
         choice: how the step is executed.
-        saved: file with the compiled step, if it was to be saved.
     """
 
     config: Config
@@ -107,7 +104,6 @@ class Plan:
     choice: StepChoice
     movers: tuple[Mover, ...] = ()
     slices: int = 1
-    saved: Path | None = None
 
     @property
     def devices(self) -> int:
@@ -169,9 +165,7 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
     return Sizes(num_classes, num_examples, ", ".join(sources))
 
 
-def make_plan(
-    config: Config, devices: list[Any], chip: Chip, sizes: Sizes, save: Path | None = None
-) -> Plan:
+def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> Plan:
     """Compiles the training step of a run for some devices and measures the compiled program.
 
     Args:
@@ -179,7 +173,6 @@ def make_plan(
         devices: real or abstract devices.
         chip: published specification of one of them.
         sizes: classes and examples.
-        save: folder or bucket to save the compiled step to, for `precompiled` of the run.
 
     Raises:
         ConfigError, ModelError: sizes are incompatible.
@@ -196,12 +189,9 @@ def make_plan(
     state = _state_bytes(program)
     model_flops, traced_flops = _flops(program, len(devices))
     begin = time.perf_counter()
-    compiled, memory, saved = None, None, None
+    compiled, memory = None, None
     try:
-        lowered = program.lower()
-        compiled = program.compile(lowered)
-        if save is not None:
-            saved = save_step(save, lowered, compiled, mesh, config.compiler_options)
+        compiled = program.compile(program.lower())
     except jax.errors.JaxRuntimeError as error:
         wanted = _requested_memory(str(error))
         if wanted is None:
@@ -240,7 +230,6 @@ def make_plan(
         program.choice,
         tuple(movers),
         len(set(slices)),
-        saved,
     )
 
 

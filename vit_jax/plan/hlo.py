@@ -259,3 +259,20 @@ def loop_iterations(instruction: Instruction, computations: dict[str, Computatio
     ] + [i for i in condition.values() if i.opcode == "fusion"]
     values = {int(m[1]) for b in bounds if (m := re.match(r"\((\d+)\)", b.text))}
     return values.pop() if compares and len(values) == 1 else None
+
+
+def step_part(op_name: str) -> str:
+    """Returns the part of a training step that contains an operation.
+
+    >>> step_part("jit(step_fn)/transpose(jvp())/while/body/checkpoint/rematted_computation/add")
+    'recomputed forward, in the layers'
+    """
+    if "rematted_computation" in op_name:
+        part = "recomputed forward"
+    elif "transpose(" in op_name:
+        part = "backward"
+    elif "jvp(" in op_name:
+        part = "forward"
+    else:
+        return "outside the gradient" if op_name else "unnamed"
+    return f"{part}, in the layers" if "/while/" in op_name else part

@@ -5,9 +5,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from vit_jax.plan.hlo import Array, Computation, Instruction, Program
+from vit_jax.plan.hlo import Array, Computation, Instruction, Program, step_part
 from vit_jax.plan.replica_groups import replica_groups, source_target_pairs
-from vit_jax.train.operations import step_part
 
 # Instructions that only name or forward an existing array.
 _NO_TRAFFIC = {

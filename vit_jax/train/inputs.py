@@ -21,7 +21,6 @@ from vit_jax.evaluation.classification import has_few_classes
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.storage.paths import user_path
 from vit_jax.train.memory_needs import check_sizes
 from vit_jax.train.program import Program, build_program
 
@@ -114,8 +113,6 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     Raises:
         UserError: a problem with config, data or model.
     """
-    if config.precompiled is not None:
-        user_path(config.precompiled)
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)

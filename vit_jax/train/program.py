@@ -32,7 +32,6 @@ from vit_jax.rng import draw_index, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.memory_needs import check_sizes, check_state
 from vit_jax.train.optimizers import build_optimizer
-from vit_jax.train.precompiled import load_step
 from vit_jax.train.schedules import build_schedule, build_weight_decay
 from vit_jax.train.state import (
     InitState,
@@ -101,12 +100,6 @@ class Program:
         return {name: (share, program) for share, (name, program) in named if share}
 
     @property
-    def costliest(self) -> "Program":
-        """The program that trains with the most FLOPs per image."""
-        programs = [program for _, program in self.trained.values()]
-        return max(programs, key=lambda program: program.task.flops_per_image)
-
-    @property
     def evaluated_variants(self) -> tuple[Variant, ...]:
         """The variants, for `SplitEvaluator`."""
         return tuple(
@@ -140,24 +133,10 @@ class Program:
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
         return jax.jit(lambda: self.init_state(self.init_params()), out_shardings=shardings)
 
-    @property
-    def compiled(self) -> jax.stages.Compiled:
-        """The step of `config.precompiled` if it fits, else the result of `compile`."""
-        return self._compiled[0]
-
-    @property
-    def is_precompiled(self) -> bool:
-        """Whether `compiled` is the step of `config.precompiled`."""
-        return self._compiled[1]
-
     @functools.cached_property
-    def _compiled(self) -> tuple[jax.stages.Compiled, bool]:
-        lowered, config = self.lower(), self.config
-        if config.precompiled is not None:
-            step = load_step(config.precompiled, lowered, self.mesh, config.compiler_options)
-            if step is not None:
-                return step, True
-        return self.compile(lowered), False
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled step."""
+        return self.compile(self.lower())
 
     def load_frozen(self) -> tuple[Any, ...]:
         """Returns the frozen arguments of the step, sharded: () or one tree."""

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import jax
 
-from vit_jax.train.operations import Operations, find_operations
-
 
 class Trace:
     """A trace of this process, from `__init__` to `finish` or `cancel`.
@@ -52,17 +50,8 @@ class Trace:
         self._step.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
         self.steps += 1
 
-    def finish(self, folder: Path, step_fn: jax.stages.Compiled, what: str) -> Operations:
-        """Ends the trace, when all steps are computed, and copies it.
-
-        Args:
-            folder: the folder to copy to.
-            step_fn: the compiled step.
-            what: what was traced, for the title of the table.
-
-        Returns:
-            The most expensive operations.
-        """
+    def finish(self, folder: Path) -> None:
+        """Ends the trace, when all steps are computed, and copies it to a folder."""
         process = f"process-{jax.process_index()}"
         target = folder / "plugins" / "profile" / self.name
         try:
@@ -74,15 +63,6 @@ class Trace:
                 kind = path.name.removeprefix(xplane.name.removesuffix("xplane.pb"))
                 kind = kind.replace("perfetto_trace", "perfetto")
                 (target / f"{process}.{kind}").write_bytes(path.read_bytes())
-            program = step_fn.as_text() or ""
-            return find_operations(
-                xplane,
-                what,
-                steps=self.steps,
-                devices=jax.local_device_count(),
-                program=program,
-                module=_module(program),
-            )
         finally:
             shutil.rmtree(self._local, ignore_errors=True)
 
@@ -94,12 +74,3 @@ class Trace:
     def _stop(self) -> None:
         self._step.close()
         jax.profiler.stop_trace()
-
-
-def _module(program: str) -> str:
-    """Returns the name of a compiled program.
-
-    >>> _module("HloModule jit_step_fn, is_scheduled=true")
-    'jit_step_fn'
-    """
-    return program.removeprefix("HloModule ").partition(",")[0]

@@ -50,13 +50,12 @@ class LogHook:
             check_step(step_fn, program.mesh)
             seconds = time.perf_counter() - begin
             self._compile_time_s += seconds
-            how = "compiled ahead, loaded" if program.is_precompiled else "compiled"
             often = f", {share:.0%} of the steps ({name})" if name else ""
             self._context.progress.print_line(
                 f"{program.config.model.name}: {program.num_parameters():,} parameters, "
                 f"{program.task.flops_per_image / 1e9:.2f} GFLOPs per training image{often}, "
                 f"{jax.device_count()} {jax.devices()[0].device_kind}, "
-                f"{how} in {seconds:.1f} s{cache}"
+                f"compiled in {seconds:.1f} s{cache}"
             )
             self._context.progress.print_line(f"step: {program.choice}")
 

@@ -1,4 +1,4 @@
-"""Traces some steps with the profiler and lists their most expensive operations."""
+"""Traces some steps with the profiler."""
 
 import logging
 
@@ -16,9 +16,8 @@ log = logging.getLogger(__name__)
 class ProfileHook:
     """Traces the steps of `profile.steps` into the folder `profile` of the run.
 
-    The first of the chosen hosts writes the most expensive operations to `report/operations.md` and
-    `operations.csv`. A run that was resumed within these steps traces the rest of them. A trace
-    that cannot be written is a warning.
+    A run that was resumed within these steps traces the rest of them. A trace that cannot be
+    written is a warning.
 
     Args:
         context: the run.
@@ -33,7 +32,6 @@ class ProfileHook:
         self._trace: Trace | None = None
         wanted = context.config.profile.processes(jax.process_count())
         here = jax.process_index() in wanted
-        self._writes_table = jax.process_index() == wanted[0]
         self._steps = context.config.profile.first_and_last if here else None
         context.on_exit(self._cancel)
         if context.config.profile.first_and_last is not None:
@@ -63,7 +61,7 @@ class ProfileHook:
             if output.step == self._steps[1] or context.is_last(output.step):
                 with self._log.paused():
                     try:
-                        self._finish(self._trace, output.step)
+                        self._finish(self._trace)
                     except Exception as error:  # The run is worth more than its profile.
                         log.warning("the profile is not complete: %r", error)
             else:
@@ -80,13 +78,9 @@ class ProfileHook:
                 self._cancel()
                 self._trace = None
 
-    def _finish(self, trace: Trace, last: int) -> None:
+    def _finish(self, trace: Trace) -> None:
         self._trace = None
-        context, what = self._context, f"steps {last - trace.steps + 1} to {last}"
-        found = trace.finish(context.folder / "profile", context.program.costliest.compiled, what)
-        if self._writes_table:
-            found.write(context.folder / "report", "operations")
-            found.show(context.progress.console)
+        trace.finish(self._context.folder / "profile")
 
     def _cancel(self) -> None:
         if self._trace is not None:
