@@ -66,14 +66,6 @@ def block(x, p, placement="pre", epsilon=1e-6):
     return norm(x + mlp(x, p["mlp"]), "mlp_norm")
 
 
-def axial(x, p, rows, columns, placement="pre", epsilon=1e-6):
-    """A block over each row, then one over each column."""
-    grid = x.reshape(rows, columns, -1)
-    grid = np.stack([block(row, p["row"], placement, epsilon) for row in grid])
-    lines = [block(grid[:, j], p["column"], placement, epsilon) for j in range(columns)]
-    return np.stack(lines, 1).reshape(x.shape)
-
-
 def map_head(tokens, p, epsilon=1e-6):
     probe = p["probe"][0, 0]
     out = np.zeros_like(probe)
@@ -99,7 +91,7 @@ def positions(p, before, patches):
 
 
 def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-6):
-    """Logits [C] of an image, or of a feature map. Attention is axial if blocks have a row part.
+    """Logits [C] of an image, or of a feature map.
 
     Positions: none, 1-D or 2-D tables after the embedding, in each block, or `shared` by all, or
     relative ones. `placement` is that of the norms.
@@ -119,16 +111,12 @@ def vit(image, p, *, placement="pre", pooling="token", shared=False, epsilon=1e-
         table = positions(p["position_embedding"], before, rows * columns)
     x = x if shared else x + table
     blocks = p["encoder"]["blocks"]
-    for layer in range(len(blocks.get("row", blocks)["mlp_norm"]["scale"])):
+    for layer in range(len(blocks["mlp_norm"]["scale"])):
         own = slice_layer(blocks, layer)
         x = x + table if shared else x
-        first = own.get("row", own)
-        if "position_embedding" in first:
-            x = x + positions(first["position_embedding"], before, rows * columns)
-        if "row" in own:
-            x = axial(x, own, rows, columns, placement, epsilon)
-        else:
-            x = block(x, own, placement, epsilon)
+        if "position_embedding" in own:
+            x = x + positions(own["position_embedding"], before, rows * columns)
+        x = block(x, own, placement, epsilon)
     if placement != "post":
         x = layer_norm(x, p["norm"], epsilon)
     patches = x[before:]

@@ -145,14 +145,3 @@ def test_a_mixer_has_filters_and_receptive_fields_but_neither_attention_nor_posi
     for analysis in ("distance", "rollout"):
         with pytest.raises(ModelError, match=f"{analysis} of a Mixer, which has no attention"):
             check_attention(mixer, analysis)
-
-
-def test_axial_attention_has_positions_but_no_maps_between_all_patches():
-    axial = {"attention": "axial", "pooling": "gap", "image_size": (8, 16), **TINY}
-    for analysis in ("distance", "rollout"):
-        with pytest.raises(ModelError, match=f"{analysis} of a ViT with axial attention"):
-            check_attention(random_model("ViT-Ti/4", **axial), analysis)
-    model = random_model("ViT-Ti/4", position_placement="every_layer", **axial)
-    assert position_similarity(model).similarity.shape == (2, 2, 4, 2, 4)
-    with pytest.raises(ModelError, match="position_embedding=relative, which biases"):
-        position_similarity(random_model("ViT-Ti/4", position_embedding="relative", **axial))

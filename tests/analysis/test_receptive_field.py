@@ -129,17 +129,6 @@ def test_a_vit_embedding_depends_on_its_patch_and_a_block_on_all_patches():
     np.testing.assert_allclose(again.maps, found.maps, rtol=1e-3, atol=1e-7)
 
 
-def test_with_axial_attention_the_first_block_sees_a_row_and_the_second_all_patches():
-    options = {**TINY, "depth": 1, "pooling": "gap", "attention": "axial"}
-    model = random_model("ViT-Ti/4", image_size=(16, 24), **options)
-    found = receptive_field(model, images(3, 16, 24), batch_size=3)
-    assert found.layers == ("embedding", "block 1", "block 2")
-    row = found.maps[1][8:12]  # Patch (2, 3) of 4 x 6.
-    assert (row > 0).all()
-    assert row.sum() == pytest.approx(1, abs=1e-5)
-    assert (found.maps[2] > 0).all()
-
-
 def test_the_layers_of_resnets_and_hybrids_are_stages_and_blocks():
     names, depth, fields = layers_of(random_model("BiT-R-Mini"), (32, 32))
     assert names == ["root", "stage1", "stage2", "stage3"]

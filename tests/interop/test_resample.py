@@ -199,17 +199,6 @@ def test_our_own_checkpoints_keep_their_grid_and_resizing_changes_only_the_table
     np.testing.assert_array_equal(found[TABLE][0, 0], want[TABLE][0, 0])
 
 
-def test_only_the_table_of_a_model_with_axial_attention_is_resized(tmp_path):
-    path, want = native(tmp_path / "model", (32, 64), attention="axial", pooling="gap")
-    loaded = load(path, image_size=(48, 32))
-    assert loaded.report.names(Status.RESIZED) == [TABLE]
-    found = params(loaded.model)
-    table = apply([by_corners(4, 6), by_corners(8, 4)], want[TABLE], (4, 8), prefix=0)
-    np.testing.assert_allclose(found.pop(TABLE), table, atol=1e-5)
-    for name, array in found.items():
-        np.testing.assert_array_equal(array, want[name], err_msg=name)
-
-
 def test_row_and_column_vectors(tmp_path):
     path, want = native(tmp_path / "model", (32, 64), position_embedding="learned_2d")
     loaded = load(path, image_size=(32, 40))

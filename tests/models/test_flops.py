@@ -68,26 +68,6 @@ def test_macs_of_one_block_by_hand():
     assert forward_macs(config, num_classes=5, image_size=(2, 4)) == want
 
 
-def test_macs_of_axial_attention_by_hand():
-    """Width 4, 2 x 3 patches of 2x2 px; a token attends to 3 tokens of its row, 2 of its column."""
-    sizes = {"width": 4, "depth": 5, "mlp_dim": 8, "num_heads": 2}
-    config = model_options("ViT-Ti/2", attention="axial", pooling="gap", **sizes)
-    patches, projections, mlp, head = 6 * (2 * 2 * 3) * 4, 4 * 6 * 4 * 4, 2 * 6 * 4 * 8, 4 * 7
-    rows, columns = 2 * 6 * 3 * 4, 2 * 6 * 2 * 4
-    want = patches + 5 * (2 * projections + 2 * mlp + rows + columns) + head
-    assert forward_macs(config, num_classes=7, image_size=(4, 6)) == want
-
-
-def test_macs_of_axial_vit_b_16():
-    """Twice the projections and MLPs of 196 patches, and 14 + 14 instead of 196 attended tokens."""
-    width, patches, classes = 768, 196, 1000
-    block = patches * (4 + 2 * 4) * width**2
-    attention = 2 * patches * (14 + 14) * width
-    want = patches * (16 * 16 * 3) * width + 12 * (2 * block + attention) + width * classes
-    config = model_options("ViT-B/16", attention="axial", pooling="gap")
-    assert forward_macs(config, num_classes=classes, image_size=(224, 224)) == want
-
-
 def test_macs_of_a_resnet_by_hand():
     """BiT-R-Mini, 8 px: maps of 8x8, 8x8, 4x4, 2x2; the 3x3 convolutions have the stride."""
     root = 64 * 9 * 3 * 32

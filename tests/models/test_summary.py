@@ -99,7 +99,6 @@ def test_activations_by_hand():
         ("ViT-B/16", 64, {"remat": "dots", "dtype": "bfloat16", "pooling": "flatten"}),
         ("ViT-B/16", 64, {"pooling": "map", "mlp": "swiglu", "attention_implementation": "xla"}),
         ("ViT-S/16", 64, {"scan": False, "depth": 1, "position_embedding": "relative"}),
-        ("ViT-S/16", 64, {"attention": "axial", "pooling": "gap", "depth": 2}),
         ("R+ViT-Mini/4", 32, {"depth": 1}),
         ("Mixer-S/16", 64, {"stochastic_depth": 0.1}),
         *(
@@ -180,14 +179,6 @@ def test_remat_and_flash_free_memory():
     assert plain.total_bytes > dots.total_bytes > full.total_bytes
     assert plain.attention_bytes == F32 * 12 * 3 * 197 * 197
     assert dots.attention_bytes == full.attention_bytes == 0
-
-
-def test_axial_attention_weights_by_hand():
-    """Per pair: four rows of 4 x 4 weights, then four columns of 4 x 4 weights."""
-    options = {"width": 8, "mlp_dim": 32, "num_heads": 2, "depth": 3, "pooling": "gap"}
-    found = summary("ViT-Ti/2", 8, 5, attention="axial", **options)
-    assert found.activations.attention_bytes == F32 * 3 * 2 * (4 * 4 * 4 + 4 * 4 * 4)
-    assert ("depth", "3", "pairs of row and column blocks") in found.sizes
 
 
 def test_square_activations_are_not_counted_as_attention_weights():

@@ -1,8 +1,7 @@
 """Five steps on eight devices, on every kind of mesh, against the same steps on one.
 
 Run as a program, this file trains one model on all meshes and prints what its tests look at. With
-"pallas" it trains the ViT with this kernel on two meshes, which takes as long; with "axial" the ViT
-with axial attention on all meshes.
+"pallas" it trains the ViT with this kernel on two meshes, which takes as long.
 """
 
 import collections
@@ -25,11 +24,9 @@ MESHES = {
 }
 STEPS, SIDE = 5, 8
 PALLAS = {"attention_implementation": "pallas"}
-AXIAL = {"attention": "axial", "pooling": "gap", "depth": 2}
 VIT = "ViT-Mini/4"
 FAMILIES = [
     VIT,
-    pytest.param("axial", marks=pytest.mark.slow),
     pytest.param("R+ViT-Mini/4", marks=pytest.mark.slow),
     pytest.param("BiT-R-Mini", marks=pytest.mark.slow),
 ]
@@ -176,8 +173,7 @@ def main() -> None:
     from vit_jax.parallel.mesh import make_mesh
 
     kernel = sys.argv[1] == "pallas"
-    usual = AXIAL if sys.argv[1] == "axial" else {}
-    name = VIT if kernel or usual else sys.argv[1]
+    name = VIT if kernel else sys.argv[1]
     rng = np.random.default_rng(0)
     batches = [
         {
@@ -192,7 +188,7 @@ def main() -> None:
     meshes |= {key: make_mesh(MeshConfig(**MESHES[key])) for key in chosen}
     runs = {
         key: train_on(
-            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else usual
+            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else {}
         )
         for key, mesh in meshes.items()
     }

@@ -166,20 +166,6 @@ def test_position_tables_of_every_block_are_sharded_by_feature():
     assert found == _CUT | halves
 
 
-def test_row_and_column_blocks_are_sharded_like_other_blocks():
-    mesh = mesh_of(8, fsdp=2, tensor=2)
-    axial = {"attention": "axial", "pooling": "gap", "position_placement": "every_layer"}
-    found = cut(specs_of(shapes_of(position_embedding="learned_1d", **axial), mesh))
-    stack = "encoder/blocks/"
-    want = {n: spec for n, spec in _CUT.items() if not n.startswith(stack)}
-    for axis in ("row", "column"):
-        want |= {
-            n.replace(stack, f"{stack}{axis}/"): s for n, s in _CUT.items() if n.startswith(stack)
-        }
-    want[f"{stack}row/position_embedding/table"] = P(None, None, None, "fsdp")
-    assert found == want
-
-
 def test_an_axis_that_does_not_divide_its_dimension_is_left_out():
     # ViT-Ti has three heads; ten classes do not divide by four.
     specs = specs_of(shapes_of(name="ViT-Ti/16"), mesh_of(8, fsdp=2, tensor=4))

@@ -17,7 +17,7 @@ from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import ConfigError, ModelError, WeightsError
+from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.interop.export import export_stablehlo
 from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
@@ -340,10 +340,3 @@ def test_a_student_starts_from_a_student_with_its_token_and_both_heads(finished)
     assert report.names(Status.REINITIALISED) == []
     with pytest.raises(WeightsError, match=r"'registers' of shape \(1, 1, 16\).*\(1, 2, 16\)"):
         start(num_registers=1)
-
-
-def test_a_distillation_token_is_refused_with_axial_attention(teacher):
-    model = {**TINY, "attention": "axial", "pooling": "gap"}
-    config = config_of(teacher, model=model, distillation={"token": True})
-    with pytest.raises(ModelError, match=r"'distillation\.token' with attention axial"):
-        program_of(config)

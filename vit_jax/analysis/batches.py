@@ -70,13 +70,6 @@ def check_attention(model: ImageModel, analysis: str) -> None:
             "a ViT or a hybrid",
             "choose filters or receptive_field",
         )
-    if "attention_weights" not in model.intermediates:
-        raise ModelError(
-            f"{analysis} of a {type(model).__name__} with axial attention, whose tokens do not"
-            " attend to all others",
-            "a model with attention=global",
-            "choose filters, positions or receptive_field",
-        )
 
 
 def pixels_per_patch(model: ImageModel) -> tuple[int, int]:

@@ -26,7 +26,6 @@ _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 1
 # Option values that every format can represent. With other values the same weights would compute
 # another function. Options that add parameters are not listed: writing the name table detects them.
 _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
-    "attention": ("global",),
     "mlp": ("gelu", "swiglu"),
     "norm": ("layer",),
     "norm_placement": ("pre",),

@@ -63,24 +63,17 @@ class EncoderBlock(nnx.Module):
 
     Args:
         spec: its sizes and options.
-        attention: makes the attention layer.
         rngs: source of the initial values.
     """
 
-    def __init__(
-        self,
-        spec: BlockSpec,
-        *,
-        attention: Callable[..., SelfAttention] = SelfAttention,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
         make = partial(
             make_norm, spec.norm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype
         )
         table = spec.position_table
         self.position_embedding = None if table is None else build_table(table, rngs=rngs)
         self.attention_norm = make()
-        self.attention = attention(
+        self.attention = SelfAttention(
             spec.width,
             spec.num_heads,
             tokens=spec.tokens,
@@ -211,7 +204,6 @@ class Encoder(nnx.Module):
         scan: False unrolls the loop over the blocks; "auto": see there.
         token_rows: store each token's features as one row. XLA's GPU compiler may else choose a
             layout that is converted at every matmul, a tenth of a step's traffic.
-        block: (spec, rngs=...) -> block.
         rngs: source of the initial values.
     """
 
@@ -225,13 +217,11 @@ class Encoder(nnx.Module):
         remat: Remat | Literal["auto"] = "auto",
         scan: bool | Literal["auto"] = "auto",
         token_rows: bool = False,
-        block: Callable[..., nnx.Module] = EncoderBlock,
         rngs: nnx.Rngs,
     ):
         self.token_rows = token_rows
-        self.blocks = build_stack(lambda rngs: block(spec, rngs=rngs), depth, rngs)
+        self.blocks = build_stack(lambda rngs: EncoderBlock(spec, rngs=rngs), depth, rngs)
         self.depth = depth
-        self.num_blocks = depth
         self.stochastic_depth = stochastic_depth
         self.constant_depth = constant_depth
         self.remat: Remat | Literal["auto"] = remat
@@ -249,7 +239,6 @@ class Encoder(nnx.Module):
         capture: tuple[str, ...] = (),
         reduce: Reduce | None = None,
         span: tuple[int, int] | None = None,
-        **inputs: Any,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
@@ -263,7 +252,6 @@ class Encoder(nnx.Module):
             capture: names from BLOCK_INTERMEDIATES.
             reduce: applied to the captured intermediates of each block; None: unchanged.
             span: (first, end): apply only the blocks first to end - 1, counted from 0.
-            **inputs: more arguments of every block.
         """
 
         def body(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
@@ -279,7 +267,6 @@ class Encoder(nnx.Module):
                 drop_rate=drop_rate,
                 capture=capture,
                 reduce=reduce,
-                **inputs,
             )
 
         return scan_stack(

@@ -132,9 +132,9 @@ class ImageModel(nnx.Module):
         """Returns the feature maps of some layers, and computes no layer after the last of them.
 
         Layer 0 is the input of the first block: the embedded patches, or a ResNet's root. Layer i
-        is the output of block i of a ViT or Mixer, or of stage i of a ResNet. With axial attention,
-        row and column blocks are counted. Negative numbers count from the last layer, -1. The maps
-        of a ResNet, also of the one inside a hybrid, have the names "root", "stage1", ... as well.
+        is the output of block i of a ViT or Mixer, or of stage i of a ResNet. Negative numbers
+        count from the last layer, -1. The maps of a ResNet, also of the one inside a hybrid, have
+        the names "root", "stage1", ... as well.
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1].

@@ -134,11 +134,6 @@ class ModelOptions(TypedDict, total=False):
     """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale.
     Default: None. For a ViT.
     """
-    attention: Literal['global', 'axial']
-    """global: each token attends to all. axial: each block is replaced by two, in which a token
-    attends to its row, then to its column (D.6); `depth` counts these pairs. There is no class
-    token and no register, because they are in no row. Default: 'global'. For a ViT.
-    """
     qk_norm: bool
     """LayerNorm on queries and keys (arXiv:2302.05442). Default: False. For a ViT."""
     qkv_bias: bool

@@ -23,8 +23,7 @@ class Activations:
 
     Attributes:
         total_bytes: everything that grows with the batch, except the images.
-        attention_bytes: the attention weights among them, heads x tokens x tokens per block; with
-            axial attention, heads x rows x columns^2 and heads x columns x rows^2 per pair.
+        attention_bytes: the attention weights among them, heads x tokens x tokens per block.
     """
 
     total_bytes: int

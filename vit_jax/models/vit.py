@@ -21,7 +21,6 @@ from vit_jax.models.attention import (
     choose_attention,
     log_choice,
 )
-from vit_jax.models.axial import AxialEncoder, choose_axial_attention
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, BlockSpec, Encoder, reduce_intermediates
 from vit_jax.models.family import (
     Family,
@@ -125,13 +124,11 @@ class ViT(ImageModel):
         has_rope = options.position_embedding == "rope_2d"
         self.rope_head_dim = width // shape.num_heads if has_rope else None
         self.dropout = nnx.Dropout(options.dropout)
-        self.axial = options.attention == "axial"
         self.has_relative = options.position_embedding == "relative"
-        self.attention = _choose_attention(shape, options, self.grid, self.tokens, platform)
-        make_encoder = partial(AxialEncoder, grid=self.grid) if self.axial else Encoder
+        self.attention = _choose_attention(shape, options, self.tokens, platform)
         norm = partial(make_norm, options.norm, width, epsilon=options.norm_epsilon, dtype=dtype)
         self.embedding_norm = norm() if options.embedding_norm else None
-        self.encoder = make_encoder(
+        self.encoder = Encoder(
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
             shape.depth,
             stochastic_depth=options.stochastic_depth,
@@ -158,7 +155,7 @@ class ViT(ImageModel):
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
-        return self.grid if self.axial else (self.tokens,)
+        return (self.tokens,)
 
     @property
     def table_grid(self) -> tuple[int, int]:
@@ -168,9 +165,7 @@ class ViT(ImageModel):
     @property
     def intermediates(self) -> tuple[str, ...]:
         """Valid names for `return_intermediates`."""
-        names = INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
-        # Rows and columns have weights of different shapes.
-        return tuple(n for n in names if n != "attention_weights") if self.axial else names
+        return INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
 
     def __call__(
         self,
@@ -193,7 +188,7 @@ class ViT(ImageModel):
                 and positions are added; returns an array of the same shape.
             visible: patches to compute, in raster order numbers; the others are dropped before the
                 patch embedding, so that nothing is computed for them. None: all patches. Positions
-                must be those of the stem or `rope_2d`, and there must be no axial attention.
+                must be those of the stem or `rope_2d`.
             per_patch: apply the head to each patch instead of the pooled features: logits
                 [B, N, C].
             return_intermediates: names from `intermediates`. If given, the result is a pair of the
@@ -201,8 +196,7 @@ class ViT(ImageModel):
                 and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
                 "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
                 "block_output" [L, B, N, D]. A model with a register head also has "head_logits"
-                [2, B, C]: those of the head, then those of the register head. With axial attention
-                L counts row and column blocks, and there are no "attention_weights".
+                [2, B, C]: those of the head, then those of the register head.
             reduce: name of a block's intermediate -> function of its value without the axis L. It
                 is applied inside the loop over the blocks, so that the attention weights of all
                 blocks, for example, are never in memory at once.
@@ -251,7 +245,7 @@ class ViT(ImageModel):
 
     @property
     def num_layers(self) -> int:
-        return self.encoder.num_blocks
+        return self.encoder.depth
 
     @property
     def map_names(self) -> dict[str, int | None]:
@@ -365,8 +359,8 @@ class ViT(ImageModel):
             problem = f"position_placement {self.position_placement}"
         elif not (position is None or isinstance(position, Learned1d)) or self.rope_head_dim:
             problem = "a position embedding other than learned_1d or none"
-        elif self.stem is not None or self.axial or self.pooling == "flatten" or self.has_relative:
-            problem = "a stem, axial or relative attention, or pooling flatten"
+        elif self.stem is not None or self.pooling == "flatten" or self.has_relative:
+            problem = "a stem, relative attention, or pooling flatten"
         else:
             size = 3 * self.patch_embedding.patch_size**2
             if images.patches.shape[-1] == size:
@@ -446,20 +440,18 @@ def _build_attention_pooling(
 def _choose_attention(
     shape: ViTShape,
     options: ViTConfig,
-    grid: tuple[int, int],
     tokens: int,
     platform: str | None,
 ) -> AttentionChoice:
-    case = {
-        "head_dim": shape.width // shape.num_heads,
-        "num_heads": shape.num_heads,
-        "dtype": jnp.dtype(options.dtype),
-        "has_bias": options.position_embedding == "relative",
-        "platform": platform,
-    }
-    if options.attention == "axial":
-        return choose_axial_attention(options.attention_implementation, grid=grid, **case)
-    return choose_attention(options.attention_implementation, tokens=tokens, **case)
+    return choose_attention(
+        options.attention_implementation,
+        tokens=tokens,
+        head_dim=shape.width // shape.num_heads,
+        num_heads=shape.num_heads,
+        dtype=jnp.dtype(options.dtype),
+        has_bias=options.position_embedding == "relative",
+        platform=platform,
+    )
 
 
 def _block_spec(
@@ -525,7 +517,7 @@ def _describe(options: ViTConfig, model: ViT) -> list[tuple[str, str, str]]:
     tokens.append(f"{model.grid[0] * model.grid[1]:,} patches")
     rows = [
         ("width", f"{shape.width:,}", ""),
-        ("depth", f"{shape.depth}", "pairs of row and column blocks" if model.axial else "blocks"),
+        ("depth", f"{shape.depth}", "blocks"),
         ("heads", f"{shape.num_heads}", f"of {shape.width // shape.num_heads} features"),
         ("MLP dim", f"{mlp_hidden(shape, options):,}", ""),
         ("patch size", f"{shape.patch_size}", "px" if stem is None else "on the stem's map"),
@@ -542,15 +534,11 @@ def _stack(options: ViTConfig, image_size: tuple[int, int]) -> Stack:
     shape = vit_shape(options)
     patches = math.prod(image_size) // shape.stride**2
     tokens = patches + has_class_token(options) + options.num_registers
-    depth, attended = shape.depth, tokens
-    if options.attention == "axial":
-        # Two blocks for one. A token attends to a row or to a column: their mean, rounded up.
-        depth, attended = 2 * depth, math.ceil(sum(image_size) / shape.stride / 2)
     # Both norms and residuals, q, k, v, the output of each branch; the hidden features before and
     # after GELU; the attention weights.
     features = 9 * shape.width + 2 * mlp_hidden(shape, options)
-    values = tokens * (features + shape.num_heads * attended)
-    return Stack(depth, shape.width, tokens, values)
+    values = tokens * (features + shape.num_heads * tokens)
+    return Stack(shape.depth, shape.width, tokens, values)
 
 
 VIT = Family(
@@ -585,7 +573,7 @@ VIT = Family(
         # Convolutions are split by output channel, because their kernels are standardised over the
         # other dimensions; position tables inside blocks by feature.
         (r"(patch_embedding|stem/.*)/kernel", (None, None, None, "fsdp")),
-        (r"encoder/blocks/(row/)?position_embedding/.*", ("fsdp",)),
+        (r"encoder/blocks/position_embedding/.*", ("fsdp",)),
     ),
     layer_order=(
         r"(stem|(patch|position)_embedding|embedding_norm)/.*|(class|mask)_token|registers",

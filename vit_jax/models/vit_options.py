@@ -76,11 +76,6 @@ class ViTConfig(ModelConfig):
     """
     layer_scale: float | None = option(None, above=0)
     """Initial value of the residual scale of each channel (arXiv:2103.17239). None: no scale."""
-    attention: Literal["global", "axial"] = option("global")
-    """global: each token attends to all. axial: each block is replaced by two, in which a token
-    attends to its row, then to its column (D.6); `depth` counts these pairs. There is no class
-    token and no register, because they are in no row.
-    """
     qk_norm: bool = option(False)
     """LayerNorm on queries and keys (arXiv:2302.05442)."""
     qkv_bias: bool = option(True)
@@ -261,12 +256,6 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
     if options.register_head and not options.num_registers:
         raise ModelError(
             "register_head with num_registers 0", "at least one register", "use num_registers 1"
-        )
-    if options.attention == "axial" and (has_class_token(options) or options.num_registers):
-        raise ModelError(
-            f"attention axial with {'a class token' if has_class_token(options) else 'registers'}",
-            "only tokens that have a row and a column",
-            "use pooling gap, map or flatten, without class_token and num_registers",
         )
     if options.position_grid is not None and options.position_embedding != "learned_1d":
         raise ModelError(

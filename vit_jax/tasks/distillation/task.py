@@ -31,7 +31,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task.
 
     Raises:
-        ModelError: a distillation token for a model without tokens, or with axial attention.
+        ModelError: a distillation token for a model without tokens.
         WeightsError: a teacher that cannot be read, or with another number of classes.
     """
     section: DistillationConfig = config.distillation
@@ -41,10 +41,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         if not isinstance(options, ViTConfig):
             raise ModelError(
                 f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
-            )
-        if options.attention == "axial":
-            raise ModelError(
-                "'distillation.token' with attention axial", "attention global", "leave it out"
             )
         options = options.replace(**token_options(options.to_mapping()))
 
