@@ -111,9 +111,6 @@ class Section(pydantic.BaseModel):
     kind: ClassVar[str] = ""
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
 
-    moved: ClassVar[dict[str, str]] = {}
-    """Key of an earlier version -> what replaces it. The error for the old key names it."""
-
     def __init__(self, **values: Any):
         fields = type(self).model_fields
         for key in values.keys() & fields.keys():
@@ -184,10 +181,7 @@ def parse_override(
 def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
     names = sorted(cls.model_fields)
-    if key in cls.moved:
-        expected, fix = f"its new name, {cls.moved[key].split('=')[0]}", f"use {cls.moved[key]}"
-    else:
-        expected, fix = f"one of {', '.join(names)}", advice(key, _meant_key(key, cls))
+    expected, fix = f"one of {', '.join(names)}", advice(key, _meant_key(key, cls))
     kind = f" for {cls.kind}" if cls.kind else ""
     return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 

@@ -431,7 +431,6 @@ def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("logging.profile_steps=1,2", "use profile.steps=FIRST:LAST"),
         ("profile.steps=5", "'profile.steps' is '5'; expected FIRST:LAST"),
         ("profile.steps=0:5", "'profile.steps' is '0:5'"),
         ("profile.steps=7:5", "'profile.steps' is '7:5'"),

@@ -18,7 +18,6 @@ from typing import Any
 from vit_jax.config.durations import DURATION_UNITS
 from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
-from vit_jax.config.upgrade import upgrade_config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO
 from vit_jax.schema import parse_override
@@ -111,7 +110,7 @@ def read_mapping(spec: str) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing or cannot be read.
     """
-    return upgrade_config(_read_json(spec)) if spec.endswith(".json") else _call_get_config(spec)
+    return _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
 
 
 def _leave_out_programs(mapping: dict[str, Any], path: str, given: Container[str]) -> None:

@@ -6,7 +6,7 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
@@ -84,8 +84,6 @@ class CheckpointConfig(Section):
 
 class LoggingConfig(Section):
     """Logging: what to log, how often and where."""
-
-    moved: ClassVar[dict[str, str]] = {"profile_steps": "profile.steps=FIRST:LAST"}
 
     interval_steps: int = option(50, at_least=1)
     """How often to log the training metrics."""

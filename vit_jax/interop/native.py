@@ -12,7 +12,6 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from vit_jax.config.task import task_config
-from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.name_table import Same, matches, row
@@ -146,8 +145,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
 def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
     if (path / DESCRIPTION).is_file():
         about = read_json(path / DESCRIPTION, error=WeightsError)
-        about = {"digests": None, **about, "model": upgrade_model(about["model"])}
-        return about, path / ARRAYS
+        return {"digests": None, **about}, path / ARRAYS
     try:
         step = choose_checkpoint(path)
         saved = read_about(step)
@@ -157,7 +155,7 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
     item = evaluated_item(config)
     task, side = task_config(config.get("task", "classification")), config["data"]["image_size"]
     about = {
-        "model": upgrade_model(task.model_section(config)),
+        "model": task.model_section(config),
         "image_size": [side, side],
         "view": _eval_view(config["data"]),
         "own_parameters": task.own_parameters,

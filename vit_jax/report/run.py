@@ -225,7 +225,6 @@ class Run:
 
     def _flops_per_image(self) -> int | None:
         """Returns the operations of training on one image, for classifiers of known sizes."""
-        from vit_jax.config.upgrade import upgrade_model
         from vit_jax.models.flops import forward_macs, training_flops
         from vit_jax.models.registry import model_options
 
@@ -234,7 +233,7 @@ class Run:
         if not size or not num_classes or task != "classification":
             return None
         try:
-            options = model_options(**upgrade_model(self._read("config.json")["model"]))
+            options = model_options(**self._read("config.json")["model"])
             macs = forward_macs(options, num_classes=num_classes, image_size=(size, size))
             return training_flops(macs)
         except (UserError, KeyError, TypeError):

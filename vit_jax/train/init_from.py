@@ -14,7 +14,6 @@ import jax
 
 from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
-from vit_jax.config.upgrade import upgrade_model
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.load import ModelInfo, Weights, read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS
@@ -185,7 +184,7 @@ def _options_of_earlier_run(config: Config, workdir: Path | None) -> dict[str, A
         return None
     try:
         saved = read_json(workdir / "config.json")
-        return upgrade_model(saved["model"]) if saved["init_from"] == config.init_from else None
+        return saved["model"] if saved["init_from"] == config.init_from else None
     except (UserError, ValueError, KeyError, TypeError):
         return None  # There is no run. One that is damaged is an error later.
 
