@@ -1,8 +1,7 @@
-"""The Python API: what editors and type checkers see, and what models tell about themselves."""
+"""The Python API: its help, and what models tell about themselves."""
 
 import copy
 import inspect
-import json
 import logging
 import pickle
 import subprocess
@@ -18,64 +17,10 @@ from interop.files import tiny, to_transformers, write_npz, write_transformers
 
 import vit_jax
 from vit_jax.errors import ConfigError, ModelError, RunFolderError, UserError, WeightsError
-from vit_jax.interop.load import LoadArguments, load
-from vit_jax.models.make_option_types import option_types
-from vit_jax.models.registry import FAMILIES
+from vit_jax.interop.load import load
 from vit_jax.named_tree import leaf_names
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# Each line says what pyright must say about it: nothing, an error, or a type.
-_EXAMPLE = """\
-import vit_jax
-model = vit_jax.create_model("ViT-B/16", num_classes=10, pooling="gap", dropout=0, scan=True)
-pair = vit_jax.create_model("CLIP-ViT-B/32", text={"depth": 2}, image={"name": "ViT-S/16"})
-loaded = vit_jax.load_pretrained("B_16.npz", image_size=(224, 384), layer_scale=1e-5, verbose=True)
-again = vit_jax.load_run("runs/a").load_model(num_classes=3, qk_norm=True)
-vit_jax.create_model("ViT-B/16", imagesize=32)  # error: No parameter named "imagesize"
-vit_jax.create_model("ViT-B/16", pooling="mean")  # error: Literal['mean']
-vit_jax.create_model("CLIP-ViT-B/32", text={"dept": 2})  # error: "dept"
-vit_jax.load_pretrained("B_16.npz", num_clases=3)  # error: No parameter named "num_clases"
-vit_jax.load_pretrained("B_16.npz", num_classes="3")  # error: "num_classes"
-vit_jax.load_run("runs/a").load_model(num_clases=3)  # error: No parameter named "num_clases"
-reveal_type(model)  # information: Type of "model" is "ImageModel"
-reveal_type(loaded.class_names)  # information: is "tuple[str, ...] | None"
-reveal_type(loaded.config.name)  # information: is "str"
-reveal_type(vit_jax.preprocess(loaded))  # information: is "Preprocess"
-reveal_type(vit_jax.load_run("runs/a").metrics)  # information: is "DataFrame"
-"""
-
-
-@pytest.mark.slow
-def test_an_editor_sees_every_option_with_its_type(tmp_path):
-    pyright = Path(sys.executable).with_name("pyright")
-    if not pyright.exists():
-        pytest.skip("needs pyright")
-    (tmp_path / "example.py").write_text(_EXAMPLE)
-    settings = {"extraPaths": [str(ROOT)], "include": ["."], "pythonVersion": "3.11"}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [pyright, "--outputjson", "--pythonpath", sys.executable, "-p", tmp_path]
-    found = json.loads(subprocess.run(command, capture_output=True, check=False).stdout)
-    said = {}
-    for one in found["generalDiagnostics"]:
-        text = f"{one['severity']}: {one['message']}"
-        said.setdefault(one["range"]["start"]["line"], []).append(text)
-    for number, line in enumerate(_EXAMPLE.splitlines()):
-        _, _, wanted = line.partition("  # ")
-        severity, _, words = wanted.partition(": ")
-        (text,) = said.pop(number, [""])
-        assert text.startswith(severity), line
-        assert words in text, (line, text)
-        assert bool(text) == bool(wanted), (line, text)
-    assert said == {}
-
-
-def test_the_types_of_options_are_those_of_the_sections():
-    path = ROOT / "vit_jax" / "models" / "option_types.py"
-    assert path.read_text() == option_types(), "run: python -m vit_jax.models.make_option_types"
-    options = {key for f in FAMILIES for key in f.options.model_fields} - {"name"}
-    named = inspect.signature(vit_jax.load_pretrained).parameters.keys() - {"path", "options"}
-    assert LoadArguments.__annotations__.keys() == named | options
 
 
 def test_the_help_describes_every_argument_and_the_package_is_typed():

@@ -5,12 +5,12 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.file import build_config, load_config, override_key, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError
-from vit_jax.interop.load import LoadArguments, load_pretrained
+from vit_jax.interop.load import load_pretrained
 from vit_jax.models.family import ImageModel
 from vit_jax.run.about import saved_steps
 from vit_jax.run.metrics import read_metrics
@@ -58,7 +58,7 @@ class LoadedRun:
         rows = read_metrics(self.path / "metrics.jsonl")
         return pd.DataFrame(rows).groupby("step").last() if rows else pd.DataFrame()
 
-    def load_model(self, **arguments: Unpack[LoadArguments]) -> ImageModel:
+    def load_model(self, **arguments: Any) -> ImageModel:
         """Returns the trained model; arguments as in `load_pretrained`."""
         return load_pretrained(self.path, **arguments)
 

@@ -1,13 +1,7 @@
 """Completion, by running bash as it runs when Tab is pressed."""
 
-import os
-import pty
-import select
 import shlex
-import shutil
 import subprocess
-import sys
-import time
 
 import pytest
 
@@ -70,65 +64,3 @@ def test_every_command_and_model_is_offered(script, tmp_path):
     assert set(COMMANDS) <= set(complete(script, "python -m vit_jax ", tmp_path))
     line = "python -m vit_jax train --config.model.name="
     assert complete(script, line, tmp_path) == list_models()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ("vit-jax tra", "vit-jax train "),
-        ("python -m vit_jax conv", "python -m vit_jax convert "),
-        ("vit-jax train --work", "vit-jax train --workdir="),
-        ("vit-jax train --config=a/q", "vit-jax train --config=a/quickstart.py "),
-        (
-            "vit-jax train --config.optimizer.learn",
-            "vit-jax train --config.optimizer.learning_rate=",
-        ),
-        (
-            "vit-jax train --config.data.augment.flip=t",
-            "vit-jax train --config.data.augment.flip=true ",
-        ),
-        (
-            "vit-jax train --config.model.name=ViT-Mic",
-            "vit-jax train --config.model.name=ViT-Micro/4 ",
-        ),
-        ("vit-jax models --model.num_re", "vit-jax models --model.num_registers="),
-        ("python oth", "python other.py "),
-    ],
-)  # fmt: skip
-def test_tab_completes_a_line_in_zsh(tmp_path, keys, line):
-    (tmp_path / "a").mkdir()
-    for name in ("a/quickstart.py", "a/questions.txt", "other.py"):
-        (tmp_path / name).touch()
-    with_zsh = subprocess.run(
-        [sys.executable, "-m", "vit_jax", "completion", "zsh"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (tmp_path / "complete.zsh").write_text(with_zsh.stdout)
-    # Another key prints what stands on the line instead of running it.
-    setup = "show() { print -r -- \"<$BUFFER>\"; BUFFER=; }; zle -N show; bindkey '^T' show"
-    screen = _typed(f". ./complete.zsh; {setup}\n", f"{keys}\t", "\x14", folder=tmp_path)
-    assert f"<{line}>" in screen
-
-
-def _typed(*keys, folder):
-    """Returns what a zsh in a terminal shows for some keys."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(folder)
-        os.execvpe("zsh", ["zsh", "-f", "-i"], {**os.environ, "TERM": "dumb", "COLUMNS": "200"})
-    shown = b""
-    for text in ("PS1=\n", *keys, "exit\n"):
-        os.write(terminal, text.encode())
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            if not select.select([terminal], [], [], 2)[0]:
-                break
-            try:
-                shown += os.read(terminal, 65_536)
-            except OSError:  # The shell has ended.
-                break
-    os.close(terminal)
-    os.waitpid(child, 0)
-    return shown.decode(errors="replace")

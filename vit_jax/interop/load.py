@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -35,7 +35,6 @@ from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.models.family import EvalView, ImageModel
 from vit_jax.models.heads import is_head
-from vit_jax.models.option_types import ModelOptions
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -95,22 +94,6 @@ class Weights(ModelInfo):
     missing: tuple[str, ...]
 
 
-class LoadArguments(ModelOptions, total=False):
-    """The arguments of `load_pretrained` after the path."""
-
-    image_size: int | tuple[int, int] | None
-    patch_size: int | None
-    num_classes: int | None
-    keep_head: bool | None
-    grid: Grid | None
-    position_resize: Method
-    normalization: Normalization | None
-    allow_missing: str | Sequence[str]
-    allow_unexpected: str | Sequence[str]
-    seed: int
-    verbose: bool
-
-
 def load_pretrained(
     path: str | Path,
     *,
@@ -125,7 +108,7 @@ def load_pretrained(
     allow_unexpected: str | Sequence[str] = (),
     seed: int = 0,
     verbose: bool = False,
-    **options: Unpack[ModelOptions],
+    **options: Any,
 ) -> ImageModel:
     """Builds a model from published weights, or from a run.
 

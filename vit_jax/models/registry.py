@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ from vit_jax.errors import KEY, ConfigError, ModelError
 from vit_jax.models.aliases import find_alias, our_name, timm_name
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
-from vit_jax.models.option_types import ModelOptions
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
@@ -164,7 +163,7 @@ def create_model(
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     seed: int = 0,
-    **options: Unpack[ModelOptions],
+    **options: Any,
 ) -> ImageModel:
     """Builds a model by name, with random parameters and a zero-initialised head.
 
