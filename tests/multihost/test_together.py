@@ -123,69 +123,6 @@ def test_two_processes_go_back_from_a_damaged_checkpoint_together(tmp_path, digi
     assert again.states(0)["saved", 30] == two.states(0)["saved", 30]
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory, digits_dir):
-    """Two processes that keep copies of the state on their disks, killed after step 17."""
-    folder = tmp_path_factory.mktemp("killed")
-    run = Run(folder, TINY, digits_dir, *with_copies(folder), count=2, devices=1, extra=SLOW)
-    wait_for_step(run, 18)
-    for process in run.processes:
-        process.kill()
-    run.codes()
-    assert run.saved() == [10]
-    return run
-
-
-SLOW = {"SECONDS_PER_STEP": "0.1", **NOTED}
-
-
-def with_copies(folder):
-    copies = [f"--config.checkpoint.local_dir={folder}/disks"]
-    return [*CUT, *copies, "--config.checkpoint.local_interval_steps=4"]
-
-
-@pytest.mark.parametrize("lost", [None, 1, "damaged"])
-def test_a_restart_takes_the_newest_state_that_all_hosts_still_have(
-    lost, killed, two, tmp_path, digits_dir
-):
-    shutil.copytree(killed.folder, tmp_path, dirs_exist_ok=True)
-    (disks,) = (killed.folder / "disks").iterdir()
-    disks = tmp_path / "disks" / disks.name
-    if isinstance(lost, int):
-        shutil.rmtree(disks / f"process-{lost}-of-2")
-    if lost == "damaged":
-        (copy,) = (disks / "process-1-of-2").glob("16-*.npz")
-        content = bytearray(copy.read_bytes())
-        content[len(content) // 2] ^= 1
-        copy.write_bytes(content)
-    # The same config, so the paths of the first run: its disks are put aside.
-    kept = killed.folder / "kept"
-    (killed.folder / "disks").rename(kept)
-    shutil.copytree(tmp_path / "disks", killed.folder / "disks")
-    try:
-        again = Run(
-            tmp_path,
-            TINY,
-            digits_dir,
-            *with_copies(killed.folder),
-            count=2,
-            devices=1,
-            extra=NOTED,
-        )
-        assert again.codes() == [0, 0], again.printed(0)
-        # Finished runs leave no copies.
-        assert not list((killed.folder / "disks").rglob("*.npz"))
-    finally:
-        shutil.rmtree(killed.folder / "disks")
-        kept.rename(killed.folder / "disks")
-    step = 16 if lost is None else 10
-    assert f"resuming from step {step}" in again.printed(0)
-    states = again.states(0)
-    assert ("restored", step) in states
-    assert states["saved", 30] == two.states(0)["saved", 30]
-    assert figures(again.workdir) == figures(two.workdir)
-
-
 def test_processes_with_different_configs_do_not_start(tmp_path, digits_dir):
     own = {1: ["--config.optimizer.learning_rate=0.5", "--config.data.num_threads=1"]}
     run = Run(tmp_path, TINY, digits_dir, count=2, devices=1, own=own)

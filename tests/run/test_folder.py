@@ -124,9 +124,6 @@ def test_a_run_that_has_saved_nothing_is_replaced_by_one_of_another_config(begun
         folder.write_config()
     assert "ended before its first save; this one replaces it" in caplog.text
     assert read_config(begun).seed == 1
-    (begun / "run_id.json").write_text("{}")  # There may be copies on local disks.
-    with pytest.raises(RunFolderError, match="another config"):
-        RunFolder(begun, config())
 
 
 def test_the_error_shows_at_most_four_differences(begun):

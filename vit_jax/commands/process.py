@@ -9,7 +9,7 @@ from vit_jax.commands.arguments import positive_number
 from vit_jax.parallel.launch import CLUSTERS, detect
 from vit_jax.schema import Section
 
-# Keys that may differ between hosts: where the data and local copies are, how data are read.
+# Keys that may differ between hosts: where the data are and how they are read.
 _HOST_KEYS = (
     "data.data_dir",
     "data.num_threads",
@@ -17,7 +17,6 @@ _HOST_KEYS = (
     "data.cache_mb",
     "data.cache_dir",
     "data.cache_dir_gb",
-    "checkpoint.local_dir",
     "data.prefetch_batches",
     "compile_cache",
     "compile_cache_mb",

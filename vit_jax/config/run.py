@@ -58,21 +58,9 @@ class CheckpointConfig(Section):
     """Also keep this many checkpoints with the highest `best_metric`."""
     best_metric: str | None = option(None)
     """Metric of an evaluated split, measured before every save."""
-    local_dir: str | None = option(None)
-    """Folder on each host's own disk for copies of the state between checkpoints. A run that starts
-    again takes the newest copy that all hosts still have, if it is newer than the checkpoints.
-    """
-    local_interval_steps: int | None = option(None, at_least=1)
-    """Steps between two copies in `local_dir`. SIGTERM makes one, too."""
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
-        if (self.local_dir is None) != (self.local_interval_steps is None):
-            given = "local_dir" if self.local_interval_steps is None else "local_interval_steps"
-            other = {"local_dir", "local_interval_steps"} - {given}
-            raise ConfigError(
-                f"is given without '{other.pop()}'", "both or none", "set both", key=given
-            )
         if self.keep_best and self.best_metric is None:
             raise ConfigError(
                 f"is {self.keep_best} without a 'best_metric'",

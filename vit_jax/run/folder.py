@@ -185,10 +185,10 @@ class RunFolder:
             )
 
     def _has_saved(self) -> bool:
-        """Returns whether the run has a result, checkpoints, or copies on the hosts' own disks."""
+        """Returns whether the run has a result or checkpoints."""
         checkpoints = self.path / "checkpoints"
         saved = checkpoints.is_dir() and any(checkpoints.iterdir())
-        return saved or any((self.path / n).exists() for n in ("result.json", "run_id.json"))
+        return saved or (self.path / "result.json").exists()
 
     def _lost(self, reason: str) -> None:
         """Ends the run: another process may write to the folder."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from vit_jax.config.run import CheckpointConfig, Config
+from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.order import BalancedOrder
@@ -19,20 +19,18 @@ from vit_jax.parallel.mesh import host_rows
 from vit_jax.parallel.processes import StopAgreement
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
-from vit_jax.run.local_tier import LocalTier, run_id
 from vit_jax.run.logged_steps import LoggedSteps
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.run.time_account import FILE as SESSIONS
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.storage.log_file import log_exists
-from vit_jax.storage.paths import check_output_folder, local_path
 from vit_jax.storage.private import without_private
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
 from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import StopSignals
-from vit_jax.train.start import Start, restore_or_init, saved_items
+from vit_jax.train.start import Start, restore_or_init
 from vit_jax.train.state import TrainState
 
 
@@ -70,7 +68,6 @@ class RunContext:
     start: Start
     folder: Path
     checkpoints: CheckpointFolder
-    local: LocalTier | None
     logged: LoggedSteps
     metrics: MetricsWriter
     examples: ExampleLog
@@ -183,11 +180,8 @@ def open_context(
         stack.enter_context(checkpoints)
         if log_exists(folder.path / SESSIONS) and folder.is_writer:
             account.open(folder.path)
-        local = _open_local_tier(config.checkpoint, folder.path, program)
-        if local is not None:
-            stack.callback(local.close)
         begin = time.perf_counter()
-        start = restore_or_init(program, checkpoints, local, training.source)
+        start = restore_or_init(program, checkpoints, training.source)
         if start.step:
             account.move(time.perf_counter() - begin, "restore")
         if skipped_batches is not None:
@@ -237,7 +231,6 @@ def open_context(
             start=start,
             folder=folder.path,
             checkpoints=checkpoints,
-            local=local,
             logged=logged,
             metrics=stack.enter_context(metrics),
             examples=stack.enter_context(examples),
@@ -249,13 +242,3 @@ def open_context(
             begin_s=time.perf_counter() - start.elapsed_s,
             account=account,
         )
-
-
-def _open_local_tier(
-    config: CheckpointConfig, run_folder: Path, program: Program
-) -> LocalTier | None:
-    if config.local_dir is None:
-        return None
-    folder = local_path(config.local_dir, "checkpoint.local_dir is")
-    check_output_folder(folder)
-    return LocalTier(folder, run_id(run_folder), saved_items(program))

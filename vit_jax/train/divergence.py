@@ -85,7 +85,7 @@ def explain_divergence(context: RunContext, error: DivergenceError) -> Divergenc
         error: the error of the failed step.
     """
     program = context.program
-    start = restore_or_init(program, context.checkpoints, context.local, context.source)
+    start = restore_or_init(program, context.checkpoints, context.source)
     context.progress.print_line(
         f"{error.got}: running from step {start.step} again to find the cause"
     )

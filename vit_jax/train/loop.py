@@ -154,11 +154,7 @@ def _train(context: RunContext) -> dict[str, Any]:
         )
         step, state = _run_steps(context, logger, hooks)
     with context.account.part("evaluation"):
-        result = context.result(step, evaluation.final_metrics(step, state))
-    if context.local is not None:
-        context.checkpoints.wait()
-        context.local.remove()
-    return result
+        return context.result(step, evaluation.final_metrics(step, state))
 
 
 def _run_steps(

@@ -14,7 +14,6 @@ from vit_jax.errors import CheckpointError, DamagedError, DataError
 from vit_jax.interop.report import LoadReport
 from vit_jax.parallel.processes import gather
 from vit_jax.run.checkpoints import ARRAYS, CheckpointFolder
-from vit_jax.run.local_tier import LocalTier
 from vit_jax.run.restore import Restored
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.program import Program
@@ -64,9 +63,7 @@ def saved_items(program: Program) -> dict[str, Any]:
     return {item: tree for item, tree in trees.items() if tree is not None}
 
 
-def restore_or_init(
-    program: Program, checkpoints: CheckpointFolder, local: LocalTier | None, source: Source
-) -> Start:
+def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Source) -> Start:
     """Returns the newest state that was saved, or a new one (from `init_from` if it is set).
 
     Damaged checkpoints that are newer are renamed, so that they stay and no reader finds them.
@@ -74,7 +71,6 @@ def restore_or_init(
     Args:
         program: program of the run.
         checkpoints: its checkpoints.
-        local: copies on the hosts' disks; None: the run has none.
         source: training examples.
 
     Raises:
@@ -84,7 +80,7 @@ def restore_or_init(
         WeightsError: the weights of `init_from` cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
-    found = _restore(program, checkpoints, local)
+    found = _restore(program, checkpoints)
     if found is None:
         if config.init_from is None:
             return Start(program.init(), 0, 0.0)
@@ -129,16 +125,13 @@ def _check_position(saved: dict[str, Any], expected: dict[str, Any], step: int) 
         )
 
 
-def _restore(
-    program: Program, checkpoints: CheckpointFolder, local: LocalTier | None
-) -> Restored | None:
+def _restore(program: Program, checkpoints: CheckpointFolder) -> Restored | None:
     """Returns the newest state that is not damaged; None: none was saved yet."""
     while True:
         steps = checkpoints.steps()
         _check_same_steps(steps)
-        found = _restore_copy(local, newer_than=max(steps, default=0))
-        if found is not None or not steps:
-            return found
+        if not steps:
+            return None
         try:
             return checkpoints.restore(saved_items(program), steps[-1])
         except DamagedError as error:
@@ -152,17 +145,6 @@ def _restore(
             log.warning(
                 "%s; going back to step %d, and keeping it as %s", error.got, steps[-2], aside
             )
-
-
-def _restore_copy(local: LocalTier | None, newer_than: int) -> Restored | None:
-    """Returns the newest state on the disks of all hosts; None if the checkpoints are newer."""
-    step = None if local is None else local.newest()
-    if local is None or step is None or step <= newer_than:
-        return None
-    found = local.restore(step)
-    if found is not None:
-        log.info("found step %d on the disks of all hosts", step)
-    return found
 
 
 def _check_same_steps(steps: list[int]) -> None:

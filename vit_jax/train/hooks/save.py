@@ -47,27 +47,11 @@ class SaveHook:
         best = context.early_stopping.best_step == step
         if is_due(step, self._interval) or best or context.is_last(step):
             self.save(context, output)
-        elif is_due(step, context.config.checkpoint.local_interval_steps):
-            self.save_locally(context, output)
 
     def next_step(self, context: RunContext, step: int) -> int:
         """Returns the next step after which a checkpoint is saved."""
         total = context.program.total_steps
         return min(next_due(step, self._interval) or total, total)
-
-    def save_locally(self, context: RunContext, output: StepOutput) -> None:
-        """Starts to copy a state to the disks of the hosts, if the run does so."""
-        if context.local is None or self._saved == output.step:
-            return
-        with self._log.paused(), context.account.part("saving"):
-            context.metrics.flush()
-            context.examples.flush()
-            context.local.save(
-                output.step,
-                output.state,
-                self._data(context, output.step),
-                context.config.to_mapping(),
-            )
 
     def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
         """Starts to save a state, unless it is saved. First checks that all steps were finite.

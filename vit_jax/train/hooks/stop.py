@@ -25,8 +25,6 @@ class StopHook:
         """
         if not context.stop_requested():
             return
-        # The machine may have little time left, and the local disk is near.
-        self._save.save_locally(context, output)
         self._save.save(context, output, evaluate=False)
         if not (context.is_last(output.step) and self._evaluation.is_complete(output.step)):
             with context.account.part("saving"):
