@@ -6,9 +6,7 @@ from flax import nnx
 from random_models import run
 
 from vit_jax.models.layers import LayerNorm, gelu, layer_norm, softmax
-from vit_jax.models.registry import create_model
 from vit_jax.models.stacking import keys_and_drop_rates
-from vit_jax.named_tree import leaf_names
 
 
 def x(shape=(3, 7, 16), seed=0, scale=2.0):
@@ -79,32 +77,6 @@ def test_gelu_and_softmax_keep_one_array_for_the_backward_pass():
         pullback = jax.eval_shape(lambda x, f=function: jax.vjp(f, x)[1], rows)
         kept = [leaf for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "size")]
         assert sum(leaf.size for leaf in kept) == rows.size
-
-
-def test_rms_norm_of_3_and_4_by_hand():
-    # mean(9, 16) = 12.5; the mean is not subtracted.
-    x, scale = jnp.array([[3.0, 4.0]]), jnp.array([2.0, 1.0])
-    found = layer_norm(x, scale, None, 0.0, centered=False)
-    np.testing.assert_allclose(found, [[6 / 12.5**0.5, 4 / 12.5**0.5]], rtol=1e-6)
-
-
-def test_rms_norm_and_its_gradient_equal_the_formula():
-    def formula(x, scale):
-        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * scale.reshape(1, 1, -1)
-
-    def ours(x, scale):
-        return layer_norm(x, scale, None, centered=False)
-
-    check_gradient(ours, formula, x() + 3, x((16,), 1))
-
-
-def test_a_vit_with_rms_norm_has_no_bias_in_any_norm():
-    options = {"norm": "rms", "qk_norm": True, "image_size": 8, "num_classes": 3}
-    model = create_model("ViT-Nano/4", **options)
-    names = leaf_names(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    norms = [name for name in names if "norm" in name]
-    assert len(norms) == 5  # Two in the blocks, queries, keys, and the last.
-    assert all(name.endswith("/scale") for name in norms)
 
 
 def test_the_rates_of_stochastic_depth():

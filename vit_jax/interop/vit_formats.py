@@ -27,7 +27,6 @@ _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 1
 # another function. Options that add parameters are not listed: writing the name table detects them.
 _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "mlp": ("gelu", "swiglu"),
-    "norm": ("layer",),
     "norm_placement": ("pre",),
     "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
     "patch_kernel_size": (None,),

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import ModelError
 from vit_jax.models.activation_sharding import constrain, devices_along_tensor
-from vit_jax.models.layers import LayerNorm, NormKind, softmax
+from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
 from vit_jax.models.stacking import keep
 from vit_jax.models.tracing import F, traced_with
@@ -308,7 +308,6 @@ class SelfAttention(nnx.Module):
         tokens: N, needed by the relative position bias.
         relative: add a `RelativeBias` to the logits.
         qk_norm: LayerNorm over each query and key, scale but no bias (arXiv:2302.05442).
-        norm: "rms": RMSNorm instead.
         qkv_bias: whether queries, keys and values have a bias.
         dropout_rate: rate after the output layer.
         implementation: kernel, see `choose_attention`.
@@ -324,7 +323,6 @@ class SelfAttention(nnx.Module):
         tokens: int,
         relative: bool = False,
         qk_norm: bool = False,
-        norm: NormKind = "layer",
         qkv_bias: bool = True,
         dropout_rate: float = 0.0,
         implementation: Implementation = "xla",
@@ -348,9 +346,7 @@ class SelfAttention(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        make_norm = partial(
-            LayerNorm, head_dim, use_bias=False, centered=norm == "layer", dtype=dtype
-        )
+        make_norm = partial(LayerNorm, head_dim, use_bias=False, dtype=dtype)
         self.query_norm = make_norm() if qk_norm else None
         self.key_norm = make_norm() if qk_norm else None
         self.relative = RelativeBias(tokens, num_heads, head_dim, rngs=rngs) if relative else None

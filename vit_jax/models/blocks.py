@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
 from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
-from vit_jax.models.layers import LayerNorm, NormKind, make_norm
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp, SwiGlu
 from vit_jax.models.position import TableSpec, build_table
 from vit_jax.models.stacking import Remat, build_stack, keep, keys_and_drop_rates, scan_stack
@@ -40,7 +40,6 @@ class BlockSpec:
     gelu_approximate: bool
     norm_placement: Literal["pre", "post", "res_post"]
     norm_epsilon: float
-    norm: NormKind = "layer"
     layer_scale: float | None
     relative: bool
     qk_norm: bool
@@ -67,9 +66,7 @@ class EncoderBlock(nnx.Module):
     """
 
     def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
-        make = partial(
-            make_norm, spec.norm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype
-        )
+        make = partial(LayerNorm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype)
         table = spec.position_table
         self.position_embedding = None if table is None else build_table(table, rngs=rngs)
         self.attention_norm = make()
@@ -79,7 +76,6 @@ class EncoderBlock(nnx.Module):
             tokens=spec.tokens,
             relative=spec.relative,
             qk_norm=spec.qk_norm,
-            norm=spec.norm,
             qkv_bias=spec.qkv_bias,
             dropout_rate=spec.dropout,
             implementation=spec.attention_implementation,

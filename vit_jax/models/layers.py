@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm, GELU and softmax in float32, with backward passes that save memory.
+"""LayerNorm, GELU and softmax in float32, with backward passes that save memory.
 
 Automatic differentiation would keep every intermediate of these formulas, several times the size of
 their input. The gradients written out here keep only the input (LayerNorm, GELU) or the output
@@ -7,7 +7,7 @@ their input. The gradients written out here keep only the input (LayerNorm, GELU
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,6 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.stacking import keep
 
-NormKind = Literal["layer", "rms"]
-
 
 class LayerNorm(nnx.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, computed in float32.
@@ -27,10 +25,9 @@ class LayerNorm(nnx.Module):
         width: size of the last axis.
         use_bias: False leaves the bias out.
         epsilon: added to the variance.
-        centered: False: RMSNorm, which subtracts no mean: x / sqrt(mean(x^2) + epsilon) * scale.
         dtype: type of the result.
 
-    Source: arXiv:1607.06450; RMSNorm: arXiv:1910.07467, equation 4.
+    Source: arXiv:1607.06450.
     """
 
     def __init__(
@@ -39,27 +36,17 @@ class LayerNorm(nnx.Module):
         *,
         use_bias: bool = True,
         epsilon: float = 1e-6,
-        centered: bool = True,
         dtype: DTypeLike = jnp.float32,
     ):
         self.scale = nnx.Param(jnp.ones(width))
         self.bias = nnx.Param(jnp.zeros(width)) if use_bias else None
         self.epsilon = epsilon
-        self.centered = centered
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         """Returns the normalised features."""
         bias = None if self.bias is None else self.bias[...]
-        return layer_norm(
-            x, self.scale[...], bias, self.epsilon, self.dtype, centered=self.centered
-        )
-
-
-def make_norm(kind: NormKind, width: int, *, epsilon: float, dtype: DTypeLike) -> LayerNorm:
-    """Returns the normalisation of a model: LayerNorm, or RMSNorm, which has no bias."""
-    is_layer = kind == "layer"
-    return LayerNorm(width, use_bias=is_layer, epsilon=epsilon, centered=is_layer, dtype=dtype)
+        return layer_norm(x, self.scale[...], bias, self.epsilon, self.dtype)
 
 
 def layer_norm(
@@ -68,14 +55,12 @@ def layer_norm(
     bias: Float[Array, " D"] | None,
     epsilon: float = 1e-6,
     dtype: DTypeLike = jnp.float32,
-    *,
-    centered: bool = True,
 ) -> Float[Array, "*B D"]:
     """LayerNorm as a function; see `LayerNorm`."""
-    return _layer_norm((epsilon, centered, jnp.dtype(dtype)), x, scale, bias)
+    return _layer_norm((epsilon, jnp.dtype(dtype)), x, scale, bias)
 
 
-_Settings = tuple[float, bool, Any]  # epsilon, centered, dtype
+_Settings = tuple[float, Any]  # epsilon, dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,9 +76,9 @@ _Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
 def _layer_norm_fwd(
     settings: _Settings, x: jax.Array, scale: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, _Kept]:
-    epsilon, centered, dtype = settings
+    epsilon, dtype = settings
     single = x.astype(jnp.float32)
-    mean = single.mean(-1, keepdims=True) if centered else jnp.zeros((*x.shape[:-1], 1))
+    mean = single.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(single - mean).mean(-1, keepdims=True) + epsilon)
     mean, inverse = keep(mean), keep(inverse)
     rows = (1,) * (x.ndim - 1)
@@ -103,9 +88,8 @@ def _layer_norm_fwd(
 
 
 def _layer_norm_bwd(
-    settings: _Settings, kept: _Kept, dy: jax.Array
+    _: _Settings, kept: _Kept, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    _, centered, _ = settings
     x, mean, inverse, scale, bias = kept
     # Without the barrier, XLA's GPU compiler computes the mean again in every operation here, which
     # keeps it from fusing the product below with its sum.
@@ -116,7 +100,7 @@ def _layer_norm_bwd(
     d_bias = None if bias is None else _sum_of_rows(dy).astype(bias.dtype)
     dy = dy * scale.reshape(*(1,) * (x.ndim - 1), -1)
     dx = dy - y * (dy * y).mean(-1, keepdims=True)
-    dx = dx - dy.mean(-1, keepdims=True) if centered else dx
+    dx = dx - dy.mean(-1, keepdims=True)
     return (dx * inverse).astype(x.dtype), d_scale, d_bias
 
 

@@ -31,7 +31,7 @@ from vit_jax.models.family import (
     with_intermediates,
 )
 from vit_jax.models.heads import HEAD_RULES, AttentionPooling, Head, pool
-from vit_jax.models.layers import make_norm
+from vit_jax.models.layers import LayerNorm
 from vit_jax.models.naflex import Patches
 from vit_jax.models.patches import PatchEmbedding, take_patches
 from vit_jax.models.position import Learned1d, TableSpec, build_table, rope_2d
@@ -126,7 +126,7 @@ class ViT(ImageModel):
         self.dropout = nnx.Dropout(options.dropout)
         self.has_relative = options.position_embedding == "relative"
         self.attention = _choose_attention(shape, options, self.tokens, platform)
-        norm = partial(make_norm, options.norm, width, epsilon=options.norm_epsilon, dtype=dtype)
+        norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
         self.embedding_norm = norm() if options.embedding_norm else None
         self.encoder = Encoder(
             _block_spec(shape, options, self.tokens, table, self.attention.implementation),
@@ -471,7 +471,6 @@ def _block_spec(
         gelu_approximate=options.gelu_approximate,
         norm_placement=options.norm_placement,
         norm_epsilon=options.norm_epsilon,
-        norm=options.norm,
         layer_scale=options.layer_scale,
         relative=options.position_embedding == "relative",
         qk_norm=options.qk_norm,

@@ -60,10 +60,6 @@ class ViTConfig(ModelConfig):
     """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
     branch's output, before it is added (arXiv:2111.09883, section 3.2).
     """
-    norm: Literal["layer", "rms"] = option("layer")
-    """LayerNorm, or RMSNorm, which subtracts no mean and has no bias (arXiv:1910.07467): in the
-    blocks, after the last one, and for `embedding_norm` and `qk_norm`.
-    """
     norm_epsilon: float = option(1e-6, above=0)
     """Added to the variance in LayerNorm."""
     num_registers: int = option(0, at_least=0)
