@@ -1,4 +1,4 @@
-"""Puts the results of `bench layers` into the page: tables and a picture.
+"""Puts the results of `measure` into the page: tables and a picture.
 
     python -m experiments.complexity.page
 

@@ -1,0 +1,117 @@
+"""The measured growth of a layer's time: exponents of made-up times, intervals and counts."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from flax import nnx
+
+from experiments.complexity.measure import (
+    BACKWARD,
+    FORWARD,
+    LayerTimer,
+    Timing,
+    compile_timers,
+    fit_growth,
+    main,
+    median_over_rounds,
+    num_heads,
+)
+from vit_jax.models.complexity import LAYERS, Recurrence, measure
+
+NAMES = [kind.name for kind in LAYERS]
+
+
+def made_up(seconds, *, rounds, macs=lambda n, d: n * d):
+    """Returns timings of N = 4, 16, 64 and D = 8, 32; `seconds(n, d, round)`."""
+    return [
+        Timing("a", FORWARD, n, d, 1, 1, macs(n, d), 1, [seconds(n, d, r) for r in range(rounds)])
+        for d in (8, 32)
+        for n in (4, 16, 64)
+    ]
+
+
+def spread(row):
+    return [row["time_exponent"], row["time_exponent_low"], row["time_exponent_high"]]
+
+
+def test_exponents_of_made_up_times_are_found_again():
+    """Each round has another speed, and each width another exponent in N."""
+    power = {8: 0.5, 32: 1.7}
+
+    def seconds(n, d, round_):
+        return (1 + round_) * 1e-6 * n ** power[d] * d**0.3
+
+    in_n, in_d = fit_growth(made_up(seconds, rounds=6, macs=lambda n, d: n * d * d))
+    assert (in_n["size"], in_n["from"], in_n["to"], in_n["at"]) == ("tokens", 4, 64, 32)
+    assert spread(in_n) == pytest.approx([1.7] * 3)
+    assert (in_d["size"], in_d["from"], in_d["to"], in_d["at"]) == ("width", 8, 32, 64)
+    by_hand = 0.3 + (1.7 - 0.5) * math.log(64) / math.log(4)
+    assert spread(in_d) == pytest.approx([by_hand] * 3)
+    assert (in_n["counted_exponent"], in_d["counted_exponent"]) == pytest.approx((1, 2))
+
+
+def test_the_interval_of_an_exponent_holds_the_rounds_that_it_should():
+    """Ten rounds with exponents 1.0 to 1.9: the second and the ninth are the 95 % interval."""
+    in_n, in_d = fit_growth(made_up(lambda n, d, r: n ** (1 + r / 10) * d, rounds=10))
+    assert spread(in_n) == pytest.approx([1.45, 1.1, 1.8])
+    assert spread(in_d) == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ends"), [(5, (None, None)), (6, (0, 5)), (9, (1, 7)), (40, (13, 26))]
+)
+def test_intervals_of_medians_are_order_statistics(rounds, ends):
+    """The tables of the sign test: the largest k with P(Bin(n, 1/2) < k) <= 2.5 %."""
+    found = median_over_rounds([float(i) for i in reversed(range(rounds))])
+    assert found == ((rounds - 1) / 2, *ends)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_batch_has_the_macs_of_its_sequences_and_the_backward_pass_twice_as_many(kind):
+    layer = kind(8, 2, (3, 3), 0)
+    forward, both = (LayerTimer(layer, 5, backward=b).timing for b in (False, True))
+    assert forward.macs == 5 * measure(layer).macs
+    assert both.macs == 3 * forward.macs
+    steps = 9 if kind is Recurrence else 1
+    assert forward.sequential_steps == measure(layer).steps == steps
+    assert both.sequential_steps == (18 if kind is Recurrence else 1)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_maps_each_sequence_of_a_batch_by_itself(kind):
+    layer = kind(8, 2, (2, 2), 0)
+    module = layer.build(nnx.Rngs(0))
+    tokens = jax.random.normal(jax.random.key(1), (3, 4, 8))
+    apart = jnp.concatenate([layer.apply(module, one[None]) for one in tokens])
+    np.testing.assert_allclose(layer.apply(module, tokens), apart, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_script_writes_a_row_for_each_layer_size_and_exponent(tmp_path):
+    main(["--tokens=16,4", "--widths=8,16", "--rounds=6"], tmp_path)
+    rows = pd.read_csv(tmp_path / "layers.csv")
+    assert len(rows) == 2 * 2 * 2 * len(NAMES)
+    assert list(rows["mode"].unique()) == [FORWARD, BACKWARD]
+    assert ((rows["ms_low"] <= rows["ms"]) & (rows["ms"] <= rows["ms_high"])).all()
+    growth = pd.read_csv(tmp_path / "layers-growth.csv").set_index(["mode", "size", "layer"])
+    assert len(growth) == 2 * 2 * len(NAMES)
+    # Attention has 4 N D^2 + 2 N^2 D multiply-accumulates.
+    low, high = (4 * n * 16**2 + 2 * n**2 * 16 for n in (4, 16))
+    counted = growth.loc[FORWARD, "tokens"]["counted_exponent"]
+    assert counted[NAMES[0]] == pytest.approx(math.log(high / low, 4))
+    assert counted[NAMES[1]] == pytest.approx(1)
+
+
+def test_the_arrays_of_a_layer_stay_finite():
+    for timer in compile_timers([4], [8], batch_size=2):
+        timer.prepare()
+        for leaf in jax.tree.leaves(timer.compiled(*timer.arrays)):
+            assert jnp.isfinite(leaf).all()
+
+
+def test_heads_divide_the_width_and_are_64_wide_or_wider():
+    assert [num_heads(width) for width in (32, 64, 100, 256, 768)] == [1, 1, 1, 4, 12]
