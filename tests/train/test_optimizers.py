@@ -17,11 +17,10 @@ from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import state_shardings
 from vit_jax.train.optimizers import (
-    _matrix_axes_fn,
+    OPTIMIZERS,
+    _matrix_axes,
     build_optimizer,
-    find_optimizers,
     layer_scales,
-    reason_refused,
     schedule_free_params,
 )
 from vit_jax.train.schedules import build_weight_decay
@@ -82,7 +81,6 @@ SHAPES = {
     "encoder/blocks/norm1/scale": (2, 4),
     "head/linear/kernel": (4, 3),
 }
-USABLE = [name for name in find_optimizers() if reason_refused(name) is None]
 # One optimizer of each kind. All others are tested with the slow tests.
 KINDS = {"adamw", "muon", "lamb", "adafactor", "schedule_free_adamw", "sgd"}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
@@ -110,11 +108,9 @@ def layers_alone(tree, *, optimizer):
     for name, leaf in traverse_util.flatten_dict(tree, sep="/").items():
         for layer, x in enumerate(leaf if "/blocks/" in name else [leaf]):
             parts = [x]
-            if name.endswith("kernel") and optimizer in ("muon", "galore"):
-                if "qkv" in name and optimizer == "muon":
+            if name.endswith("kernel") and optimizer == "muon":
+                if "qkv" in name:
                     parts = [x[:, i].reshape(4, 4) for i in range(3)]  # Queries, keys, values.
-                elif "qkv" in name:
-                    parts = [x.reshape(4, 12)]
                 else:
                     parts = [x.reshape(-1, x.shape[-1])]
             found |= {f"{name} {layer} {part}": value for part, value in enumerate(parts)}
@@ -131,20 +127,18 @@ def two_steps(optimizer, params, grads):
     return run(params, grads)
 
 
-@pytest.mark.parametrize("name", others_are_slow(USABLE))
+@pytest.mark.parametrize("name", others_are_slow(OPTIMIZERS))
 def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     """The update of the scanned stack equals that of optax's own function on separate layers."""
     params, grads = vit_tree(0), vit_tree(1)
-    if name in ("muon", "galore"):  # optax would treat these two-dimensional arrays as matrices.
+    if name == "muon":  # optax would treat these two-dimensional arrays as matrices.
         for tree in (params, grads):
-            del tree["head"], tree["position_embedding"]
-            if name == "muon":
-                del tree["patch_embedding"]
+            del tree["head"], tree["position_embedding"], tree["patch_embedding"]
     config = OptimizerConfig(name=name, learning_rate=0.1)
     ours = build_optimizer(config, optax.constant_schedule(0.1), params)
     got = layers_alone(two_steps(ours, params, grads), optimizer=name)
     options = {"momentum": 0.9} if name == "sgd" else {}
-    function = find_optimizers()[name]
+    function = OPTIMIZERS[name]
     if "weight_decay" in inspect.signature(function).parameters:
         options["weight_decay"] = 0.0
     separate = [layers_alone(tree, optimizer=name) for tree in (params, grads)]
@@ -155,9 +149,7 @@ def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     assert max(float(jnp.abs(leaf).max()) for leaf in got.values()) > 0
 
 
-@pytest.mark.parametrize(
-    "name", others_are_slow(sorted({*USABLE, "adamw"} - {"fromage", "lamb", "madgrad"}))
-)
+@pytest.mark.parametrize("name", others_are_slow(sorted(OPTIMIZERS.keys() - {"lamb"})))
 def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer(name):
     """Kernels decay by 0.1 * 0.2 of themselves; a layer k below the head learns at 0.5^k."""
     params, grads = vit_tree(0), vit_tree(1)
@@ -184,13 +176,6 @@ def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer
         np.testing.assert_allclose(update, want, rtol=1e-3, atol=2e-5, err_msg=key)
 
 
-@pytest.mark.parametrize("name", sorted(find_optimizers().keys() - USABLE))
-def test_the_error_says_why_an_optimizer_of_optax_is_refused(name):
-    with pytest.raises(ConfigError, match=f"'{name}', which is not supported: its? ") as caught:
-        build(name=name)
-    assert "an optimizer that needs only gradients and a learning rate" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("model", "name", "size"),
     [
@@ -212,7 +197,7 @@ def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name
     leaf = named_leaves(params)[name]
     if "/blocks/" in name:  # One layer of the stack.
         leaf = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    axes = _matrix_axes_fn(optax.contrib.MuonDimensionNumbers)({name: leaf})[name]
+    axes = _matrix_axes({name: leaf})[name]
     sides = axes and tuple(math.prod(leaf.shape[i] for i in side) for side in axes)
     assert sides == size
 
@@ -404,37 +389,16 @@ def test_momentum_may_be_bfloat16(name, key):
     assert set(map(str, found)) == {"bfloat16"}
 
 
-def test_most_optimizers_of_optax_are_usable():
-    assert len(USABLE) >= 37
-    assert {
-        "adam",
-        "sgd",
-        "adafactor",
-        "lion",
-        "lamb",
-        "rmsprop",
-        "nadamw",
-        "muon",
-        "prodigy",
-        "dadapt_adamw",
-        "ademamix",
-        "adan",
-        "schedule_free_adamw",
-    } <= set(USABLE)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"name": "adamx"}, ["'optimizer.name' is 'adamx'", "did you mean 'adam"]),
-        ({"name": "lbfgs"}, ["'lbfgs'", "only gradients"]),
+        ({"name": "lbfgs"}, ["'lbfgs'", "one of acprop"]),
         ({"name": "chain"}, ["'chain'"]),
         ({"options": {"beta2": 0.9}}, ["unknown option 'beta2'", "optimizer.options.b2"]),
         ({"options": {"b1": "abc"}}, ["'optimizer.options.b1' is 'abc'", "a number"]),
         ({"options": {"nesterov": "maybe"}}, ["'maybe'", "true or false"]),
         ({"name": "lion", "options": {"weight_decay": 5.0}}, ["set optimizer.weight_decay"]),
-        ({"name": "fromage", "layer_decay": 0.5}, ["layer_decay' is 0.5", "proportional"]),
-        ({"name": "madgrad", "weight_decay": 0.5}, ["weight_decay' is 0.5", "initial values"]),
         ({"name": "muon", "options": {"weight_decay": 1.0}}, ["set optimizer.weight_decay"]),
         (
             {"name": "schedule_free_adamw", "options": {"warmup_steps": 5}},
@@ -453,20 +417,6 @@ def test_the_error_names_what_is_wrong_with_an_optimizer(options, words):
         build(**options)
     for word in words:
         assert word in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["prodigy", "dadapt_adamw"])
-def test_optimizers_that_estimate_their_rate_survive_a_warmup_from_zero(name):
-    params = {"dense": {"kernel": jnp.ones((2, 3))}}
-    schedule = optax.linear_schedule(0.0, 1.0, 2)
-    optimizer = build_optimizer(OptimizerConfig(name=name, learning_rate=1.0), schedule, params)
-    state, trained = optimizer.init(params), params
-    for _ in range(4):
-        updates, state = optimizer.update(params, state, trained)
-        trained = optax.apply_updates(trained, updates)
-    assert jnp.isfinite(trained["dense"]["kernel"]).all()
-    assert (trained["dense"]["kernel"] < 1).all()
 
 
 def test_weight_decay_follows_half_a_cosine():

@@ -58,13 +58,11 @@ class OptimizerConfig(Section):
     """The optax chain: clip, optimizer, decoupled weight decay, per-layer scale, schedule."""
 
     name: str = option("adamw")
-    """Name of any optimizer in `optax` or `optax.contrib` that needs only gradients and a
-    learning rate: adamw, sgd, adafactor, lamb, muon, schedule_free_adamw, ...
+    """Name of an optimizer of optax: adamw, sgd, adafactor, lamb, lars, lion, muon,
+    schedule_free_adamw, ...; `train/optimizers.py` lists them.
     """
     learning_rate: float = option(above=0)
-    """Peak of the schedule. Optimizers that estimate their own rate (prodigy, dadapt_adamw, dog,
-    dowg) usually need 1.0.
-    """
+    """Peak of the schedule."""
     schedule: ScheduleConfig = section(ScheduleConfig)
     options: dict[str, Any] = option({})
     """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""

@@ -1,13 +1,10 @@
-"""Builds the optimizer of a run: any optimizer of `optax` or `optax.contrib`, by name.
+"""Builds the optimizer of a run, by the name of a function of `optax` or `optax.contrib`.
 
 The chain is clip -> optimizer at learning rate 1 -> weight decay -> per-layer scale -> schedule.
 """
 
-import dataclasses
-import functools
 import inspect
 import re
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,73 +22,21 @@ from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 from vit_jax.schema import describe
 
-
-@dataclasses.dataclass(frozen=True)
-class _Traits:
-    """Properties of an optimizer that need special handling.
-
-    Attributes:
-        refused: reason why it is not supported; None: it is supported.
-        per_tensor: whether the update depends on a whole tensor (its norm, rows and columns,
-            singular values), so that each layer of a stack must be updated separately.
-        loop_layers: whether to update the layers of a stack in a loop, because `vmap` would run
-            both branches of a conditional.
-        rate_inside: whether the update is not proportional to the learning rate, so that the
-            optimizer itself needs the schedule.
-        layer_rates: whether scaling a layer's update is the same as scaling its learning rate.
-        decoupled_decay: whether weight decay can be added to the update.
-        own_decay_is_l2: whether its own weight decay is an L2 penalty, which is then not used.
-        matrix_axes: name and type of the option that gives the axes of each matrix.
-    """
-
-    refused: str | None = None
-    per_tensor: bool = False
-    loop_layers: bool = False
-    rate_inside: bool = False
-    layer_rates: bool = True
-    decoupled_decay: bool = True
-    own_decay_is_l2: bool = False
-    matrix_axes: tuple[str, Any] | None = None
-
-
-# Optimizers without a row have the default traits.
-_TRAITS = {
-    "adafactor": _Traits(per_tensor=True),
-    "cocob": _Traits(refused="it ignores the learning rate"),
-    "dadapt_adamw": _Traits(rate_inside=True),
-    "dog": _Traits(own_decay_is_l2=True),
-    "dowg": _Traits(own_decay_is_l2=True),
-    "dpsgd": _Traits(refused="it needs the gradient of each example"),
-    "fromage": _Traits(per_tensor=True, rate_inside=True, layer_rates=False),
-    "galore": _Traits(
-        per_tensor=True,
-        loop_layers=True,
-        matrix_axes=("weight_dimension_numbers", optax.contrib.GaLoreDimensionNumbers),
-    ),
-    "lamb": _Traits(per_tensor=True),
-    "lars": _Traits(per_tensor=True),
-    "lbfgs": _Traits(refused="it needs the loss function, for its line search"),
-    # Recomputes the parameters from their initial values.
-    "madgrad": _Traits(rate_inside=True, layer_rates=False, decoupled_decay=False),
-    "mechanize": _Traits(refused="it wraps another optimizer"),
-    "momo": _Traits(refused="it needs the loss value"),
-    "momo_adam": _Traits(refused="it needs the loss value"),
-    "muon": _Traits(
-        per_tensor=True,
-        matrix_axes=("muon_weight_dimension_numbers", optax.contrib.MuonDimensionNumbers),
-    ),
-    "noisy_sgd": _Traits(refused="it needs a random key"),
-    "novograd": _Traits(per_tensor=True),
-    "polyak_sgd": _Traits(refused="it needs the loss value"),
-    "prodigy": _Traits(rate_inside=True),
-    "rprop": _Traits(refused="its step sizes do not follow a learning-rate schedule"),
-    "sam": _Traits(refused="it needs two gradients a step"),
-    "schedule_free": _Traits(
-        refused="it wraps another optimizer (use schedule_free_adamw or schedule_free_sgd)"
-    ),
-    "sm3": _Traits(per_tensor=True),
-    "sophia": _Traits(refused="it needs the loss function, to estimate the Hessian"),
+# Elementwise optimizers of optax and optax.contrib: a stack of layers is updated like its layers.
+_ELEMENTWISE = (
+    "acprop", "adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan",
+    "ademamix", "adopt", "amsgrad", "lion", "nadam", "nadamw", "optimistic_adam_v2", "radam",
+    "rmsprop", "sgd", "sign_sgd", "signum", "simplified_ademamix", "yogi",
+)  # fmt: skip
+# The update depends on a whole tensor (its norm, rows and columns, singular values), so that each
+# layer of a stack must be updated separately.
+_PER_TENSOR = ("adafactor", "lamb", "lars", "muon")
+_SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    name: getattr(optax, name, None) or getattr(optax.contrib, name)
+    for name in (*_ELEMENTWISE, *_PER_TENSOR, *_SCHEDULE_FREE)
 }
+"""Name -> function of optax."""
 # Arguments of optax's functions that `optimizer.options` must not set -> the key that sets them.
 _NOT_OPTIONS = {
     "base_optimizer": None,
@@ -101,10 +46,7 @@ _NOT_OPTIONS = {
     "warmup_steps": "schedule.warmup_steps",
     "weight_decay": "weight_decay",
     "weight_decay_mask": "weight_decay_mask",
-    "weight_dimension_numbers": None,
 }
-# nadam and nadamw are partial functions.
-_FUNCTIONS = (types.FunctionType, functools.partial)
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 
 # Matches the stack in the name of a parameter that has a leading axis over layers.
@@ -209,42 +151,17 @@ def schedule_free_params(opt_state: Any, params: Any) -> Any:
     return jax.tree.map(lambda x, y: y if is_masked(x) else x, averaged, params, is_leaf=is_masked)
 
 
-def find_optimizers() -> dict[str, Callable[..., Any]]:
-    """Returns name -> function of all optimizers of optax, including those not supported."""
-    found = {}
-    for module in (optax, optax.contrib):
-        for name, function in vars(module).items():
-            if name.startswith(("_", "scale_by_")) or not isinstance(function, _FUNCTIONS):
-                continue
-            if name in _TRAITS or "learning_rate" in inspect.signature(function).parameters:
-                found[name] = function
-    return found
-
-
-def reason_refused(name: str) -> str | None:
-    """Returns why an optimizer of optax is not supported; None: it is supported."""
-    return _TRAITS.get(name, _Traits()).refused
-
-
 def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
-    """Returns the arguments of a usable optimizer's function."""
-    functions = find_optimizers()
-    if name not in functions:
-        usable = [known for known in functions if reason_refused(known) is None]
+    """Returns the arguments of an optimizer's function."""
+    if name not in OPTIMIZERS:
+        known = sorted(OPTIMIZERS)
         raise ConfigError(
             f"is {name!r}",
-            "adamw, adam, sgd, adafactor or another optimizer of optax or optax.contrib",
-            f"did you mean {nearest(name, usable)!r}?",
+            f"one of {', '.join(known)}",
+            f"did you mean {nearest(name, known)!r}?",
             key="optimizer.name",
         )
-    if reason := reason_refused(name):
-        raise ConfigError(
-            f"is {name!r}, which is not supported: {reason}",
-            "an optimizer that needs only gradients and a learning rate",
-            "choose another, e.g. adamw",
-            key="optimizer.name",
-        )
-    return inspect.signature(functions[name]).parameters
+    return inspect.signature(OPTIMIZERS[name]).parameters
 
 
 def _chain(
@@ -256,15 +173,9 @@ def _chain(
     params: Any,
 ) -> optax.GradientTransformation:
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
-    traits = _TRAITS.get(name, _Traits())
-    _check_combination(config, traits)
-    rate: Any = 1.0
-    if traits.rate_inside:
-        # Not 0, as at the start of a warmup: prodigy would then divide 0 by 0.
-        rate = lambda step: jnp.maximum(schedule(step), 1e-6 * config.learning_rate)  # noqa: E731
-    base, decays_inside = _base_optimizer(config, name, options, rate)
-    if traits.per_tensor:
-        base = _by_layer(base, params, loop=traits.loop_layers)
+    base, decays_inside = _base_optimizer(config, name, options)
+    if name in _PER_TENSOR:
+        base = _by_layer(base, params)
     parts = [base]
     if config.clip_global_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
@@ -277,36 +188,29 @@ def _chain(
             key="optimizer.end_weight_decay",
         )
     if (config.weight_decay or weight_decay is not None) and not decays_inside:
-        amount: Any = weight_decay or (lambda step: config.weight_decay)
         decay: Any = -config.weight_decay
-        if traits.rate_inside:
-            decay = lambda step: -amount(step) * schedule(step)  # noqa: E731
-        elif weight_decay is not None:
-            decay = lambda step: -amount(step)  # noqa: E731
+        if weight_decay is not None:
+            decay = lambda step: -weight_decay(step)  # noqa: E731
         parts.append(optax.add_decayed_weights(decay, _mask_fn(config)))
     if config.layer_decay < 1:
         parts.append(_scale_layers(layer_scales(params, config.layer_decay)))
-    if not traits.rate_inside:
-        parts.append(optax.scale_by_schedule(schedule))
-    return optax.chain(*parts)
+    return optax.chain(*parts, optax.scale_by_schedule(schedule))
 
 
 def _base_optimizer(
-    config: OptimizerConfig, name: str, options: Mapping[str, Any], rate: Any
+    config: OptimizerConfig, name: str, options: Mapping[str, Any]
 ) -> tuple[optax.GradientTransformation, bool]:
     """Returns the optimizer, and whether it applies the weight decay itself."""
-    traits, arguments = _TRAITS.get(name, _Traits()), _arguments(name)
     options = dict(options)
-    decays_inside = {"weight_decay", "mask"} <= arguments.keys() and not traits.own_decay_is_l2
+    decays_inside = {"weight_decay", "mask"} <= _arguments(name).keys()
     if decays_inside:
         options.update(weight_decay=config.weight_decay, mask=_mask_fn(config))
-    if traits.matrix_axes is not None:
-        key, kind = traits.matrix_axes
-        options[key] = _matrix_axes_fn(kind)
+    if name == "muon":
+        options["muon_weight_dimension_numbers"] = _matrix_axes
     try:
         if "adam_learning_rate" in options:  # The schedule multiplies it by config.learning_rate.
             options["adam_learning_rate"] /= config.learning_rate
-        base = find_optimizers()[name](learning_rate=rate, **options)
+        base = OPTIMIZERS[name](learning_rate=1.0, **options)
         jax.eval_shape(base.init, {"kernel": jnp.zeros((2, 2))})
     except (TypeError, ValueError) as error:
         raise ConfigError(
@@ -341,25 +245,6 @@ def _schedule_free(
     else:
         chain = _chain(config, "sgd", {}, schedule, weight_decay, params)
     return optax.contrib.schedule_free(chain, schedule, **outer)
-
-
-def _check_combination(config: OptimizerConfig, traits: _Traits) -> None:
-    """Raises ConfigError if an optimizer does not support layer-wise rates or weight decay."""
-    if config.layer_decay < 1 and not traits.layer_rates:
-        raise ConfigError(
-            f"is {config.layer_decay} with {config.name}",
-            "an optimizer whose update is proportional to the learning rate",
-            "set it to 1, or choose another optimizer",
-            key="optimizer.layer_decay",
-        )
-    if (config.weight_decay or config.end_weight_decay) and not traits.decoupled_decay:
-        raise ConfigError(
-            f"is {config.weight_decay} with {config.name}, which computes parameters from their"
-            " initial values and would undo the decay",
-            "no weight decay",
-            "set it to 0, or choose another optimizer",
-            key="optimizer.weight_decay",
-        )
 
 
 def _checked_options(
@@ -402,31 +287,27 @@ def _checked_options(
     return options
 
 
-def _matrix_axes_fn(kind: Any) -> Callable[[Any], Any]:
-    """Returns a function (parameters of one layer) -> tree of the axes of each matrix.
+def _matrix_axes(params: Any) -> Any:
+    """Returns the axes of each matrix of one layer; Muon treats the others as a batch of matrices.
 
-    Args:
-        kind: optax's type of dimension numbers.
+    None for what Adam updates: both ends of the model, position tables, biases and scales.
     """
-    # Muon treats the other axes as a batch of matrices. GaLore must be given all axes.
-    batched = kind is optax.contrib.MuonDimensionNumbers
+    axes_of = optax.contrib.MuonDimensionNumbers
 
     def axes(name: str, leaf: Any) -> Any:
-        if not name.endswith("kernel") or is_head(name) or (batched and _INPUT.search(name)):
-            return None  # Adam updates them, as position tables, biases and scales.
+        if not name.endswith("kernel") or is_head(name) or _INPUT.search(name):
+            return None
         every = tuple(range(-leaf.ndim, 0))
         if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:
             # [D, 3, H, head_dim] or [D, H, head_dim]: queries, keys and values are separate.
-            return kind(every[:1], every[-2:] if batched else every[1:])
+            return axes_of(every[:1], every[-2:])
         # [in, out], [H, head_dim, D], or [height, width, in, out] of patches and convolutions.
-        return kind(every[:-1], every[-1:])
+        return axes_of(every[:-1], every[-1:])
 
-    return lambda params: map_named(axes, params)
+    return map_named(axes, params)
 
 
-def _by_layer(
-    base: optax.GradientTransformation, params: Any, *, loop: bool
-) -> optax.GradientTransformation:
+def _by_layer(base: optax.GradientTransformation, params: Any) -> optax.GradientTransformation:
     """Applies an optimizer to each layer of each stack separately, and to all other parameters."""
 
     def init(params: Any) -> Any:
@@ -435,8 +316,6 @@ def _by_layer(
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         if not jax.tree.leaves(updates):
             return base.update(updates, state, params)
-        if loop:
-            return jax.lax.map(lambda layer: base.update(*layer), (updates, state, params))
         return jax.vmap(base.update)(updates, state, params)
 
     def labels(params: Any) -> Any:
