@@ -21,10 +21,6 @@ can change that.
 cpu:8 is eight forced CPU devices, gpu is all GPUs of this machine. Plans for well-known datasets
 need no data.
 
-    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --fit=REPORT/scaling.json
-
-With --fit, predicts the loss of the run by the scaling law that `report --fit=scaling` fitted to
-smaller runs of its family.
 """
 
 import argparse
@@ -45,13 +41,11 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.storage.files import append_text, write_json
-from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vit_jax.plan.estimate import Plan
-    from vit_jax.plan.scaling_fit import ScalingFit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,12 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the N operations that move the most bytes of device memory",
     )
     parser.add_argument(
-        "--fit",
-        type=user_path,
-        metavar="FILE",
-        help="scaling.json of `report --fit=scaling`: also print the loss that it predicts",
-    )
-    parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
 
@@ -113,7 +101,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     config = load_config(args.config, overrides, _auto_model)
-    fit = None if args.fit is None else _choose_fit(args.fit, config)
     from rich.console import Console
 
     from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare, with_nodes
@@ -127,7 +114,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         mean_step_s,
         row,
         show_plan,
-        show_prediction,
         show_variants,
     )
     from vit_jax.tasks.task import num_patches
@@ -164,36 +150,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         if plans:
             mean_s = mean_step_s(plans)
             figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
-        if fit is not None:
-            figures |= show_prediction(plan, fit, console)
         if args.output is not None:
             _write(args.output, figures)
     return 0
-
-
-def _choose_fit(path: Path, config: Config) -> "ScalingFit":
-    """Returns the fit of a file for the family of a config's model, and for its dataset if any.
-
-    Raises:
-        FileError: the file holds no scaling laws.
-        ConfigError: none is of this family, or several are and none is of this dataset.
-    """
-    from vit_jax.plan.scaling_fit import read_fits
-    from vit_jax.report.labels import family
-
-    names, fits = {family(config.model.name), config.model.name}, read_fits(path)
-    of_family = [fit for fit in fits if fit.series in names]
-    of_data = [fit for fit in of_family if fit.panel == config.data.name]
-    found = of_data or of_family
-    if len(found) != 1:
-        known = ", ".join(" ".join(filter(None, (fit.panel, fit.series))) for fit in fits)
-        raise ConfigError(
-            f"--fit={path} has {len(found)} scaling laws for {config.model.name} on"
-            f" {config.data.name}: its laws are of {known}",
-            "one law for the family of the model",
-            "fit it: python -m vit_jax report RUNS --fit=scaling,where.dataset=NAME",
-        )
-    return found[0]
 
 
 def _auto_model(config: Config) -> dict[str, Any]:

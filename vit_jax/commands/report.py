@@ -5,14 +5,9 @@
     python -m vit_jax report RUNS --table rows=model,columns=dataset,metric=eval/test/accuracy_top1
     python -m vit_jax report RUNS --plot x=pretrain_examples,y=eval/test/accuracy_top1,log_x
     python -m vit_jax report RUNS --curves panel=dataset,series=model
-    python -m vit_jax report RUNS --fit=scaling
 
 Searches the folders for runs and reads their config.json, env.json, metrics.jsonl, result.json and,
 in sweeps, job.json. Runs without a result are listed, and are not part of any mean.
-
---fit=scaling fits loss = E + A / N^a + B / D^b to runs of different numbers of parameters N and
-examples seen D, and says how much compute each family needs for equal losses. It writes the laws to
-scaling.json, which `plan --fit` reads.
 """
 
 import argparse
@@ -23,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.files import write_json, write_through
+from vit_jax.storage.files import write_through
 from vit_jax.storage.paths import check_output_folder, local_path, user_path
 from vit_jax.storage.private import hide_private
 
@@ -78,13 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " be repeated",
     )
     parser.add_argument(
-        "--fit",
-        action="append",
-        metavar="scaling,KEY=VALUE,...",
-        help="metric=, size=, examples=, series=, panel=, against=, where.COLUMN=; adds scaling"
-        " laws; may be repeated",
-    )
-    parser.add_argument(
         "--into",
         type=partial(local_path, what="the page is"),
         metavar="PAGE.md",
@@ -96,7 +84,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.report.requests import (
         CurvesRequest,
-        FitRequest,
         PlotRequest,
         ReportRequest,
         TableRequest,
@@ -114,7 +101,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         tables=parse_requests(args.table, TableRequest, "--table"),
         plots=parse_requests(args.plot, PlotRequest, "--plot"),
         curves=parse_requests(args.curves, CurvesRequest, "--curves"),
-        fits=parse_requests(args.fit, FitRequest, "--fit"),
     )
     _report(args, request)
     return 0
@@ -139,7 +125,6 @@ def replace_between_markers(path: Path, text: str, start: str = _START, end: str
 
 
 def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
-    from vit_jax.plan.scaling_fit import SCALING_FILE
     from vit_jax.report.content import make_report
     from vit_jax.report.page import html_page
     from vit_jax.report.runs import read_runs
@@ -156,8 +141,6 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
             content = make_report(found, request, local)
             for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
                 _write(local / f"{name}.csv", frame.to_csv(index=False, lineterminator="\r\n"))
-            if content.fits:
-                write_json(local / SCALING_FILE, {"fits": [fit.to_json() for fit in content.fits]})
             _write(local / "report.html", html_page(content, folder))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
             _write(local / "report.md", "\n\n".join(part for part in parts if part))

@@ -8,7 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from vit_jax.plan.estimate import Plan
-from vit_jax.plan.scaling_fit import ScalingFit
 from vit_jax.plan.search import Candidate, fastest
 from vit_jax.plan.traffic import Collectives
 from vit_jax.tables import plain_table
@@ -211,50 +210,6 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
         elif name:
             table.add_row(name, _UNKNOWN, _UNKNOWN, _UNKNOWN, "")
     return table
-
-
-def show_prediction(plan: Plan, fit: ScalingFit, console: Console) -> dict[str, Any]:
-    """Prints the loss that a scaling law predicts for a planned run.
-
-    Args:
-        plan: the plan.
-        fit: the law, fitted to smaller runs.
-        console: prints it.
-
-    Returns:
-        The loss, its interval, and how far it lies beyond the fitted runs, for JSON and CSV.
-    """
-    seen = plan.total_steps * plan.config.data.global_batch_size
-    flops = plan.work.model_flops * plan.devices * plan.total_steps
-    names = " ".join(filter(None, (fit.panel, fit.series)))
-    table = plain_table(
-        f"{fit.metric}, law of {names}",
-        right=("loss", "95 % interval", "parameters", "examples"),
-    )
-
-    def add(name: str, loss: tuple[float, float, float], size: float, examples: float) -> None:
-        value, low, high = (f"{number:.4g}" for number in loss)
-        table.add_row(name, value, f"{low} to {high}", _format_si(size), _format_si(examples))
-
-    loss = fit.loss(plan.parameters, seen)
-    add("this run", loss, plan.parameters, seen)
-    if fit.flops and flops:
-        add("best fitted size, equal FLOPs", fit.best_loss(flops), *fit.best_size(flops))
-    console.print(table)
-    beyond = {
-        "parameters": max(plan.parameters / fit.sizes[1], 1.0),
-        "examples": max(seen / fit.examples[1], 1.0),
-    }
-    far = " and ".join(f"{ratio:,.3g} times the {k}" for k, ratio in beyond.items() if ratio > 1)
-    note = f"This run has {far} of the largest fitted one. " if far else ""
-    note += "The interval does not include that the law may not hold for other data or recipes."
-    _print(console, note, "dim")
-    return {
-        "predicted_loss": float(f"{loss[0]:.6g}"),
-        "predicted_loss_low": float(f"{loss[1]:.6g}"),
-        "predicted_loss_high": float(f"{loss[2]:.6g}"),
-        **{f"beyond_fitted_{name}": float(f"{ratio:.4g}") for name, ratio in beyond.items()},
-    }
 
 
 def _epochs(plan: Plan) -> float:

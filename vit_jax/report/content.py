@@ -10,15 +10,13 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.plan.scaling_fit import ScalingFit
 from vit_jax.report import overview, suggest
 from vit_jax.report.chart import Panel
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.differences import difference_table
-from vit_jax.report.fits import draw_fits, fit_runs, fit_tables
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
-from vit_jax.report.requests import FitRequest, ReportRequest, TableRequest, read_report
+from vit_jax.report.requests import ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
 from vit_jax.report.seconds import draw_seconds
@@ -55,7 +53,6 @@ class Content:
         states: number of runs in each state.
         sections: heading -> tables or pictures; sections without any are left out.
         csv: one row per run with all columns, for runs.csv.
-        fits: the scaling laws, for scaling.json.
         left_out: number of runs with damaged files, which are in no table.
         runs: all runs, in the order of the rows of `csv`.
         above: the folder whose path the report does not show; None: there is none.
@@ -66,7 +63,6 @@ class Content:
     states: dict[str, int]
     sections: dict[str, list[Any]]
     csv: pd.DataFrame
-    fits: list[ScalingFit]
     left_out: int = 0
     runs: list[Run] = dataclasses.field(default_factory=list)
     above: Path | None = None
@@ -136,18 +132,12 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         scores = score_table(one, reported)
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
-    def make_fits(one: FitRequest) -> list[tuple[list[ScalingFit], list[Table], list[Drawing]]]:
-        fitted = fit_runs(one, reported)
-        laws, drawn = [one.fit for one in fitted], draw_fits(one, fitted, palette)
-        return [(laws, fit_tables(one, fitted), drawn)]
-
     # Everything is made before anything is written, so a wrong name leaves no files behind.
     scores = make_all("tables", suggest.suggest_tables, make_tables)
     plots = make_all("plots", suggest.suggest_plots, lambda r: draw_plot(r, reported, palette))
     curves = make_all(
         "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)
     )
-    fits = make_all("fits", lambda _: [], make_fits)
     csv = overview.runs_csv(found, frame)
     tables = (
         overview.models_table(frame),
@@ -161,10 +151,6 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     sections = {
         "Scores": scores,
         "Plots": _save_all(plots, folder, "plot"),
-        "Scaling": [
-            *(table for _, tables, _ in fits for table in tables),
-            *_save_all((one for *_, drawn in fits for one in drawn), folder, "fit"),
-        ],
         "Learning curves": _save_all(curves, folder, "curves"),
         "Time": _save_all(seconds, folder, "seconds"),
         **{table.title: [table] for table in tables if table.rows},
@@ -177,7 +163,6 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         states={state: states[state] for state in STATES if states[state]},
         sections={heading: items for heading, items in sections.items() if items},
         csv=csv,
-        fits=[law for laws, *_ in fits for law in laws],
         left_out=len(found.left_out),
         runs=found.runs,
         above=found.above,

@@ -1,7 +1,7 @@
 """Requests for tables, plots and learning curves, from the command line or a sweep file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from vit_jax.errors import ConfigError
 from vit_jax.report.labels import lower_first, title_of
@@ -78,25 +78,6 @@ class CurvesRequest(_Request):
     """Column; each value gets a row of two panels."""
 
 
-class FitRequest(_Request):
-    """A scaling law for each series of runs, and how much compute series need for equal losses."""
-
-    scaling: Literal[True]
-    """The kind of fit."""
-    metric: str | None = option(None)
-    """Name of a loss. None: that of the main evaluation."""
-    size: str = option("parameters")
-    """Column with the size of a model."""
-    examples: str = option("examples_seen")
-    """Column with the number of examples."""
-    series: str = option("family")
-    """Column; each value gets a law."""
-    panel: str = option("dataset")
-    """Column; series are compared for each of its values."""
-    against: str | None = option(None)
-    """Value of `series` that others are compared with. None: ResNet, or else the first one."""
-
-
 class ReportRequest(Section):
     """A whole report. None: as the sweep file says, or else chosen to fit the runs."""
 
@@ -110,8 +91,6 @@ class ReportRequest(Section):
     """Plots of scores."""
     curves: tuple[CurvesRequest, ...] | None = option(None)
     """Learning curves."""
-    fits: tuple[FitRequest, ...] | None = option(None)
-    """Scaling laws."""
     families: dict[str, str] | None = option(None)
     """Series -> family whose colour and marker it has, for series whose name does not say so."""
 
@@ -121,7 +100,6 @@ _KINDS: dict[str, type[_Request]] = {
     "tables": TableRequest,
     "plots": PlotRequest,
     "curves": CurvesRequest,
-    "fits": FitRequest,
 }
 
 

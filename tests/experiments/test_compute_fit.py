@@ -1,12 +1,11 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from experiments.compute.fit import DRAWS, ScalingLaw, _Data, bootstrap_laws, fit_law, main
 from vit_jax.errors import ConfigError
-from vit_jax.plan.scaling_law import DRAWS, ScalingLaw, _Data, bootstrap_laws, fit_law
-
-pytestmark = pytest.mark.slow
 
 LAW = ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.5)
 SIZES, EXAMPLES = (
@@ -51,6 +50,7 @@ def test_a_law_and_its_parameters_convert_both_ways():
     assert vars(back) == pytest.approx(vars(LAW))
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_bootstrap_holds_the_truth_and_shrinks_with_the_noise():
     widths = []
     for noise in (0.02, 0.002):
@@ -68,3 +68,23 @@ def test_the_interval_of_the_bootstrap_holds_the_truth_and_shrinks_with_the_nois
 def test_too_few_runs_are_refused():
     with pytest.raises(ConfigError, match=r"20 runs, 1 sizes and 5 numbers.*at least 6 runs, 2"):
         fit_law(np.full(20, 1e5), EXAMPLES, LAW.loss(1e5, EXAMPLES))
+
+
+@pytest.mark.slow
+def test_the_script_prints_laws_and_the_compute_for_an_equal_loss(tmp_path, capsys):
+    """Training on an example costs 6 floating-point operations a parameter."""
+    rows = pd.DataFrame({"parameters": SIZES, "examples_seen": EXAMPLES, "state": "finished"})
+    rows["eval/test/loss"] = LAW.loss(SIZES, EXAMPLES)
+    rows["train_exaflops"] = 6e-18 * SIZES * EXAMPLES
+    worse = rows.assign(model="BiT-R-Nano")
+    worse["eval/test/loss"] += 0.1
+    pd.concat([rows.assign(model="ViT-Nano/4"), worse]).to_csv(tmp_path / "runs.csv")
+    main(tmp_path / "runs.csv")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {line[0]: float(line[1]) for line in lines[-2:]}
+    loss = worse["eval/test/loss"].min()
+    sizes = sorted({*SIZES})
+    vit = min(6e-18 * n * LAW.examples_for(loss, n) for n in sizes)
+    resnet = min(6e-18 * n * LAW.examples_for(loss - 0.1, n) for n in sizes)
+    assert found["ViT"] == pytest.approx(vit, rel=0.05)
+    assert found["ResNet"] == pytest.approx(resnet, rel=0.05)

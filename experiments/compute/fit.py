@@ -1,4 +1,9 @@
-"""A scaling law: loss = E + A / N**a + B / D**b, for N parameters and D examples seen.
+"""Fits a scaling law to the runs of each family: loss = E + A / N**a + B / D**b.
+
+    python -m experiments.compute.fit [experiments/compute/results/runs.csv]
+
+N is the number of parameters, D the number of examples seen. Prints each law, and how much compute
+each family needs for the lowest loss that all of them reach.
 
 Source: arXiv:2203.15556, equation 2. As in its appendix D.2, the fit minimises the Huber loss of
 the logarithm's residuals, from several starts.
@@ -7,13 +12,17 @@ the logarithm's residuals, from several starts.
 import dataclasses
 import itertools
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from scipy.optimize import least_squares
 
 from vit_jax.errors import ConfigError
+from vit_jax.report.labels import family
 
 # Residuals of the logarithm beyond this count linearly.
 _HUBER = 1e-3
@@ -59,23 +68,14 @@ class ScalingLaw:
 
 
 def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> ScalingLaw:
-    """Fits the law to runs.
-
-    Args:
-        sizes: N of each run.
-        examples: D of each run.
-        losses: loss of each run.
-
-    Raises:
-        ConfigError: too few runs, sizes or numbers of examples for five unknowns.
-    """
+    """Fits the law to runs; ConfigError if they are too few for five unknowns."""
     counts = (len(losses), len({*sizes.tolist()}), len({*examples.tolist()}))
     least = (_LEAST_RUNS, _LEAST_SIZES, _LEAST_BUDGETS)
     if any(count < wanted for count, wanted in zip(counts, least, strict=True)):
         raise ConfigError(
             "a scaling law of {} runs, {} sizes and {} numbers of examples".format(*counts),
             "at least {} runs, {} sizes and {} numbers of examples".format(*least),
-            "add runs, or choose others with where.COLUMN=VALUE",
+            "add runs",
         )
     data = _Data.of(sizes, examples, losses)
     lowest = float(np.log(losses.min()))
@@ -90,15 +90,7 @@ def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> ScalingLaw:
 def bootstrap_laws(
     sizes: _Values, examples: _Values, losses: _Values, law: ScalingLaw, *, seed: int = 0
 ) -> tuple[ScalingLaw, ...]:
-    """Returns `DRAWS` laws, each fitted to the predictions of a law plus resampled residuals.
-
-    Args:
-        sizes: N of each run.
-        examples: D of each run.
-        losses: loss of each run.
-        law: the law of all runs.
-        seed: of the draws.
-    """
+    """Returns `DRAWS` laws, each fitted to the predictions of a law plus resampled residuals."""
     predicted = law.loss(sizes, examples)
     residuals = np.log(losses / predicted)
     # Five unknowns make the residuals of few runs too small.
@@ -168,3 +160,38 @@ class _Data:
                 log(law.floor),
             ]
         )
+
+
+def main(path: Path) -> None:
+    """Prints the law of each family in a runs.csv, and the compute for an equal loss."""
+    runs = pd.read_csv(path)
+    runs = runs[runs["state"] == "finished"].assign(family=runs["model"].map(family))
+    fitted = {}
+    for name, own in runs.groupby("family", sort=False):
+        columns = ("parameters", "examples_seen", "eval/test/loss")
+        sizes, examples, losses = (own[column].to_numpy(float) for column in columns)
+        law = fit_law(sizes, examples, losses)
+        laws = bootstrap_laws(sizes, examples, losses, law)
+        fitted[name] = own, law, laws
+        print(f"{name}: {len(own)} runs")
+        for key, value in vars(law).items():
+            low, high = np.quantile([getattr(one, key) for one in laws], [0.025, 0.975])
+            print(f"  {key:14} {value:.4g} [{low:.4g}, {high:.4g}]")
+    loss = max(own["eval/test/loss"].min() for own, _, _ in fitted.values())
+    print(f"training of a run at loss {loss:.4g}, EFLOPs at the best fitted size")
+    for name, (own, law, laws) in fitted.items():
+        per_example = (own["train_exaflops"] / own["examples_seen"]).groupby(own["parameters"])
+        costs = per_example.mean()
+
+        def cheapest(law: ScalingLaw, costs: pd.Series = costs) -> float:
+            return min(law.examples_for(loss, size) * cost for size, cost in costs.items())
+
+        low, high = np.quantile([cheapest(one) for one in laws], [0.025, 0.975])
+        print(f"  {name:8} {cheapest(law):.3g} [{low:.3g}, {high:.3g}]")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(*sys.argv[1:] or [Path(__file__).parent / "results" / "runs.csv"]))
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
