@@ -17,7 +17,6 @@ IN_THE_WAY = [
     ["data", "prepare", "missing", "--data_dir=FILE"],
     ["export", "missing.npz", "FILE/model.stablehlo"],
     ["fewshot", "missing.npz", "--dataset=missing", "--cache_dir=FILE"],
-    ["plan", "--config=missing.py", "--topology=cpu:1", "--save=FILE"],
 ]
 
 

@@ -16,7 +16,7 @@ import pytest
 import tensorflow_datasets as tfds
 from docs.test_pages import PAGES, README, ROOT, blocks, put_stand_ins
 from images import encode, noise
-from report.test_fits import write_runs
+from report.fake_runs import write_sweep
 
 from vit_jax.config.file import load_config
 
@@ -135,7 +135,7 @@ def put_all_stand_ins(folder):
     write_dataset(folder / "DATA", "oxford_iiit_pet")
     (folder / "RUN").symlink_to("runs/quickstart")
     for name in ("RUNS", "SWEEP"):
-        write_runs(folder / name)
+        write_sweep(folder / name)
     for name in ("NAME", "mine"):
         (folder / "experiments" / name).mkdir()
     sweep, tutorial = (

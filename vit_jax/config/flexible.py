@@ -147,7 +147,6 @@ def _check_sequences(config: Any) -> None:
         "task": (config.task, ("classification",)),
         "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
         "model.position_placement": (model.position_placement, ("stem",)),
-        "model.attention": (model.attention, ("global",)),
         "model.pooling": (model.pooling, ("token", "gap", "map")),
         "data.eval_crop": (config.data.eval_crop, ("resize",)),
         "data.augment.erasing_probability": (augment.erasing_probability, (0,)),

@@ -188,9 +188,8 @@ def _chain(
             key="optimizer.end_weight_decay",
         )
     if (config.weight_decay or weight_decay is not None) and not decays_inside:
-        decay: Any = -config.weight_decay
-        if weight_decay is not None:
-            decay = lambda step: -weight_decay(step)  # noqa: E731
+        amount: Any = weight_decay
+        decay: Any = -config.weight_decay if amount is None else lambda step: -amount(step)
         parts.append(optax.add_decayed_weights(decay, _mask_fn(config)))
     if config.layer_decay < 1:
         parts.append(_scale_layers(layer_scales(params, config.layer_decay)))

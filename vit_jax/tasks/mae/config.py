@@ -37,7 +37,7 @@ class MaeConfig(Section):
 def _check(config: Any) -> None:
     check_without_labels(config, "mae")
     reason = "task mae, in which an encoder sees a part of the patches"
-    check_defaults(config, ("model.position_placement", "model.attention"), reason)
+    check_defaults(config, ("model.position_placement",), reason)
     if config.model.position_embedding == "relative":
         raise ConfigError(
             f"is 'relative' with {reason}",
