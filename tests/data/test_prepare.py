@@ -110,7 +110,7 @@ def test_tar_files_give_the_same_examples_as_folders(photos, tmp_path):
     assert sorted((e.image, e.label) for e in found) == sorted((e.image, e.label) for e in expected)
 
 
-@pytest.mark.parametrize("after", [[7], [3, 4]])
+@pytest.mark.parametrize("after", [pytest.param([7], marks=pytest.mark.slow), [3, 4]])
 def test_a_killed_run_resumes_and_gives_the_same_bytes(photos, tmp_path, after):
     whole = prepare(photos, tmp_path / "whole", shard_mb=TINY_SHARDS).path
     for count in after:

@@ -141,6 +141,7 @@ def test_orbax_holds_a_pair(kind, tmp_path):
     assert_same(load(tmp_path / "ours"), loaded)
 
 
+@pytest.mark.slow
 def test_normalisation_is_folded_and_can_be_written(tmp_path):
     mean, std = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
     preprocessor = {"image_mean": mean, "image_std": std}

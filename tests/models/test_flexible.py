@@ -59,7 +59,7 @@ def test_the_matrix_of_two_pixels_resized_to_four():
     np.testing.assert_allclose(matrix, bilinear @ np.linalg.inv(gram), atol=1e-12)
 
 
-@pytest.mark.parametrize("pooling", ["token", "map"])
+@pytest.mark.parametrize("pooling", ["token", pytest.param("map", marks=pytest.mark.slow)])
 def test_larger_patches_of_a_larger_image_give_the_same_logits(pooling):
     """arXiv:2212.08013, section 3.4: resizing patches and kernel leaves the embedding unchanged."""
     small, large = flexible(4, 8, pooling=pooling), flexible(8, 16, pooling=pooling)
@@ -69,7 +69,7 @@ def test_larger_patches_of_a_larger_image_give_the_same_logits(pooling):
     np.testing.assert_allclose(large(enlarged), small(images(8)), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("patch_size", [2, 8])
+@pytest.mark.parametrize("patch_size", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_model_equals_a_plain_vit_with_the_resized_kernel_and_table(patch_size):
     model = flexible(patch_size, 16)
     stored = parameters(model)
@@ -102,6 +102,7 @@ def test_all_sizes_have_the_same_parameters_and_their_own_cost():
     assert plain == stored
 
 
+@pytest.mark.slow
 def test_every_stored_parameter_gets_a_gradient():
     model = flexible(8, 16)
     graphdef, state = nnx.split(model)

@@ -37,7 +37,14 @@ def images(height, width, batch=2):
     return rng.uniform(-1, 1, (batch, height, width, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("options", [{"num_registers": 1}, {"pooling": "gap"}, {"pooling": "map"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_registers": 1},
+        pytest.param({"pooling": "gap"}, marks=pytest.mark.slow),
+        pytest.param({"pooling": "map"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options):
     model = model_of(**options)
     want = model(images(16, 16))

@@ -63,7 +63,7 @@ def value_and_gradients(function, inputs, toward, **options):
     return {"out": out, **gradients}
 
 
-@pytest.mark.parametrize("with_qkv_bias", [False, True])
+@pytest.mark.parametrize("with_qkv_bias", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
     *sizes, valid, has_bias = CASES[case]

@@ -134,7 +134,9 @@ def test_embeddings_have_length_one_and_logits_are_scaled_cosines():
 
 
 def test_the_initial_temperature_and_bias_are_those_of_the_papers():
-    clip, siglip = (create_model(f"{m}-ViT-Nano/4", image_size=8) for m in ("CLIP", "SigLIP"))
+    clip, siglip = (
+        create_model(f"{m}-ViT-Nano/4", image_size=8, text=TEXT) for m in ("CLIP", "SigLIP")
+    )
     np.testing.assert_allclose(clip.temperature, 1 / 0.07, rtol=1e-6)
     assert clip.bias is None
     np.testing.assert_allclose(siglip.temperature, 10, rtol=1e-6)

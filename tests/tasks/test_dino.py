@@ -211,6 +211,7 @@ def test_position_tables_cover_small_crops():
     assert resample_positions(params, (8, 8), (8, 8)) is params
 
 
+@pytest.mark.slow
 def test_steps_move_the_teacher_and_free_the_last_layer_in_time(config):
     program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
     state = program.init()

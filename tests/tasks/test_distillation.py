@@ -88,7 +88,7 @@ def test_the_hard_loss_by_hand():
     np.testing.assert_allclose(hard_loss(STUDENT, TEACHER), want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("targets", ["soft", "hard"])
+@pytest.mark.parametrize("targets", [pytest.param("soft", marks=pytest.mark.slow), "hard"])
 def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
     section = {"targets": targets, "token": True, "alpha": 0.3}
