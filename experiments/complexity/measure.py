@@ -1,9 +1,10 @@
 """Times one layer of self-attention, convolution and recurrence, and fits how the time grows.
 
-    python -m experiments.complexity.measure [--tokens=64,256] [--widths=64] [--rounds=6]
+    python -m experiments.complexity.measure [--output=FOLDER] [--tokens=64,256] [--rounds=6]
 
 `models --complexity` counts what each layer computes; this script runs the same layers, all of them
-in turn in every round, and writes results/layers.csv and results/layers-growth.csv.
+in turn in every round, and writes layers.csv and layers-growth.csv. `page` needs two numbers of
+tokens and two widths at least.
 """
 
 import argparse
@@ -127,7 +128,6 @@ def compile_timers(
     """Compiles each layer at each size, numbers of tokens being squares, in both modes."""
     for width, n, mode, kind in itertools.product(widths, tokens, (False, True), LAYERS):
         side = math.isqrt(n)
-        assert side**2 == n, f"{n} is not the number of tokens of a square grid"
         yield LayerTimer(kind(width, num_heads(width), (side, side), 0), batch_size, backward=mode)
 
 
@@ -184,8 +184,8 @@ def fit_growth(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
-    """Measures, and writes the two tables to a folder."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, and writes the two tables."""
 
     def numbers(text: str) -> list[int]:
         return sorted({int(part) for part in text.split(",")})
@@ -194,7 +194,10 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     parser.add_argument("--tokens", type=numbers, default=[64, 256, 1024, 4096])
     parser.add_argument("--widths", type=numbers, default=[64, 256])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
+    if any(math.isqrt(n) ** 2 != n for n in args.tokens):
+        parser.error(f"--tokens={args.tokens}: expected squares, such as 64,256")
     timers = list(compile_timers(args.tokens, args.widths))
     for timer in timers:
         timer.prepare()
@@ -202,8 +205,8 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
         for timer in timers:
             timer.measure()
     timings = [timer.timing for timer in timers]
-    pd.DataFrame([t.row() for t in timings]).to_csv(folder / "layers.csv", index=False)
-    pd.DataFrame(fit_growth(timings)).to_csv(folder / "layers-growth.csv", index=False)
+    pd.DataFrame([t.row() for t in timings]).to_csv(args.output / "layers.csv", index=False)
+    pd.DataFrame(fit_growth(timings)).to_csv(args.output / "layers-growth.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m experiments.compute.fit [experiments/compute/results/runs.csv]
 
-N is the number of parameters, D the number of examples seen. Prints each law, and how much compute
-each family needs for the lowest loss that all of them reach.
+N is the number of parameters, D the number of examples seen; all runs must be of one dataset.
+Prints each law, and how much compute each family needs for the lowest loss that all of them reach.
 
 Source: arXiv:2203.15556, equation 2. As in its appendix D.2, the fit minimises the Huber loss of
 the logarithm's residuals, from several starts.
@@ -165,7 +165,8 @@ class _Data:
 def main(path: Path) -> None:
     """Prints the law of each family in a runs.csv, and the compute for an equal loss."""
     runs = pd.read_csv(path)
-    runs = runs[runs["state"] == "finished"].assign(family=runs["model"].map(family))
+    runs = runs[runs["state"] == "finished"].dropna(subset=["eval/test/loss", "examples_seen"])
+    runs["family"] = runs["model"].map(family)
     fitted = {}
     for name, own in runs.groupby("family", sort=False):
         columns = ("parameters", "examples_seen", "eval/test/loss")

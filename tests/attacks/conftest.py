@@ -28,7 +28,7 @@ def draw(request):
 
 @pytest.fixture(params=[pytest.param("whole", marks=pytest.mark.slow)])
 def slow_draw(request):
-    """Like `draw`, for attacks of which one takes many seconds: none by default."""
+    """Like `draw`, for attacks that take many seconds each: only the slow tests make any."""
     made = Draw(request.node.name, whole=True)
     yield made
     print(f"ATTACK_SEED={SEED}: {made.count} of {made.total} attacks")

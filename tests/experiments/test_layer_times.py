@@ -92,7 +92,7 @@ def test_a_layer_maps_each_sequence_of_a_batch_by_itself(kind):
 
 @pytest.mark.slow
 def test_the_script_writes_a_row_for_each_layer_size_and_exponent(tmp_path):
-    main(["--tokens=16,4", "--widths=8,16", "--rounds=6"], tmp_path)
+    main(["--tokens=16,4", "--widths=8,16", "--rounds=6", f"--output={tmp_path}"])
     rows = pd.read_csv(tmp_path / "layers.csv")
     assert len(rows) == 2 * 2 * 2 * len(NAMES)
     assert list(rows["mode"].unique()) == [FORWARD, BACKWARD]

@@ -283,8 +283,8 @@ def test_a_profile_that_fails_does_not_end_the_run(config, tmp_path, monkeypatch
         with pytest.raises(ValueError, match="no such plane"):
             trace.Trace("steps-1-2")
         assert list((tmp_path / "temporary").iterdir()) == []
-    monkeypatch.setattr(trace.Trace, "finish", fail)
+    stop = jax.profiler.stop_trace
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: (stop(), fail()))
     profile = config.profile.replace(steps="12:13")
     assert train(config.replace(profile=profile), tmp_path, StopSignals())["step"] == 20
     assert "the profile is not complete: ValueError('no such plane')" in caplog.messages
-    assert list((tmp_path / "profile").rglob("process-0.xplane.pb"))

@@ -20,7 +20,6 @@ can change that.
 
 cpu:8 is eight forced CPU devices, gpu is all GPUs of this machine. Plans for well-known datasets
 need no data.
-
 """
 
 import argparse

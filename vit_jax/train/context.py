@@ -47,7 +47,6 @@ class RunContext:
         start: state and step that this session starts from.
         folder: run folder.
         checkpoints: checkpoints of the run.
-        local: copies of the state on this host's disk; None: the run has none.
         logged: steps with a training line in metrics.jsonl.
         metrics: writes metrics.jsonl.
         examples: writes which examples each step used.

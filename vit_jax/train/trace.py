@@ -25,7 +25,6 @@ class Trace:
 
     def __init__(self, name: str):
         self.name = name
-        self.steps = 0
         self._local = Path(tempfile.mkdtemp(prefix="vit_jax-trace-"))
         self._step = contextlib.ExitStack()
         options = jax.profiler.ProfileOptions()
@@ -48,7 +47,6 @@ class Trace:
         """
         self._step.close()
         self._step.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
-        self.steps += 1
 
     def finish(self, folder: Path) -> None:
         """Ends the trace, when all steps are computed, and copies it to a folder."""
