@@ -51,6 +51,7 @@ def test_the_model_of_a_run(finished):
     assert model(np.zeros((1, 8, 8, 3), np.float32)).shape == (1, 10)
 
 
+@pytest.mark.slow
 def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, capsys):
     package = logging.getLogger("vit_jax")
     with pytest.MonkeyPatch.context() as patch:

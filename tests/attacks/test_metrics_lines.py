@@ -32,12 +32,12 @@ def facts(run):
 
 
 def test_a_resumed_run_loses_no_other_line_and_says_what_is_damaged(
-    draw, finished, digits_dir, tmp_path, capfd, caplog
+    slow_draw, finished, digits_dir, tmp_path, capfd, caplog
 ):
     command, wanted = Commands(capfd, caplog), facts(finished)
     lines = (finished / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     attacks = [(i, damage) for i in range(len(lines)) for damage in DAMAGES]
-    for i, damage in draw.some(attacks, short=1):
+    for i, damage in slow_draw.some(attacks, short=0):
         run = shutil.copytree(finished, tmp_path / f"{i}-{damage}")
         (run / "result.json").unlink()
         shutil.rmtree(run / "checkpoints" / "30")

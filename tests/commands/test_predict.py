@@ -70,7 +70,7 @@ def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
     assert captured.out.splitlines()[0] == str(photos / "a" / "1.png")
 
 
-@pytest.mark.parametrize("content", ["image", "paths"])
+@pytest.mark.parametrize("content", ["image", pytest.param("paths", marks=pytest.mark.slow)])
 def test_standard_input_holds_an_image_or_paths(
     ours_path, photos, answers, capsys, monkeypatch, content
 ):

@@ -24,7 +24,9 @@ _MODELS = {
 }
 
 
-@pytest.fixture(params=_MODELS)
+@pytest.fixture(
+    params=[pytest.param(n, marks=[pytest.mark.slow] * (n == "hybrid")) for n in _MODELS]
+)
 def model(request):
     name, options = _MODELS[request.param]
     return random_model(name, **options)

@@ -167,6 +167,7 @@ def test_a_locked_tower_has_no_backward_pass_and_no_optimizer_state(config):
     assert matmuls(whole) - matmuls(locked) >= 12
 
 
+@pytest.mark.slow
 def test_gradients_flow_to_everything_but_locked_parameters(config):
     program = program_of(config)
     state = program.init()

@@ -135,6 +135,7 @@ def test_training_learns_to_predict_hidden_colours(program):
     assert max(losses[-5:]) < 0.3
 
 
+@pytest.mark.slow
 def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     model = randomize(lambda: program.task.build(jax.random.key(0)))
     params = nnx.to_pure_dict(nnx.state(model))

@@ -40,6 +40,7 @@ def facts(change=lambda params: None, **sections):
     return examine_step(built, state, to_devices(BATCH, built.mesh))
 
 
+@pytest.mark.slow
 def test_a_finite_step_has_no_bad_tensor_and_names_every_layer():
     found = facts()
     assert first_bad(found) is None

@@ -47,6 +47,7 @@ def finished(config, tmp_path_factory):
     return workdir, train(config, workdir, StopSignals())
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_listed_with_its_score(finished, capsys):
     workdir, result = finished
     assert main(["runs", str(workdir)]) == 0
@@ -199,6 +200,7 @@ def test_the_best_checkpoints_are_kept_in_addition_to_the_last(config, tmp_path)
     assert len(kept) <= 2
 
 
+@pytest.mark.slow
 def test_every_training_line_has_the_figures_named_in_the_readme(finished):
     lines = [r for r in read_metrics(finished[0] / "metrics.jsonl") if "train/loss" in r]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]
