@@ -181,9 +181,13 @@ def parse_override(
 def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
     names = sorted(cls.model_fields)
-    expected, fix = f"one of {', '.join(names)}", advice(key, _meant_key(key, cls))
     kind = f" for {cls.kind}" if cls.kind else ""
-    return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
+    return ConfigError(
+        f"unknown config key '{KEY}'{kind}",
+        f"one of {', '.join(names)}",
+        advice(key, _meant_key(key, cls)),
+        key=key,
+    )
 
 
 def _meant_key(key: str, cls: type[Section]) -> str:

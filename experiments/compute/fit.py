@@ -179,7 +179,7 @@ def main(path: Path) -> None:
             low, high = np.quantile([getattr(one, key) for one in laws], [0.025, 0.975])
             print(f"  {key:14} {value:.4g} [{low:.4g}, {high:.4g}]")
     loss = max(own["eval/test/loss"].min() for own, _, _ in fitted.values())
-    print(f"training of a run at loss {loss:.4g}, EFLOPs at the best fitted size")
+    print(f"EFLOPs of training to a loss of {loss:.4g}, with the cheapest size")
     for name, (own, law, laws) in fitted.items():
         per_example = (own["train_exaflops"] / own["examples_seen"]).groupby(own["parameters"])
         costs = per_example.mean()

@@ -59,7 +59,7 @@ class OptimizerConfig(Section):
 
     name: str = option("adamw")
     """Name of an optimizer of optax: adamw, sgd, adafactor, lamb, lars, lion, muon,
-    schedule_free_adamw, ...; the error for an unknown name lists all.
+    schedule_free_adamw, ...; an unknown name prints the list.
     """
     learning_rate: float = option(above=0)
     """Peak of the schedule."""

@@ -18,7 +18,7 @@ from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
 
 COMMIT_FILE = "commit_success.txt"
-"""In a bucket this object is written last; on s3:// it holds the time, in unix nanoseconds.
+"""In a bucket this object is written last.
 
 On a local disk Orbax renames the folder of the step instead.
 """

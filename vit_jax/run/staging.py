@@ -8,7 +8,6 @@ one on gs://; the last one that is written is the commit file.
 import contextlib
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -131,7 +130,7 @@ class StagedFolder:
             raise FileNotFoundError(f"checkpoint {source} is not complete")
         with ThreadPoolExecutor(_TRANSFERS) as pool:
             list(pool.map(lambda p: (target / p.relative_to(source)).upload(p), files))
-        (target / COMMIT_FILE).write_text(str(time.time_ns()))
+        (target / COMMIT_FILE).write_text("")
 
     def _download(self, step: int) -> None:
         source, target = self.remote / str(step), self.local / str(step)

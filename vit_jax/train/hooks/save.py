@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from vit_jax.config.durations import duration_in_steps, is_due
+from vit_jax.config.durations import duration_in_steps, is_due, next_due
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
@@ -51,7 +51,7 @@ class SaveHook:
     def next_step(self, context: RunContext, step: int) -> int:
         """Returns the next step after which a checkpoint is saved."""
         total = context.program.total_steps
-        return min((step // self._interval + 1) * self._interval, total)
+        return min(next_due(step, self._interval) or total, total)
 
     def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
         """Starts to save a state, unless it is saved. First checks that all steps were finite.
