@@ -9,6 +9,8 @@ Follows:   Tables 18 to 20: 32,768 pairs a step, 32 epochs, AdamW with b2 0.98 a
            weight decay 0.2 on everything but gains and biases, 2,000 steps of warmup, cosine,
            temperature at most 100, learning rate 5e-4 (B) and 4e-4 (L); 77 tokens. The only
            augmentation is a random square crop (section 2.5); flips are off.
+Differs:   step k of the warmup of W steps has k / W of the peak rate; open_clip's has (k + 1) / W.
+           The temperature has no lower limit, which is 1 there and was never reached.
 Expected:  ImageNet zero-shot: B/32 63.2, B/16 68.6, L/14 75.3 % (Table 11). Not reproduced with
            this code: the 400 million pairs are not public.
 Hardware:  L/14: 12 days on 256 V100 (section 2.5). `python -m vit_jax plan` estimates other
@@ -22,7 +24,8 @@ import ml_collections
 from vit_jax.config.file import parse_arg
 
 _LEARNING_RATE = {"B/32": 5e-4, "B/16": 5e-4, "L/14": 4e-4}
-_DECAYED = ((r".*(bias|scale)|log_temperature", False), (r".*", True))
+# As in open_clip, what has one axis there is not decayed: the class token too.
+_DECAYED = ((r".*(bias|scale|class_token)|log_temperature", False), (r".*", True))
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -47,6 +50,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "learning_rate": _LEARNING_RATE[model],
                 "weight_decay": 0.2,
                 "weight_decay_mask": _DECAYED,
+                # CLIP's patch embedding has no bias: here it is zero, and stays so.
+                "freeze": ("image/patch_embedding/bias",),
                 "schedule": {"decay": "cosine", "warmup_steps": 2000},
             },
             "train_epochs": 32.0,

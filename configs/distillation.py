@@ -2,7 +2,7 @@
 
 Command:   python -m vit_jax train --config=configs/distillation.py:deit --workdir=DIR
            --config.distillation.teacher=TEACHER --config.data.data_dir=DATA     (ARG: deit, the
-           default, patient, or small; small is digits on a CPU). TEACHER, which must be given, is
+           default, deit,soft, patient, or small, digits on a CPU). TEACHER, which must be given, is
            any weights file or run folder with the classes of the dataset. For patient it is
            gs://bit_models/distill/R152x2_T_224.npz.
 Follows:   deit: arXiv:2012.12877, Table 9 and section 5: a distillation token with hard targets,
@@ -27,16 +27,32 @@ from vit_jax.config.file import parse_arg
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Returns the recipe; ARG is `deit` (default), `patient` or `small`."""
-    recipe = parse_arg(arg, recipe=("deit", "patient", "small"))["recipe"]
-    make = {"deit": _deit, "patient": _patient, "small": _small}[recipe]
-    return ml_collections.ConfigDict({"task": "distillation", **make()})
+    """Returns the recipe; ARG is `deit` (default), `deit,soft`, `patient` or `small`."""
+    chosen = parse_arg(arg, recipe=("deit", "patient", "small"), targets=("hard", "soft"))
+    make = {"deit": _deit, "patient": _patient, "small": _small}[chosen["recipe"]]
+    config = ml_collections.ConfigDict({"task": "distillation", **make()})
+    if chosen["recipe"] == "deit":
+        config.distillation.update(_DEIT_TARGETS[chosen["targets"]])
+    return config
+
+
+# arXiv:2012.12877, section 5.2; the authors' code divides soft targets by the number of classes.
+_DEIT_TARGETS = {
+    "hard": {"targets": "hard", "alpha": 0.5},
+    "soft": {"targets": "soft", "alpha": 0.1, "temperature": 3.0, "mean_over_classes": True},
+}
 
 
 def _deit() -> dict:
     return {
-        "distillation": {"targets": "hard", "token": True, "alpha": 0.5},
-        "model": {"name": "ViT-B/16", "dtype": "bfloat16", "stochastic_depth": 0.1},
+        "distillation": {"token": True},
+        "model": {
+            "name": "ViT-B/16",
+            "dtype": "bfloat16",
+            "stochastic_depth": 0.1,
+            "gelu_approximate": False,
+            "initial_values": "timm",
+        },
         "data": {
             "name": "imagenet2012",
             "global_batch_size": 1024,
@@ -57,7 +73,9 @@ def _deit() -> dict:
             "name": "adamw",
             "learning_rate": 1e-3,
             "weight_decay": 0.05,
-            "schedule": {"decay": "cosine", "warmup_epochs": 5.0},
+            # The authors decay the distillation token: their list leaves out the class token only.
+            "weight_decay_mask": ((r".*/kernel|registers", True), (".*", False)),
+            "schedule": {"decay": "cosine", "warmup_epochs": 5.0, "end_learning_rate": 1e-5},
         },
         "train_epochs": 300.0,
         "evaluation": {"splits": {"validation": "validation"}, "interval_epochs": 5.0},

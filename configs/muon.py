@@ -7,8 +7,11 @@ Follows:   configs/better_plain_vit.py (arXiv:2205.01580, Table 1) but for the o
            Nesterov momentum 0.95 and five Newton-Schulz steps. Its updates are scaled to the root
            mean square 0.2 of AdamW's (arXiv:2502.16982, section 2.2), so that both parts share
            learning rate and weight decay. AdamW updates the patch embedding, position tables, class
-           token, norms, biases and the head. Ours: the learning rate of AdamW is kept, and no
-           clipping, because Muon's updates have a fixed size.
+           token, norms, biases and the head.
+Differs:   from Keller Jordan's code: queries, keys and values are three matrices, each of all
+           heads; timm's are one. The iterations run in float32, in bfloat16 there (updates within
+           1e-2). Ours: the learning rate of AdamW is kept, and no clipping, because Muon's updates
+           have a fixed size.
 Expected:  not published at this setting. arXiv:2605.24770 reports that Muon beats AdamW in ViTs,
            the more the stronger the augmentation. configs/better_plain_vit.py has the figures of
            AdamW to compare with. Not run with this code. small: not run either.

@@ -92,7 +92,7 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
     )
     if recipe == "bit":
         config.update(_bit(task))
-    if recipe == "augreg":
+    if recipe != "bit":  # As in the authors' code.
         config.update({"optimizer": {"state_dtype": "bfloat16"}})
     config.update(_labels(task))
     if chosen["average"] == "polyak":

@@ -3,6 +3,7 @@
 import ast
 import functools
 import itertools
+import re
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.train.optimizers import weight_decay_mask
 from vit_jax.train.program import build_program
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -226,6 +228,49 @@ OPTIMIZER = (
     "optimizer.name", "optimizer.learning_rate", "optimizer.weight_decay",
     "optimizer.clip_global_norm", "data.global_batch_size",
 )  # fmt: skip
+
+
+# Recipe -> decay of a step at the peak rate in the authors' code, and the parameters it decays.
+KERNELS = ".*/kernel"
+NOT_VECTORS = r"(?!.*(bias|scale)$).*"
+DECAY = {
+    "pretrain.py:imagenet21k,B/16": (3e-5, KERNELS),
+    "augreg.py:B/16,imagenet21k,medium1,0.1": (1e-4, KERNELS),
+    "better_plain_vit.py:90": (1e-4, KERNELS),
+    "muon.py:90": (1e-4, KERNELS),
+    "siglip.py:B/16": (1e-4, KERNELS),
+    "siglip.py:lit": (1e-2, KERNELS),
+    "lit.py:B/16": (1e-2, KERNELS),
+    "lit.py:L/16,coco": (1e-2, KERNELS),
+    "flexivit.py:supervised": (1e-4, KERNELS),
+    "flexivit.py:imagenet21k": (1e-5, KERNELS),
+    "flexivit.py:imagenet2012,S": (1e-5, KERNELS),
+    "distillation.py:patient": (3e-4, KERNELS),
+    "distillation.py:deit": (5e-5, rf"{KERNELS}|registers"),
+    "deit3.py:B/16": (6e-5, KERNELS),
+    "deit3.py:B/16,800": (1.5e-4, KERNELS),
+    "deit3.py:B/16,finetune": (1e-6, KERNELS),
+    "clip.py:B/32": (1e-4, r"(?!.*(bias|scale|class_token)$|log_temperature).*"),
+    "mae.py:B/16": (1.2e-4, NOT_VECTORS),
+    "dino.py:B/16": (1.2e-4, NOT_VECTORS),
+}
+# Decayed by one of the patterns above and not by another.
+NAMES = (
+    "class_token", "position_embedding/table", "registers", "norm/scale", "head/linear/bias",
+    "patch_embedding/kernel", "log_temperature", "text/token_embedding", "mask_token",
+    "attention_pooling/probe", "encoder/blocks/attention/qkv/kernel",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", DECAY)
+def test_a_step_at_the_peak_rate_decays_as_in_the_authors_code(spec):
+    decay, pattern = DECAY[spec]
+    has_teacher = re.match("distillation|flexivit.py:imagenet", spec)
+    teacher = ["distillation.teacher=WEIGHTS"] if has_teacher else []
+    optimizer = load_config(f"{CONFIGS / spec}", teacher).optimizer
+    assert optimizer.decay_per_step == pytest.approx(decay)
+    mask = weight_decay_mask(optimizer, dict.fromkeys(NAMES, 0))
+    assert {n for n in NAMES if mask[n]} == {n for n in NAMES if re.fullmatch(pattern, n)}
 
 
 def test_the_patient_student_follows_the_authors_config():

@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.errors import ConfigError
 from vit_jax.tasks.classification.config import LossConfig
 from vit_jax.tasks.classification.losses import make_loss
 
@@ -21,6 +22,31 @@ def test_sigmoid_by_hand_sums_over_the_classes():
     first = -np.log(1 / 2) - np.log(3 / 4)  # sigmoid(0) = 1/2, sigmoid(log 3) = 3/4
     second = -np.log(1 / 5) - np.log(1 / 2)  # 1 - sigmoid(log 4) = 1/5
     np.testing.assert_allclose(loss, [first, second], rtol=1e-6)
+
+
+def test_the_mean_over_classes_and_binary_targets_by_hand():
+    """The shares 1/4 and 3/4 of a mixed image become 1 and 1."""
+    loss = make_loss(
+        LossConfig(name="sigmoid_cross_entropy", mean_over_classes=True, binary_targets=True)
+    )
+    mixed = loss(LOGITS[:1], jnp.asarray([[0.25, 0.75]]))
+    np.testing.assert_allclose(mixed, [-(np.log(1 / 2) + np.log(3 / 4)) / 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"mean_over_classes": True}, "'mean_over_classes' is True with softmax_cross_entropy"),
+        ({"binary_targets": True}, "'binary_targets' is True with softmax_cross_entropy"),
+        (
+            {"name": "sigmoid_cross_entropy", "binary_targets": True, "label_smoothing": 0.1},
+            "makes every target positive",
+        ),
+    ],
+)
+def test_loss_options_that_do_not_fit_are_refused(section, words):
+    with pytest.raises(ConfigError, match=words):
+        LossConfig(**section)
 
 
 def test_label_smoothing_by_hand():

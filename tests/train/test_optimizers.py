@@ -18,11 +18,12 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import state_shardings
 from vit_jax.train.optimizers import (
     OPTIMIZERS,
-    _matrix_axes,
+    _is_hidden_matrix,
     build_optimizer,
     layer_scales,
     schedule_free_params,
 )
+from vit_jax.train.own_optimizers import _as_matrices
 from vit_jax.train.schedules import build_weight_decay
 
 PARAMS = {
@@ -69,6 +70,65 @@ def test_lamb_applies_weight_decay_before_its_trust_ratio():
     got, want = two_steps(optimizer, params, GRADS), two_steps(reference, params, GRADS)
     got, want = ({k: v for k, v in tree.items() if k != "encoder"} for tree in (got, want))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+@pytest.mark.parametrize(("always_adapt", "bias"), [(False, -0.1), (True, -0.2)])
+def test_the_trust_ratio_of_lamb_is_that_of_decayed_parameters(always_adapt, bias):
+    """Adam's first update is 1; with norm 2 * 2 of four parameters the ratio is 4 / 2 = 2."""
+    params = {"kernel": jnp.full(4, 2.0), "bias": jnp.full(4, 2.0)}
+    mask = (("kernel", True), (".*", False))
+    optimizer = build_optimizer(
+        OptimizerConfig(
+            name="lamb",
+            learning_rate=0.1,
+            weight_decay_mask=mask,
+            options={"eps": 1e-12, "always_adapt": always_adapt},
+        ),
+        optax.constant_schedule(0.1),
+        params,
+    )
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.2, rtol=1e-5)
+    np.testing.assert_allclose(updates["bias"], bias, rtol=1e-5)
+
+
+def test_a_head_of_zeros_grows_under_lamb():
+    params = {"head": {"linear": {"bias": jnp.zeros(3)}}, "kernel": jnp.ones(3)}
+    config = OptimizerConfig(name="lamb", learning_rate=0.1)
+    optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
+    grads = jax.tree.map(jnp.ones_like, params)
+    final = two_steps(optimizer, params, grads)["head"]["linear"]["bias"]
+    np.testing.assert_allclose(final, -0.1, rtol=1e-4)  # The second step; optax.lamb: the first's.
+
+
+def test_adafactor_without_a_cap_equals_optax_and_the_cap_limits_beta2():
+    """With cap 0.25, gradients 1 and then 3: v = 1, then 0.25 * 1 + 0.75 * 9 = 7."""
+    options = {"multiply_by_parameter_scale": False, "clipping_threshold": None}
+    params, grads = vit_tree(0), vit_tree(1)
+    config = OptimizerConfig(name="adafactor", learning_rate=0.1, options={"momentum": 0.9})
+    ours = build_optimizer(config, optax.constant_schedule(0.1), params)
+    theirs = optax.adafactor(0.1, momentum=0.9)
+    got, want = (two_steps(o, params, grads)["head"] for o in (ours, theirs))
+    np.testing.assert_allclose(got["linear"]["kernel"], want["linear"]["kernel"], rtol=1e-5)
+
+    capped = OPTIMIZERS["adafactor"](1.0, beta2_cap=0.25, **options)
+    state = capped.init({"x": jnp.ones(1)})
+    for gradient, update in ((1.0, -1.0), (3.0, -3 / 7**0.5)):
+        found, state = capped.update({"x": jnp.full(1, gradient)}, state, {"x": jnp.ones(1)})
+        np.testing.assert_allclose(found["x"], update, rtol=1e-6)
+
+
+def test_each_parameter_of_each_layer_is_clipped_by_itself():
+    params, grads = vit_tree(0), vit_tree(1)
+    config = OptimizerConfig(
+        name="sgd", learning_rate=1.0, clip_parameter_norm=0.3, options={"momentum": 0.0}
+    )
+    optimizer = build_optimizer(config, optax.constant_schedule(1.0), params)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    for name, update in traverse_util.flatten_dict(updates, sep="/").items():
+        for layer in update if "/blocks/" in name else [update]:
+            np.testing.assert_allclose(np.linalg.norm(layer), 0.3, rtol=1e-4, err_msg=name)
 
 
 # Named and shaped like the parameters of a ViT with two blocks.
@@ -141,6 +201,10 @@ def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     function = OPTIMIZERS[name]
     if "weight_decay" in inspect.signature(function).parameters:
         options["weight_decay"] = 0.0
+    if name == "muon":
+        options["is_matrix"] = lambda name: "kernel" in name
+    if name == "lamb":
+        options["mask"] = lambda tree: {name: "kernel" in name for name in tree}
     separate = [layers_alone(tree, optimizer=name) for tree in (params, grads)]
     want = two_steps(function(learning_rate=0.1, **options), *separate)
     assert got.keys() == want.keys()
@@ -194,12 +258,12 @@ def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer
 )
 def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name, size):
     params = abstract_params(model, **({"pooling": "map"} if "R26" in model else {}))
-    leaf = named_leaves(params)[name]
-    if "/blocks/" in name:  # One layer of the stack.
-        leaf = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    axes = _matrix_axes({name: leaf})[name]
-    sides = axes and tuple(math.prod(leaf.shape[i] for i in side) for side in axes)
-    assert sides == size
+    shape = named_leaves(params)[name].shape["/blocks/" in name :]  # One layer of the stack.
+    matrices = jax.eval_shape(
+        functools.partial(_as_matrices, name), jax.ShapeDtypeStruct(shape, "float32")
+    )
+    assert (matrices.shape[1:] if _is_hidden_matrix(name) else None) == size
+    assert math.prod(matrices.shape) == math.prod(shape)
 
 
 def test_muon_uses_adam_for_both_ends_of_the_model_and_embedding_tables():
@@ -207,7 +271,7 @@ def test_muon_uses_adam_for_both_ends_of_the_model_and_embedding_tables():
     config = OptimizerConfig(name="muon", learning_rate=0.1, options={"adam_learning_rate": 0.3})
     optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
     got = two_steps(optimizer, params, grads)
-    want = two_steps(optax.adam(0.3, nesterov=True), params, grads)
+    want = two_steps(optax.adam(0.3), params, grads)
     for name in ("head", "position_embedding", "patch_embedding"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), got[name], want[name]

@@ -12,6 +12,7 @@ depend on the model's family; without --config they are those of a ViT.
 """
 
 import argparse
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 
@@ -60,10 +61,17 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         print(json_text(schema.model_json_schema(), what="the schema", indent=2))
         return 0
     found = find_keys(config_keys(model, config), args.key)
+    if config is not None and config.optimizer.weight_decay:
+        decay = f"Here a step at the peak rate decays by {config.optimizer.decay_per_step:.3g}."
+        found = [_with_note(k, decay) if k.name == "optimizer.weight_decay" else k for k in found]
     for key in found:
         if key.differs or not args.changed:
             _show(key, has_values=config is not None, brief=args.values)
     return 0
+
+
+def _with_note(key: ConfigKey, note: str) -> ConfigKey:
+    return dataclasses.replace(key, meaning=f"{key.meaning} {note}")
 
 
 def _load(spec: str, overrides: Sequence[str]) -> Config:

@@ -68,7 +68,8 @@ class OptimizerConfig(Section):
     """Keyword arguments of the optax function, e.g. {"b2": 0.99}."""
     weight_decay: float = option(0.0, at_least=0)
     """Decoupled weight decay (arXiv:1711.05101): a step at learning rate lr adds
-    -lr * weight_decay * parameter.
+    -lr * weight_decay * parameter, as in PyTorch and optax. big_vision's `wd` is the decay of a
+    step at the peak rate: divide it by the peak rate.
     """
     end_weight_decay: float | None = option(None, at_least=0)
     """Weight decay at the end of the run; it changes from `weight_decay` along half a cosine
@@ -95,8 +96,17 @@ class OptimizerConfig(Section):
     """The same in examples."""
     clip_global_norm: float | None = option(None, above=0)
     """Largest global norm of the gradient; None: no clipping."""
+    clip_parameter_norm: float | None = option(None, above=0)
+    """Largest norm of the gradient of each parameter of each layer (arXiv:2104.14294); None: no
+    clipping.
+    """
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of the first moment (momentum)."""
+
+    @property
+    def decay_per_step(self) -> float:
+        """The fraction by which a step at the peak rate shrinks decayed parameters."""
+        return self.learning_rate * self.weight_decay
 
     @property
     def freezes_for_a_while(self) -> bool:

@@ -31,6 +31,10 @@ class ModelConfig(Section):
     """
     head_bias_init: float = option(0.0)
     """Initial bias of the head. -10 suits sigmoid cross-entropy over many classes."""
+    initial_values: Literal["vision_transformer", "big_vision", "flexivit", "timm", "mae"] = option(
+        "vision_transformer"
+    )
+    """Whose code the initial values follow, see `models.initial_values`."""
     dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
     remat: Literal["auto", "none", "dots", "full"] = option(AUTO, changes_result=False)

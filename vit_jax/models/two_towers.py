@@ -25,7 +25,7 @@ from vit_jax.models.text import TEXT_SIZES, TextConfig, TextShape, TextTower, te
 from vit_jax.models.vit import VIT
 from vit_jax.schema import ChosenBy, option, section
 
-_SHARED = ("dtype", "remat", "scan")
+_SHARED = ("dtype", "initial_values", "remat", "scan")
 
 
 def _image_section(mapping: Mapping[str, Any]) -> type[ModelConfig]:

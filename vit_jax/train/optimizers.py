@@ -1,4 +1,4 @@
-"""Builds the optimizer of a run, by the name of a function of `optax` or `optax.contrib`.
+"""Builds the optimizer of a run, by the name of a function of optax or of `train.own_optimizers`.
 
 The chain is clip -> optimizer at learning rate 1 -> weight decay -> per-layer scale -> schedule.
 """
@@ -21,6 +21,7 @@ from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import leaf_names, map_named, named_leaves
 from vit_jax.parallel.sharding import match_first
 from vit_jax.schema import describe
+from vit_jax.train.own_optimizers import adafactor, clip_tensors, lamb, muon
 
 # Elementwise optimizers of optax and optax.contrib: a stack of layers is updated like its layers.
 _ELEMENTWISE = (
@@ -33,17 +34,18 @@ _ELEMENTWISE = (
 # layer of a stack must be updated separately.
 _PER_TENSOR = ("adafactor", "lamb", "lars", "muon")
 _SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+_OWN = {"adafactor": adafactor, "lamb": lamb, "muon": muon}
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    name: getattr(optax, name, None) or getattr(optax.contrib, name)
+    name: _OWN.get(name) or getattr(optax, name, None) or getattr(optax.contrib, name)
     for name in (*_ELEMENTWISE, *_PER_TENSOR, *_SCHEDULE_FREE)
 }
-"""Name -> function of optax."""
+"""Name -> function of optax, or ours where optax differs from the authors' code."""
 # Arguments of optax's functions that `optimizer.options` must not set -> the key that sets them.
 _NOT_OPTIONS = {
     "base_optimizer": None,
+    "is_matrix": None,
     "learning_rate": "learning_rate",
     "mask": "weight_decay_mask",
-    "muon_weight_dimension_numbers": None,
     "warmup_steps": "schedule.warmup_steps",
     "weight_decay": "weight_decay",
     "weight_decay_mask": "weight_decay_mask",
@@ -80,7 +82,7 @@ def build_optimizer(
         ConfigError: an unknown optimizer or option, incompatible options, a parameter that no
             weight-decay pattern matches, or a freeze pattern that matches no parameter.
     """
-    weight_decay_mask(config, params)  # Raises early if a pattern is missing.
+    _check_weight_decay(config, params)
     # adamw is adam with weight decay, which the chain adds for every optimizer.
     name = "adam" if config.name == "adamw" else config.name
     options = _checked_options(config, _arguments(name))
@@ -180,6 +182,8 @@ def _chain(
     parts = [base]
     if config.clip_global_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
+    if config.clip_parameter_norm is not None:
+        parts.insert(0, _by_layer(clip_tensors(config.clip_parameter_norm), params))
     if weight_decay is not None and decays_inside:
         raise ConfigError(
             f"is {config.end_weight_decay} with {config.name}, which applies a constant weight"
@@ -206,7 +210,7 @@ def _base_optimizer(
     if decays_inside:
         options.update(weight_decay=config.weight_decay, mask=_mask_fn(config))
     if name == "muon":
-        options["muon_weight_dimension_numbers"] = _matrix_axes
+        options["is_matrix"] = _is_hidden_matrix
     try:
         if "adam_learning_rate" in options:  # The schedule multiplies it by config.learning_rate.
             options["adam_learning_rate"] /= config.learning_rate
@@ -235,15 +239,16 @@ def _schedule_free(
     """
     wrapper = inspect.signature(optax.contrib.schedule_free).parameters
     outer = {key: value for key, value in options.items() if key in wrapper}
+    rate = _delayed(schedule, 1)  # The wrapper counts steps from 1, as the authors' code.
     defaults = {key: argument.default for key, argument in _arguments(config.name).items()}
     settings = defaults | dict(options)
     if config.name == "schedule_free_adamw":
         # Adam without its first moment, as in optax.
         inner = {"decay": settings["b2"], "eps": settings["eps"]}
         inner |= {"eps_in_sqrt": False, "bias_correction": True}
-        chain = _chain(config, "rmsprop", inner, schedule, weight_decay, params)
+        chain = _chain(config, "rmsprop", inner, rate, weight_decay, params)
     else:
-        chain = _chain(config, "sgd", {}, schedule, weight_decay, params)
+        chain = _chain(config, "sgd", {}, rate, weight_decay, params)
     return optax.contrib.schedule_free(chain, schedule, **outer)
 
 
@@ -265,6 +270,7 @@ def _checked_options(
             )
         kind = type(arguments[key].default)
         fits = isinstance(value, kind) or (kind is float and type(value) is int)
+        fits = fits or (value is None and "None" in str(arguments[key].annotation))
         if kind in (bool, int, float) and not fits:
             raise ConfigError(
                 f"is {value!r}",
@@ -287,24 +293,9 @@ def _checked_options(
     return options
 
 
-def _matrix_axes(params: Any) -> Any:
-    """Returns the axes of each matrix of one layer; Muon treats the others as a batch of matrices.
-
-    None for what Adam updates: both ends of the model, position tables, biases and scales.
-    """
-    axes_of = optax.contrib.MuonDimensionNumbers
-
-    def axes(name: str, leaf: Any) -> Any:
-        if not name.endswith("kernel") or is_head(name) or _INPUT.search(name):
-            return None
-        every = tuple(range(-leaf.ndim, 0))
-        if re.search(r"/(qkv|query|key|value)/kernel$", name) and leaf.ndim > 2:
-            # [D, 3, H, head_dim] or [D, H, head_dim]: queries, keys and values are separate.
-            return axes_of(every[:1], every[-2:])
-        # [in, out], [H, head_dim, D], or [height, width, in, out] of patches and convolutions.
-        return axes_of(every[:-1], every[-1:])
-
-    return map_named(axes, params)
+def _is_hidden_matrix(name: str) -> bool:
+    """Returns whether Muon updates a parameter: kernels but those of both ends of the model."""
+    return name.endswith("kernel") and not is_head(name) and not _INPUT.search(name)
 
 
 def _by_layer(base: optax.GradientTransformation, params: Any) -> optax.GradientTransformation:
@@ -341,6 +332,19 @@ def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
     """
     key = "optimizer.weight_decay_mask"
     return map_named(lambda name, _: match_first(name, config.weight_decay_mask, key), params)
+
+
+def _check_weight_decay(config: OptimizerConfig, params: Any) -> None:
+    """Raises ConfigError if a parameter has no pattern, or weight decay applies to no parameter."""
+    decays = any(jax.tree.leaves(weight_decay_mask(config, params)))
+    if config.weight_decay and not decays:
+        patterns = ", ".join(pattern for pattern, decayed in config.weight_decay_mask if decayed)
+        raise ConfigError(
+            f"decays {patterns or 'nothing'}, which matches no parameter",
+            f"patterns that match parameters such as {leaf_names(params)[-1]}",
+            "correct it, or set optimizer.weight_decay=0",
+            key="optimizer.weight_decay_mask",
+        )
 
 
 def _mask_fn(config: OptimizerConfig) -> Callable[[Any], Any]:

@@ -24,6 +24,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.evaluation.splits import Variant
 from vit_jax.models.activation_sharding import with_mesh
+from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
 from vit_jax.models.stacking import with_layer_loop
 from vit_jax.named_tree import named_leaves
@@ -277,7 +278,9 @@ def _build_program(
     task = build_task(config, data, platform=platform)
 
     def init_params() -> Any:
-        return nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
+        params = nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
+        key = stream(config.seed, "initial_values")
+        return redraw(params, config.model.initial_values, key)
 
     schedule = build_schedule(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes

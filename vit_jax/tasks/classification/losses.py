@@ -23,8 +23,12 @@ def make_loss(config: LossConfig) -> LossFn:
     loss = losses[config.name]
 
     def loss_fn(logits: Float[Array, "B C"], labels: Labels) -> Float[Array, " B"]:
-        targets = smooth(as_distribution(labels, logits.shape[-1]), config.label_smoothing)
-        return loss(logits.astype(jnp.float32), targets)
+        num_classes = logits.shape[-1]
+        targets = smooth(as_distribution(labels, num_classes), config.label_smoothing)
+        if config.binary_targets:
+            targets = (targets > 0).astype(jnp.float32)
+        losses = loss(logits.astype(jnp.float32), targets)
+        return losses / num_classes if config.mean_over_classes else losses
 
     return loss_fn
 

@@ -19,6 +19,8 @@ class DistillationConfig(Section):
     """soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);
     hard: cross-entropy with the teacher's most likely class (arXiv:2012.12877).
     """
+    mean_over_classes: bool = option(False)
+    """Divides the loss of soft targets by the number of classes, as DeiT's code does."""
     temperature: float = option(1.0, above=0)
     """Divides the logits of both models before the softmax of soft targets."""
     alpha: float = option(0.5, at_least=0, at_most=1)
@@ -45,6 +47,13 @@ def _check(config: Any) -> None:
             "1.0, because hard targets have no temperature",
             "leave it out, or set distillation.targets=soft",
             key="distillation.temperature",
+        )
+    if section.targets == "hard" and section.mean_over_classes:
+        raise ConfigError(
+            "is True with hard targets",
+            "False: the loss of hard targets is a sum over the classes",
+            "leave it out, or set distillation.targets=soft",
+            key="distillation.mean_over_classes",
         )
     check_defaults(config, ("loss.class_weights",), "task distillation")
 

@@ -98,6 +98,8 @@ def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> 
         label_loss = loss(logits, batch["label"]).mean()
         if section.targets == "soft":
             teacher_loss = soft_loss(student, teacher, section.temperature).mean()
+            if section.mean_over_classes:
+                teacher_loss /= student.shape[-1]
         else:
             teacher_loss = hard_loss(student, teacher).mean()
         total = (1 - section.alpha) * label_loss + section.alpha * teacher_loss
