@@ -30,10 +30,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """Returns the recipe; ARG is `deit` (default), `deit,soft`, `patient` or `small`."""
     chosen = parse_arg(arg, recipe=("deit", "patient", "small"), targets=("hard", "soft"))
     make = {"deit": _deit, "patient": _patient, "small": _small}[chosen["recipe"]]
-    config = ml_collections.ConfigDict({"task": "distillation", **make()})
+    config = {"task": "distillation", **make()}
     if chosen["recipe"] == "deit":
-        config.distillation.update(_DEIT_TARGETS[chosen["targets"]])
-    return config
+        config["distillation"] |= _DEIT_TARGETS[chosen["targets"]]
+    return ml_collections.ConfigDict(config)
 
 
 # arXiv:2012.12877, section 5.2; the authors' code divides soft targets by the number of classes.
