@@ -102,7 +102,7 @@ def _finetune() -> dict:
                 **_crop(),
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "torchvision",
+                "randaugment_flavour": "timm",
             },
         },
         "loss": {"name": "softmax_cross_entropy", "label_smoothing": 0.1},

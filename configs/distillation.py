@@ -47,7 +47,7 @@ def _deit() -> dict:
                 "min_area": 0.08,
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "torchvision",
+                "randaugment_flavour": "timm",
                 "erasing_probability": 0.25,
             },
         },

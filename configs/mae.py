@@ -106,7 +106,7 @@ def _finetune(name: str) -> dict:
                 "min_area": 0.08,
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "torchvision",
+                "randaugment_flavour": "timm",
                 "erasing_probability": 0.25,
             },
         },

@@ -8,7 +8,7 @@ from vit_jax.data import decode as decode_module
 from vit_jax.data.crops import central_box, paper_box, torchvision_box
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.data.randaugment import randaugment
-from vit_jax.data.randaugment_torchvision import randaugment_torchvision
+from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.data.resize import resize
 from vit_jax.data.threeaugment import color_jitter, three_augment
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
@@ -32,10 +32,10 @@ def evaluate(encoded: bytes, size: int, crop: str = "central", **augment) -> np.
         {"crop_flavour": "torchvision", "min_area": 0.08},
         {"crop": "pad", "pad_pixels": 3},
         {"randaugment_layers": 3},
-        {"randaugment_layers": 3, "randaugment_flavour": "torchvision"},
+        {"randaugment_layers": 3, "randaugment_flavour": "timm"},
         {"three_augment": True, "color_jitter": 0.3},
     ],
-    ids=["paper", "torchvision", "pad", "randaugment", "randaugment-torchvision", "three"],
+    ids=["paper", "torchvision", "pad", "randaugment", "randaugment-timm", "three"],
 )
 def test_training_images_are_reproducible_and_differ_by_generator(augment):
     encoded = encode(noise(20, 24))
@@ -201,14 +201,14 @@ def test_crops_are_taken_from_the_upright_image(kind):
     [
         ({"randaugment_layers": 2, "randaugment_magnitude": 7},
          [lambda image, rng: randaugment(image, 2, 7.0, rng)]),
-        ({"randaugment_layers": 1, "randaugment_flavour": "torchvision", "color_jitter": 0.4},
-         [lambda image, rng: randaugment_torchvision(image, 1, 10.0, rng),
+        ({"randaugment_layers": 1, "randaugment_flavour": "timm", "color_jitter": 0.4},
+         [lambda image, rng: randaugment_timm(image, 1, 10.0, rng),
           lambda image, rng: color_jitter(image, 0.4, rng)]),
         ({"randaugment_layers": 1, "three_augment": True, "color_jitter": 0.3},
          [lambda image, rng: randaugment(image, 1, 10.0, rng), three_augment,
           lambda image, rng: color_jitter(image, 0.3, rng)]),
     ],
-    ids=["randaugment", "torchvision+jitter", "all"],
+    ids=["randaugment", "timm+jitter", "all"],
 )  # fmt: skip
 def test_augmentations_come_after_the_crop_in_the_order_of_the_config(augment, steps):
     pixels = noise(40, 40)
@@ -228,7 +228,7 @@ def test_the_central_box_depends_on_the_image_size_and_not_on_the_model():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "timm"),
+    [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "torchvision"),
      ("central_fraction", 0.0), ("central_fraction", 1.5), ("color_jitter", 1.5),
      ("erasing_probability", 1.1), ("erasing_fill", "black"), ("antialias", "yes")],
 )  # fmt: skip

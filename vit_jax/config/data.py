@@ -128,12 +128,12 @@ class AugmentConfig(Section):
     randaugment_layers: int = option(0, at_least=0, at_most=100)
     """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
     randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
-    """Strength of RandAugment. The maximum is 10 in the paper's flavour (larger values extrapolate)
-    and 30 in torchvision's.
+    """Strength of RandAugment. The scale ends at 10; larger values extrapolate in the paper's
+    flavour and are clipped in timm's.
     """
-    randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
-    """paper: operations and strengths of the paper's code. torchvision: those of torchvision's
-    RandAugment.
+    randaugment_flavour: Literal["paper", "timm"] = option("paper")
+    """paper: operations and strengths of the paper's code. timm: rand-mM-mstd0.5-inc1 of timm,
+    which applies each operation with probability 1/2 (DeiT, MAE).
     """
     three_augment: bool = option(False)
     """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
