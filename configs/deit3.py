@@ -5,12 +5,12 @@ Command:   python -m vit_jax train --config=configs/deit3.py:B/16 --workdir=DIR
            800, for 800 epochs instead of 400; finetune, the second phase at 224 pixels, which
            needs --config.init_from=FIRST_PHASE)
 Follows:   section 4 and the training commands of the paper's code: LAMB, 3-Augment with colour
-           jitter 0.3, three augmented copies of each image per batch, mixup 0.8, CutMix 1.0,
-           binary cross-entropy, layer scale. S/16 trains at 224 pixels; B/16 and L/16 at 192, H/14
-           at 154, followed by 20 epochs at 224. The weight decay (0.02 for 400 epochs, 0.05 for
-           800), the stochastic depth and clipping at 1.0 are those of github.com/affjljoo3581/
-           deit3-jax. Here an image is repeated in place of other images as there, but every image
-           is seen once in three epochs instead of being drawn anew.
+           jitter 0.3, bicubic crops, three augmented copies of each image per batch, mixup 0.8,
+           CutMix 1.0, binary cross-entropy, layer scale. S/16 trains at 224 pixels; B/16 and L/16
+           at 192, H/14 at 154, followed by 20 epochs at 224. The weight decay (0.02 for 400 epochs,
+           0.05 for 800), the stochastic depth and clipping at 1.0 are those of
+           github.com/affjljoo3581/deit3-jax. Here an image is repeated in place of other images as
+           there, but every image is seen once in three epochs instead of being drawn anew.
 Expected:  top-1 on `validation`, paper, 800 epochs: S/16 81.4, B/16 83.8, L/16 84.9, H/14 85.2.
            deit3-jax: S/16 81.44 (800 epochs), B/16 83.6, L/16 84.62, H/14 85.12 (400 epochs).
            Not reproduced with this code.
@@ -68,6 +68,7 @@ def _crop() -> dict:
         "crop_flavour": "torchvision",
         "min_area": 0.08,
         "central_fraction": 1.0,
+        "interpolation": "bicubic",
     }
 
 

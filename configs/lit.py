@@ -11,7 +11,8 @@ Follows:   web: 60,000 steps (LiT-B16B_2 in big_vision's README_lit.md) of 16,38
            of Figure 1. coco, and the optimizer of both: big_vision's lit_coco.py and
            siglip_lit_coco.py: learning rate 1e-3, cosine, weight decay 0.01, clipping at norm 1,
            3 % of warmup, 16 tokens, temperature 10 at the start; coco has 512 pairs a step, 5,000
-           steps, flips and RandAugment(2, 10). L/16 has Adafactor, B/16 Adam.
+           steps, flips and RandAugment(2, 10). L/16 has Adafactor, B/16 Adam. Resizing without
+           antialiasing; web evaluates the central 224 of 256 squashed pixels, coco all 224.
            Not as published: the authors start the text tower from BERT; here it starts anew.
 Expected:  ImageNet zero-shot, authors' README_lit.md: B/16 73.9 %, L/16 75.7 %; coco, B/16: 20.7 %,
            and recall at 1 on MS-COCO 47.2 % (image to text) and 32.1 % (text to image). Not
@@ -77,7 +78,8 @@ def _web() -> dict:
         "image_size": 224,
         "global_batch_size": 16_384,
         "captions": {"tokenizer": "vocab.txt", "feature": "txt"},
-        "augment": {"crop": "inception"},
+        "augment": {"crop": "inception", "antialias": False},
+        "eval_crop": "squash_central",
     }
 
 
@@ -87,6 +89,11 @@ def _coco() -> dict:
         "image_size": 224,
         "global_batch_size": 512,
         "captions": {"tokenizer": "vocab.txt", "feature": "captions/text"},
-        "augment": {"crop": "resize", "randaugment_layers": 2, "randaugment_magnitude": 10.0},
+        "augment": {
+            "crop": "resize",
+            "antialias": False,
+            "randaugment_layers": 2,
+            "randaugment_magnitude": 10.0,
+        },
         "eval_crop": "resize",
     }

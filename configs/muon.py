@@ -50,6 +50,7 @@ def _imagenet(epochs: float) -> dict:
             "augment": {
                 "crop": "inception",
                 "min_area": 0.05,
+                "antialias": False,
                 "flip": True,
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 10.0,

@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 from images import encode, exif, noise, photo, smooth
@@ -138,6 +140,29 @@ def test_antialias_false_disables_it_in_training_and_evaluation(kind):
         train(encoded, 13, min_area=0.8, antialias=False),
     ):
         assert found.astype(int).std() > 60
+
+
+def test_bicubic_crops_equal_pillows_in_training_and_evaluation():
+    pixels = photo()  # 640 wide, 427 high; the central 374 of 427.
+    image = Image.fromarray(pixels)
+    left, top, right, bottom = central_box((640, 427), 0.875)
+    expected = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BICUBIC)
+    found = evaluate(encode(pixels), 224, interpolation="bicubic")
+    np.testing.assert_array_equal(found, np.asarray(expected))
+    found = train(encode(pixels), 224, crop="resize", interpolation="bicubic")
+    np.testing.assert_array_equal(found, np.asarray(image.resize((224, 224))))
+
+
+def test_bicubic_crops_of_a_jpeg_that_the_decoder_shrinks_stay_close_to_pillows():
+    encoded = encode(photo(), "JPEG", quality=95)
+    whole = Image.open(io.BytesIO(encoded)).resize((64, 64), Image.Resampling.BICUBIC)
+    found = train(encoded, 64, crop="resize", interpolation="bicubic").astype(int)
+    assert np.abs(found - np.asarray(whole)).mean() < 1.5
+
+
+def test_bicubic_without_antialiasing_is_refused():
+    with pytest.raises(ConfigError, match="antialias"):
+        AugmentConfig(interpolation="bicubic", antialias=False)
 
 
 def test_evaluation_by_squashing_keeps_an_image_of_the_right_size():

@@ -62,7 +62,7 @@ def make_eval_transform(
         crop: "central": crop the central square; "resize": resize without keeping the aspect ratio;
             "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
             big_vision.
-        augment: `central_fraction` and `antialias` are read.
+        augment: `central_fraction`, `interpolation` and `antialias` are read.
     """
     chosen = augment or AugmentConfig()
 
@@ -101,7 +101,13 @@ def _crop_and_resize(
     if augment.antialias:
         shrink = decoding_shrink(right - left, bottom - top, max(target))
     pixels = image.part(box, shrink)
-    return resize(pixels, target, antialias=augment.antialias, shrunk=shrink)
+    return resize(
+        pixels,
+        target,
+        antialias=augment.antialias,
+        shrunk=shrink,
+        interpolation=augment.interpolation,
+    )
 
 
 def _random_shift(
