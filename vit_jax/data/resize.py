@@ -54,7 +54,9 @@ def resize(
     height, width = pixels.shape[:2]
     target = (size, size) if isinstance(size, int) else size
     if interpolation == "bicubic":
-        return np.asarray(Image.fromarray(pixels).resize(target[::-1], Image.Resampling.BICUBIC))
+        return np.asarray(
+            Image.fromarray(pixels).resize((target[1], target[0]), Image.Resampling.BICUBIC)
+        )
     if antialias:
         steps = [
             _halvings(length * shrunk, side, shrunk)
