@@ -8,9 +8,9 @@ Command:   python -m vit_jax train --config=configs/flexivit.py:RECIPE,SIZE --wo
 Follows:   arXiv:2212.08013, sections 3 and 4, with the settings of the authors' configs: 240
            pixels, ten patch sizes drawn uniformly. imagenet21k: soft targets of an AugReg ViT-B/8
            (B_8.npz at 224 pixels), which is also the start. imagenet2012: the same with DeiT III of
-           the same size at 384 pixels. supervised: ImageNet-21k from scratch. Resizing without
-           antialiasing; with a teacher, evaluation takes the central 240 of 272 squashed pixels.
-           cifar10: ours.
+           the same size at 384 pixels. Each teacher sees the student's crop of the original image
+           at its own size. supervised: ImageNet-21k from scratch. Resizing without antialiasing;
+           with a teacher, evaluation takes the central 240 of 272 squashed pixels. cifar10: ours.
 Expected:  the authors publish curves, and that FlexiViT matches ViTs trained for one patch size
            each. Not reproduced with this code. cifar10: see experiments/flexible_patches.
 Hardware:  imagenet2012,S: a TPU v3-32, 10 hours with the authors' code. cifar10: 2 CPU cores, two
@@ -43,7 +43,12 @@ def _distilled(recipe: str, size: str) -> dict:
     is_21k = recipe == "imagenet21k"
     return {
         "task": "distillation",
-        "distillation": {"targets": "soft", "alpha": 1.0, "teacher": None},
+        "distillation": {
+            "targets": "soft",
+            "alpha": 1.0,
+            "teacher": None,
+            "teacher_image_size": 224 if is_21k else 384,
+        },
         "model": {
             "name": f"ViT-{size}/16",
             "dtype": "bfloat16",

@@ -1,6 +1,7 @@
 """Tokenizers: tokens by hand for each kind of file, cut and padded texts, files that are wrong."""
 
 import builtins
+import html
 import json
 import pickle
 import shutil
@@ -66,6 +67,17 @@ def test_clip_starts_and_ends_a_text(tmp_path):
 )
 def test_texts_of_clip_are_cleaned_as_in_its_authors_code(text, expected):
     assert cleaned(text) == expected
+
+
+def test_plain_texts_need_no_cleaning():
+    """Texts of ASCII without "&" are not given to ftfy, which would not change them."""
+    import ftfy
+
+    rng = np.random.default_rng(0)
+    letters = [chr(i) for i in range(32, 127) if chr(i) != "&"]
+    for _ in range(300):
+        text = "".join(rng.choice(letters, size=12))
+        assert html.unescape(ftfy.fix_text(text)).strip() == cleaned(text) == text.strip()
 
 
 def test_cleaned_texts_have_the_tokens_of_plain_ones_in_clip(tmp_path):
