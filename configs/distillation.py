@@ -12,6 +12,7 @@ Follows:   deit: arXiv:2012.12877, Table 9 and section 5: a distillation token w
            crops as a BiT-M R152x2, mixed in every batch (mixup 1.0), and imitates its probabilities
            for 1,200 epochs, batch 4096, without antialiasing. Adam with learning rate 0.03 and
            weight decay 0.01: theirs is 3e-4, but is not multiplied by the learning rate.
+Differs:   deit: one kind and share of mixing for the whole batch; there each device draws its own.
 Expected:  deit: DeiT-B with the token reaches 83.4 % ImageNet top-1 (Table 4 there) with a RegNetY
            teacher. patient: 80.30, 81.54, 82.18 and 82.31 % after 300, 1,200, 4,800 and 9,600
            epochs (Table 1 there). 82.8 % needs two teachers, at 224 and 384 pixels, and 9,600

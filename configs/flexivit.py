@@ -11,6 +11,8 @@ Follows:   arXiv:2212.08013, sections 3 and 4, with the settings of the authors'
            the same size at 384 pixels. Each teacher sees the student's crop of the original image
            at its own size. supervised: ImageNet-21k from scratch. Resizing without antialiasing;
            with a teacher, evaluation takes the central 240 of 272 squashed pixels. cifar10: ours.
+Differs:   supervised: RandAugment's translations and cutout scale with the image; there they are in
+           pixels of a 224-pixel image.
 Expected:  the authors publish curves, and that FlexiViT matches ViTs trained for one patch size
            each. Not reproduced with this code. cifar10: see experiments/flexible_patches.
 Hardware:  imagenet2012,S: a TPU v3-32, 10 hours with the authors' code. cifar10: 2 CPU cores, two

@@ -9,8 +9,8 @@ the other two steps. This takes a third of the time of Pillow's triangle filter.
 difference from Pillow is half a level, on the most detailed photos up to 1.6 levels. Shrinking in
 the JPEG decoder (fewer DCT coefficients) counts as halving.
 
-The bicubic filter is Pillow's: antialiased, with a = -0.5. Here too the decoder first shrinks what
-is at least 4 times too large.
+The bicubic filter is Pillow's: antialiased, with a = -0.5. It takes about three times as long as
+the steps above. Here too the decoder first shrinks what is at least 4 times too large.
 
 Without antialiasing, an output pixel depends only on the nearest 2 x 2 input pixels, however large
 the input is, as in `tf.image.resize` by default.
