@@ -11,7 +11,7 @@ Follows:   section 4 and the training commands of the paper's code: LAMB, 3-Augm
            800), the stochastic depth and clipping at 1.0 are those of github.com/affjljoo3581/
            deit3-jax. The loss is the mean over the classes, and both classes of a mixed image have
            target 1. The trust ratio of LAMB is applied to decayed parameters only. Initial values:
-           deviation 0.02, the head's too.
+           deviation 0.02, the head's too. Crops are bicubic.
 Differs:   an image is repeated in place of other images as there, but every image is seen once in
            three epochs instead of being drawn anew. One mixing ratio is drawn for the whole batch
            and not for each device.
@@ -74,6 +74,7 @@ def _crop() -> dict:
         "crop_flavour": "torchvision",
         "min_area": 0.08,
         "central_fraction": 1.0,
+        "interpolation": "bicubic",
     }
 
 
@@ -112,7 +113,7 @@ def _finetune() -> dict:
                 **_crop(),
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "torchvision",
+                "randaugment_flavour": "timm",
             },
         },
         "loss": {"name": "softmax_cross_entropy", "label_smoothing": 0.1},

@@ -8,8 +8,12 @@ Command:   python -m vit_jax train --config=configs/flexivit.py:RECIPE,SIZE --wo
 Follows:   arXiv:2212.08013, sections 3 and 4, with the settings of the authors' configs: 240
            pixels, ten patch sizes drawn uniformly. imagenet21k: soft targets of an AugReg ViT-B/8
            (B_8.npz at 224 pixels), which is also the start. imagenet2012: the same with DeiT III of
-           the same size at 384 pixels. supervised: ImageNet-21k from scratch. A step at the peak
-           rate decays kernels by 1e-5, supervised by 1e-4. cifar10: ours.
+           the same size at 384 pixels. Each teacher sees the student's crop of the original image
+           at its own size. supervised: ImageNet-21k from scratch. Resizing without antialiasing;
+           with a teacher, evaluation takes the central 240 of 272 squashed pixels. A step at the
+           peak rate decays kernels by 1e-5, supervised by 1e-4. cifar10: ours.
+Differs:   supervised: RandAugment's translations and cutout scale with the image; there they are in
+           pixels of a 224-pixel image.
 Expected:  the authors publish curves, and that FlexiViT matches ViTs trained for one patch size
            each. Not reproduced with this code. cifar10: see experiments/flexible_patches.
 Hardware:  imagenet2012,S: a TPU v3-32, 10 hours with the authors' code. cifar10: 2 CPU cores, two
@@ -42,7 +46,12 @@ def _distilled(recipe: str, size: str) -> dict:
     is_21k = recipe == "imagenet21k"
     return {
         "task": "distillation",
-        "distillation": {"targets": "soft", "alpha": 1.0, "teacher": None},
+        "distillation": {
+            "targets": "soft",
+            "alpha": 1.0,
+            "teacher": None,
+            "teacher_image_size": 224 if is_21k else 384,
+        },
         "model": {
             "name": f"ViT-{size}/16",
             "dtype": "bfloat16",
@@ -57,7 +66,9 @@ def _distilled(recipe: str, size: str) -> dict:
             "train_split": "full[51200:]" if is_21k else "train[:99%]",
             "global_batch_size": 4096 if is_21k else 1024,
             "image_size": 240,
-            "augment": {"crop": "inception"},
+            # Evaluation: the central 240 of 272 pixels.
+            "augment": {"crop": "inception", "antialias": False, "central_fraction": 240 / 272},
+            "eval_crop": "squash_central",
         },
         "mixing": {"mixup_alpha": 1.0},
         "loss": {"name": "sigmoid_cross_entropy" if is_21k else "softmax_cross_entropy"},
@@ -100,6 +111,7 @@ def _supervised() -> dict:
             "image_size": 240,
             "augment": {
                 "crop": "inception",
+                "antialias": False,
                 "randaugment_layers": 2,
                 "randaugment_magnitude": 10.0,
             },

@@ -12,7 +12,8 @@ Follows:   web: 60,000 steps (LiT-B16B_2 in big_vision's README_lit.md) of 16,38
            siglip_lit_coco.py: learning rate 1e-3, cosine, clipping at norm 1, 3 % of warmup, 16
            tokens, temperature 10 at the start; coco has 512 pairs a step, 5,000 steps, flips and
            RandAugment(2, 10). A step at the peak rate decays kernels, and nothing else, by 0.01.
-           L/16 has big_vision's Adafactor, B/16 Adam.
+           L/16 has big_vision's Adafactor, B/16 Adam. Resizing without antialiasing; web evaluates
+           the central 224 of 256 squashed pixels, coco all 224.
 Differs:   the authors start the text tower from BERT; here it starts anew.
 Expected:  ImageNet zero-shot, authors' README_lit.md: B/16 73.9 %, L/16 75.7 %; coco, B/16: 20.7 %,
            and recall at 1 on MS-COCO 47.2 % (image to text) and 32.1 % (text to image). Not
@@ -82,7 +83,8 @@ def _web() -> dict:
         "image_size": 224,
         "global_batch_size": 16_384,
         "captions": {"tokenizer": "vocab.txt", "feature": "txt"},
-        "augment": {"crop": "inception"},
+        "augment": {"crop": "inception", "antialias": False},
+        "eval_crop": "squash_central",
     }
 
 
@@ -92,6 +94,11 @@ def _coco() -> dict:
         "image_size": 224,
         "global_batch_size": 512,
         "captions": {"tokenizer": "vocab.txt", "feature": "captions/text"},
-        "augment": {"crop": "resize", "randaugment_layers": 2, "randaugment_magnitude": 10.0},
+        "augment": {
+            "crop": "resize",
+            "antialias": False,
+            "randaugment_layers": 2,
+            "randaugment_magnitude": 10.0,
+        },
         "eval_crop": "resize",
     }

@@ -18,7 +18,8 @@ Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=r
            steps: set train_steps for more.
 Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine schedule, no weight
            decay, clipping at 1.0, batch size 512, 384 px, zero-initialised head. Augmentation as
-           in the authors' code: inception crops and flips, on VTAB only a resize.
+           in the authors' code: inception crops and flips, on VTAB only a resize, all without
+           antialiasing.
            bit: arXiv:1912.11370, section 3.3. augreg: arXiv:2106.10270, section 3.3. This file
            takes one setting of each recipe's grid; `search_space` of
            `vit_jax.config.transfer_protocols` returns the whole grid for a sweep.
@@ -108,8 +109,8 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
 
 def _augment(task: Task | None) -> dict:
     if task is not None and task.group:
-        return {"crop": "resize", "flip": False}
-    return {"crop": "inception", "min_area": 0.05, "flip": True}
+        return {"crop": "resize", "flip": False, "antialias": False}
+    return {"crop": "inception", "min_area": 0.05, "flip": True, "antialias": False}
 
 
 def _bit(task: Task | None) -> dict:

@@ -292,6 +292,49 @@ def test_the_patient_student_follows_the_authors_config():
     assert config.data.train_split == "train[:98%]"
 
 
+_TEACHER = ("distillation.teacher=TEACHER",)
+_TIMM = (2, 9.0, "timm")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        # Filter, antialiasing, evaluation crop and its share, copies, RandAugment.
+        ("mae.py:B/16", ("bicubic", True, "central", 0.875, 1, None)),
+        ("mae.py:B/16,finetune", ("bicubic", True, "central", 0.875, 1, _TIMM)),
+        ("dino.py:S/16", ("bicubic", True, "central", 0.875, 1, None)),
+        ("distillation.py:deit", ("bicubic", True, "central", 0.875, 3, _TIMM)),
+        ("deit3.py:B/16", ("bicubic", True, "central", 1.0, 3, None)),
+        ("deit3.py:B/16,finetune", ("bicubic", True, "central", 1.0, 1, _TIMM)),
+        ("distillation.py:patient", ("bilinear", False, "central", 0.875, 1, None)),
+        ("better_plain_vit.py", ("bilinear", False, "central", 0.875, 1, (2, 10.0, "paper"))),
+        ("augreg.py:B/16,light1", ("bilinear", False, "central", 0.875, 1, (2, 0.0, "paper"))),
+        ("pretrain.py", ("bilinear", False, "central", 0.875, 1, None)),
+        ("transfer.py:vtab_dmlab", ("bilinear", False, "resize", 0.875, 1, None)),
+        ("flexivit.py", ("bilinear", False, "squash_central", 240 / 272, 1, None)),
+        ("flexivit.py:supervised", ("bilinear", False, "central", 0.875, 1, (2, 10.0, "paper"))),
+        ("siglip.py", ("bilinear", False, "squash_central", 0.875, 1, None)),
+        ("siglip.py:lit", ("bilinear", False, "resize", 0.875, 1, (2, 10.0, "paper"))),
+        ("lit.py", ("bilinear", False, "squash_central", 0.875, 1, None)),
+        ("lit.py:coco", ("bilinear", False, "resize", 0.875, 1, (2, 10.0, "paper"))),
+        ("muon.py", ("bilinear", False, "central", 0.875, 1, (2, 10.0, "paper"))),
+    ],
+)
+def test_images_are_cropped_and_resized_as_in_the_authors_code(spec, expected):
+    name = spec.partition(":")[0]
+    needs_teacher = name == "distillation.py" or spec == "flexivit.py"
+    config = load_config(
+        str(CONFIGS / spec), [*WEIGHTS.get(name, []), *(_TEACHER if needs_teacher else ())]
+    )
+    augment = config.data.augment
+    randaugment = tuple(
+        settings(augment, *(f"randaugment_{k}" for k in ("layers", "magnitude", "flavour")))
+    )
+    found = settings(augment, "interpolation", "antialias")
+    found += [config.data.eval_crop, augment.central_fraction, augment.repeats]
+    assert (*found, randaugment if randaugment[0] else None) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "arg"), [("pretrain.py", "imagenet2012,L/16"), ("cifar10.py", "gpu")]
 )

@@ -30,6 +30,7 @@ _WORDS = {
     "data.num_classes": "n_classes nb_classes classes",
     "data.num_workers": "workers",
     "data.augment.crop": "random_resized_crop cropping",
+    "data.augment.interpolation": "bicubic resample",
     "data.augment.flip": "hflip horizontal_flip",
     "data.augment.randaugment_layers": "randaug randaugment auto_augment aa autoaugment",
     "data.augment.color_jitter": "jitter colorjitter",

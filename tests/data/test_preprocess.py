@@ -8,6 +8,7 @@ from PIL import Image
 from weight_files import random_loaded
 
 import vit_jax
+from vit_jax.data.decode import encode_plain
 from vit_jax.data.preprocess import Preprocess, preprocess_of
 from vit_jax.errors import DataError
 from vit_jax.interop.load import load
@@ -119,3 +120,11 @@ def test_a_file_that_is_not_an_image_is_named(tmp_path):
     (tmp_path / "text.png").write_bytes(b"hello")
     with pytest.raises(DataError, match=r"text\.png: "):
         Preprocess((8, 8))(tmp_path / "text.png")
+
+
+def test_bicubic_squash_central_takes_the_middle_of_both_sides():
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[10:30, 20:60] = 255
+    found = Preprocess((8, 8), "squash_central", 0.5, "bicubic").pixels(encode_plain(pixels))
+    assert (found[1:-1, 1:-1] == 255).all()
+    assert Preprocess((8, 8), "central", 1.0, "bicubic").pixels(encode_plain(pixels)).min() == 0

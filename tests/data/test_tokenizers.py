@@ -1,6 +1,7 @@
 """Tokenizers: tokens by hand for each kind of file, cut and padded texts, files that are wrong."""
 
 import builtins
+import html
 import json
 import pickle
 import shutil
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from vocabularies import WORDS, write_bert, write_clip, write_sentencepiece, write_word_level
 
-from vit_jax.data.tokenizers import canonical, load_tokenizer, published_conventions
+from vit_jax.data.tokenizers import canonical, cleaned, load_tokenizer, published_conventions
 from vit_jax.errors import DataError, FileError, ModelError
 from vit_jax.models.text import TextConfig, check_vocabulary
 
@@ -48,6 +49,43 @@ def test_clip_starts_and_ends_a_text(tmp_path):
     assert tokenizer.vocabulary_size == len(tokens)
     # OpenAI's code pads with zeros.
     assert load_tokenizer(tmp_path, context_length=4, pad_token=0).encode(["cat"])[0, 3] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("salt &amp; pepper", "salt & pepper"),
+        ("&amp;lt;b&amp;gt; cat", "<b> cat"),  # Escaped twice.
+        ("the cat’s “toy”", 'the cat\'s "toy"'),
+        ("a ﬁne ﬂower", "a fine flower"),  # Ligatures.
+        ("ｃａｔ １２", "cat 12"),  # Full width.
+        ("cafÃ© â€” schÃ¶n", "café — schön"),  # UTF-8 that was read as Windows-1252.
+        ("cafe\u0301", "caf\u00e9"),  # NFC.
+        ("  a cat \n", "a cat"),
+        ("", ""),
+    ],
+)
+def test_texts_of_clip_are_cleaned_as_in_its_authors_code(text, expected):
+    assert cleaned(text) == expected
+
+
+def test_plain_texts_need_no_cleaning():
+    """Texts of ASCII without "&" are not given to ftfy, which would not change them."""
+    import ftfy
+
+    rng = np.random.default_rng(0)
+    letters = [chr(i) for i in range(32, 127) if chr(i) != "&"]
+    for _ in range(300):
+        text = "".join(rng.choice(letters, size=12))
+        assert html.unescape(ftfy.fix_text(text)).strip() == cleaned(text) == text.strip()
+
+
+def test_cleaned_texts_have_the_tokens_of_plain_ones_in_clip(tmp_path):
+    write_clip(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, context_length=8)
+    odd, plain = tokenizer.encode(["ｃａｔ’s toy&#33;", "cat's toy!"])
+    assert odd.tolist() == plain.tolist()
+    assert tokenizer.encode(["cat"]).tolist() != [plain.tolist()]
 
 
 def test_bert_of_lit_has_a_class_token_and_no_end(tmp_path):
@@ -151,7 +189,7 @@ def test_places_without_a_vocabulary(tmp_path):
         load_tokenizer(write_word_level(tmp_path), context_length=4, pad_token=15)
 
 
-@pytest.mark.parametrize("package", ["sentencepiece", "tokenizers"])
+@pytest.mark.parametrize("package", ["sentencepiece", "tokenizers", "ftfy"])
 def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch, package):
     real = builtins.__import__
 
@@ -161,7 +199,8 @@ def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch, package
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    name = "words.model" if package == "sentencepiece" else "tokenizer.json"
+    files = {"sentencepiece": "words.model", "tokenizers": "tokenizer.json", "ftfy": "vocab.json"}
+    name = files[package]
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(FileError, match=f"pip install {package}"):
         load_tokenizer(tmp_path / name, context_length=4)

@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 from images import encode, exif, noise, photo, smooth
@@ -8,7 +10,7 @@ from vit_jax.data import decode as decode_module
 from vit_jax.data.crops import central_box, paper_box, torchvision_box
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.data.randaugment import randaugment
-from vit_jax.data.randaugment_torchvision import randaugment_torchvision
+from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.data.resize import resize
 from vit_jax.data.threeaugment import color_jitter, three_augment
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
@@ -32,10 +34,10 @@ def evaluate(encoded: bytes, size: int, crop: str = "central", **augment) -> np.
         {"crop_flavour": "torchvision", "min_area": 0.08},
         {"crop": "pad", "pad_pixels": 3},
         {"randaugment_layers": 3},
-        {"randaugment_layers": 3, "randaugment_flavour": "torchvision"},
+        {"randaugment_layers": 3, "randaugment_flavour": "timm"},
         {"three_augment": True, "color_jitter": 0.3},
     ],
-    ids=["paper", "torchvision", "pad", "randaugment", "randaugment-torchvision", "three"],
+    ids=["paper", "torchvision", "pad", "randaugment", "randaugment-timm", "three"],
 )
 def test_training_images_are_reproducible_and_differ_by_generator(augment):
     encoded = encode(noise(20, 24))
@@ -140,6 +142,29 @@ def test_antialias_false_disables_it_in_training_and_evaluation(kind):
         assert found.astype(int).std() > 60
 
 
+def test_bicubic_crops_equal_pillows_in_training_and_evaluation():
+    pixels = photo()  # 640 wide, 427 high; the central 374 of 427.
+    image = Image.fromarray(pixels)
+    left, top, right, bottom = central_box((640, 427), 0.875)
+    expected = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BICUBIC)
+    found = evaluate(encode(pixels), 224, interpolation="bicubic")
+    np.testing.assert_array_equal(found, np.asarray(expected))
+    found = train(encode(pixels), 224, crop="resize", interpolation="bicubic")
+    np.testing.assert_array_equal(found, np.asarray(image.resize((224, 224))))
+
+
+def test_bicubic_crops_of_a_jpeg_that_the_decoder_shrinks_stay_close_to_pillows():
+    encoded = encode(photo(), "JPEG", quality=95)
+    whole = Image.open(io.BytesIO(encoded)).resize((64, 64), Image.Resampling.BICUBIC)
+    found = train(encoded, 64, crop="resize", interpolation="bicubic").astype(int)
+    assert np.abs(found - np.asarray(whole)).mean() < 1.5
+
+
+def test_bicubic_without_antialiasing_is_refused():
+    with pytest.raises(ConfigError, match="antialias"):
+        AugmentConfig(interpolation="bicubic", antialias=False)
+
+
 def test_evaluation_by_squashing_keeps_an_image_of_the_right_size():
     pixels = noise(8, 8)
     np.testing.assert_array_equal(evaluate(encode(pixels), 8, "resize"), pixels)
@@ -201,14 +226,14 @@ def test_crops_are_taken_from_the_upright_image(kind):
     [
         ({"randaugment_layers": 2, "randaugment_magnitude": 7},
          [lambda image, rng: randaugment(image, 2, 7.0, rng)]),
-        ({"randaugment_layers": 1, "randaugment_flavour": "torchvision", "color_jitter": 0.4},
-         [lambda image, rng: randaugment_torchvision(image, 1, 10.0, rng),
+        ({"randaugment_layers": 1, "randaugment_flavour": "timm", "color_jitter": 0.4},
+         [lambda image, rng: randaugment_timm(image, 1, 10.0, rng),
           lambda image, rng: color_jitter(image, 0.4, rng)]),
         ({"randaugment_layers": 1, "three_augment": True, "color_jitter": 0.3},
          [lambda image, rng: randaugment(image, 1, 10.0, rng), three_augment,
           lambda image, rng: color_jitter(image, 0.3, rng)]),
     ],
-    ids=["randaugment", "torchvision+jitter", "all"],
+    ids=["randaugment", "timm+jitter", "all"],
 )  # fmt: skip
 def test_augmentations_come_after_the_crop_in_the_order_of_the_config(augment, steps):
     pixels = noise(40, 40)
@@ -228,7 +253,7 @@ def test_the_central_box_depends_on_the_image_size_and_not_on_the_model():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "timm"),
+    [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "torchvision"),
      ("central_fraction", 0.0), ("central_fraction", 1.5), ("color_jitter", 1.5),
      ("erasing_probability", 1.1), ("erasing_fill", "black"), ("antialias", "yes")],
 )  # fmt: skip

@@ -15,8 +15,9 @@ from weight_files import parameters, random_weights
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
-from vit_jax.data.sources import TfdsSource
-from vit_jax.data.transforms import make_eval_transform
+from vit_jax.data.decode import encode_plain
+from vit_jax.data.sources import Example, TfdsSource
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.interop.export import export_stablehlo
 from vit_jax.interop.load import load
@@ -187,6 +188,63 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     ]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 6
+
+
+def own_size(teacher, **changes):
+    return config_of(teacher, distillation={"teacher_image_size": 16, "alpha": 1.0}, **changes)
+
+
+def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teacher):
+    data = config_of(teacher).data.to_mapping()
+    data |= {"augment": {"crop": "inception", "min_area": 0.2, "flip": False}}
+    config = own_size(teacher, data=data)
+    preprocessing = program_of(config).task.train_preprocessing
+    pixels = np.random.default_rng(1).integers(256, size=(40, 60, 3), dtype=np.uint8)
+    example = Example(encode_plain(pixels), 3, "0")
+    for seed in range(5):
+        row = preprocessing.make_row(example, np.random.default_rng(seed))
+        for name, size in (("image", 8), ("teacher_image", 16)):
+            transform = make_train_transform(size, config.data.augment)
+            expected = transform(example.image, np.random.default_rng(seed))
+            np.testing.assert_array_equal(row[name], expected)
+        assert row["label"] == 3
+
+
+def test_images_of_student_and_teacher_are_flipped_and_mixed_alike(teacher):
+    program = program_of(own_size(teacher, mixing={"mixup_alpha": 0.5}))
+    halves = np.random.default_rng(0).integers(256, size=(16, 1, 2, 3), dtype=np.uint8)
+    batch = program.example_batch() | {
+        "image": jnp.asarray(halves.repeat(8, axis=1).repeat(4, axis=2)),
+        "teacher_image": jnp.asarray(halves.repeat(16, axis=1).repeat(8, axis=2)),
+    }
+    ready = jax.jit(program.task.prepare)(batch, jnp.int32(3))
+    assert ready["teacher_image"].shape == (16, 16, 16, 3)
+    np.testing.assert_array_equal(ready["teacher_image"][:, ::2, ::2], ready["image"])
+    # The loss is that of the student's pixels resized, if these are what the teacher gets.
+    params, frozen = program.init().params, program.load_frozen()
+    loss = jax.jit(program.task.batch_loss)
+    key = jax.random.key(0)
+    resized = jax.image.resize(ready["image"], (16, 16, 16, 3), "bilinear")
+    found, _ = loss(params, ready | {"teacher_image": resized}, key, *frozen)
+    without = {name: ready[name] for name in ("image", "label")}
+    np.testing.assert_allclose(found, loss(params, without, key, *frozen)[0], rtol=1e-6)
+    other, _ = loss(params, ready | {"teacher_image": -resized}, key, *frozen)
+    assert abs(found - other) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"mixing": {"cutmix_alpha": 1.0}}, "mixing.cutmix_alpha"),
+        ({"data": {"augment": {"crop": "pad"}}}, "data.augment.crop"),
+        ({"data": {"augment": {"erasing_probability": 0.2}}}, "data.augment.erasing_probability"),
+    ],
+)
+def test_augmentations_that_depend_on_the_image_size_are_refused_with_it(teacher, changes, key):
+    if "data" in changes:
+        changes = {"data": config_of(teacher).data.to_mapping() | changes["data"]}
+    with pytest.raises(ConfigError, match=key):
+        own_size(teacher, **changes)
 
 
 @pytest.mark.slow

@@ -121,6 +121,10 @@ class AugmentConfig(Section):
     """
     pad_pixels: int = option(4, at_least=0)
     """Largest shift of a padded crop, in pixels."""
+    interpolation: Literal["bilinear", "bicubic"] = option("bilinear")
+    """Filter of resizing: bilinear, as in TensorFlow's recipes, or bicubic, as in most PyTorch ones
+    (Pillow's, antialiased). Evaluation uses it too.
+    """
     antialias: bool = option(True)
     """Whether shrinking an image averages over all its pixels, see `data.resize`. Evaluation uses
     it too.
@@ -128,12 +132,12 @@ class AugmentConfig(Section):
     randaugment_layers: int = option(0, at_least=0, at_most=100)
     """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
     randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
-    """Strength of RandAugment. The maximum is 10 in the paper's flavour (larger values extrapolate)
-    and 30 in torchvision's.
+    """Strength of RandAugment. The scale ends at 10; larger values extrapolate in the paper's
+    flavour and are clipped in timm's.
     """
-    randaugment_flavour: Literal["paper", "torchvision"] = option("paper")
-    """paper: operations and strengths of the paper's code. torchvision: those of torchvision's
-    RandAugment.
+    randaugment_flavour: Literal["paper", "timm"] = option("paper")
+    """paper: operations and strengths of the paper's code. timm: rand-mM-mstd0.5-inc1 of timm,
+    which applies each operation with probability 1/2 (DeiT, MAE).
     """
     three_augment: bool = option(False)
     """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
@@ -157,6 +161,13 @@ class AugmentConfig(Section):
                 "min_area <= max_area",
                 "swap them or set only min_area",
                 key="min_area",
+            )
+        if self.interpolation == "bicubic" and not self.antialias:
+            raise ConfigError(
+                "is false with bicubic interpolation",
+                "true",
+                "leave it out, or set interpolation=bilinear",
+                key="antialias",
             )
 
 
@@ -208,9 +219,10 @@ class DataConfig(Section):
     the sequence is padded to it (NaFlex, arXiv:2502.14786). None: all images have `image_size`.
     """
     augment: AugmentConfig = section(AugmentConfig)
-    eval_crop: Literal["central", "resize"] = option("central")
+    eval_crop: Literal["central", "resize", "squash_central"] = option("central")
     """Evaluation: "central" crops the central square, see `augment.central_fraction`; "resize"
-    resizes the whole image and ignores its aspect ratio.
+    resizes the whole image and ignores its aspect ratio; "squash_central" does so and then crops
+    the centre, like big_vision's `resize` and `central_crop`.
     """
     num_threads: int | None = option(None, at_least=0, changes_result=False)
     """Reader threads per process; None: one per core."""

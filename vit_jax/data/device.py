@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num, UInt8
 
 # Name -> array. In a prepared batch, `image` is what the model takes: images or `Patches`.
@@ -18,6 +19,9 @@ Batch = dict[str, Any]
 # Area as a share of the image, and height / width. Source: arXiv:1708.04896, limits of torchvision.
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
+# Mean and deviation of ImageNet's channels, in [0, 1]. Noise has them, as in timm.
+_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
+_DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
 # Number of random rectangles to try until one fits into the image.
 _ERASING_TRIES = 10
 
@@ -52,9 +56,10 @@ def erase(
         images: in [-1, 1].
         key: random key.
         probability: probability that an image is chosen.
-        fill: "noise": every value uniform in [-1, 1]; "gray": 0.
+        fill: "noise": every value is normal with ImageNet's mean and deviation; "gray": 0.
 
-    Source: arXiv:1708.04896, algorithm 1.
+    Source: arXiv:1708.04896, algorithm 1; noise: timm's `reprob` with `remode=pixel`, which DeiT
+    and MAE use.
     """
     batch, height, width, _ = images.shape
     key_chosen, key_box, key_fill = jax.random.split(key, 3)
@@ -68,9 +73,15 @@ def erase(
     inside = span(height, tops, heights)[:, :, None] & span(width, lefts, widths)[:, None, :]
     inside &= chosen[:, None, None]
     values = jnp.zeros((), jnp.float32)
-    if fill == "noise":  # Eight bits per value, as in an image: cheaper to draw.
-        values = to_unit_range(jax.random.bits(key_fill, images.shape, jnp.uint8))
+    if fill == "noise":
+        values = 2 * (_MEAN + _DEVIATION * _normal(key_fill, images.shape)) - 1
     return jnp.where(inside[..., None], values, images)
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Draws from a normal distribution with 16 random bits a value, half as many as usual."""
+    bits = jax.random.bits(key, shape, jnp.uint16).astype(jnp.float32)
+    return math.sqrt(2) * jax.lax.erf_inv((2 * bits + 1) / 2**16 - 1)
 
 
 def erased_boxes(

@@ -51,11 +51,12 @@ def brightness(image: Image.Image, factor: float) -> Image.Image:
     return _apply_lookup_table(image, [_blend_table(0, factor)])
 
 
-def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Interpolates between the mean gray (0) and the image (1), or extrapolates."""
-    counts = np.array(image.convert("L").histogram())
-    mean = int(counts @ _VALUES / counts.sum() + 0.5)
-    return _apply_lookup_table(image, [_blend_table(mean, factor)])
+def contrast(image: Image.Image, factor: float, gray: int | None = None) -> Image.Image:
+    """Interpolates between `gray` (None: the mean gray) and the image (1), or extrapolates."""
+    if gray is None:
+        counts = np.array(image.convert("L").histogram())
+        gray = int(counts @ _VALUES / counts.sum() + 0.5)
+    return _apply_lookup_table(image, [_blend_table(gray, factor)])
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
@@ -75,23 +76,30 @@ def sharpness(image: Image.Image, factor: float) -> Image.Image:
 
 
 def affine(
-    image: Image.Image, matrix: tuple[float, ...], fill: tuple[int, int, int]
+    image: Image.Image,
+    matrix: tuple[float, ...],
+    fill: tuple[int, int, int],
+    sampling: Image.Resampling = Image.Resampling.NEAREST,
 ) -> Image.Image:
-    """Sets each pixel (X, Y) to the one nearest to (a X + b Y + c, d X + e Y + f).
+    """Sets each pixel (X, Y) to the one at (a X + b Y + c, d X + e Y + f), by default the nearest.
 
     Args:
         image: RGB.
         matrix: a to f.
         fill: colour of pixels from outside the image.
+        sampling: interpolation between pixels.
     """
-    return image.transform(
-        image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=fill
-    )
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, sampling, fillcolor=fill)
 
 
-def rotate(image: Image.Image, degrees: float, fill: tuple[int, int, int]) -> Image.Image:
-    """Rotates an image around its centre, counterclockwise, by nearest-neighbour sampling."""
-    return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=fill)
+def rotate(
+    image: Image.Image,
+    degrees: float,
+    fill: tuple[int, int, int],
+    sampling: Image.Resampling = Image.Resampling.NEAREST,
+) -> Image.Image:
+    """Rotates an image around its centre, counterclockwise."""
+    return image.rotate(degrees, sampling, fillcolor=fill)
 
 
 def _apply_lookup_table(image: Image.Image, tables: Sequence[np.ndarray]) -> Image.Image:

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import Box, central_box
+from vit_jax.data.crops import Box, central_box, central_part
 from vit_jax.data.decode import EncodedImage, decode, encode_plain
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
@@ -35,7 +35,8 @@ class Preprocess:
 
     Attributes:
         size: (height, width) of the result in pixels.
-        crop: "central": the central square; "resize": the whole image, squashed.
+        crop: "central": the central square; "resize": the whole image, squashed; "squash_central":
+            the centre of the squashed image.
         central_fraction: side of a central crop as a fraction of the image's short side.
         interpolation: "bilinear" or "bicubic".
         antialias: whether downscaling averages over all pixels; bicubic always does.
@@ -95,6 +96,8 @@ class Preprocess:
         """Returns the part of an image that is resized. One that is not square is squashed."""
         if self.crop == "resize" or self.size[0] != self.size[1]:
             return (0, 0, *image.size)
+        if self.crop == "squash_central":
+            return central_part(image.size, self.central_fraction)
         return central_box(image.size, self.central_fraction)
 
 

@@ -15,7 +15,7 @@ from vit_jax.config.data import AugmentConfig
 from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part, random_box
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment
-from vit_jax.data.randaugment_torchvision import randaugment_torchvision
+from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.data.resize import decoding_shrink, resize
 from vit_jax.data.threeaugment import color_jitter, three_augment
 
@@ -23,7 +23,7 @@ Transform = Callable[[bytes, np.random.Generator], np.ndarray]
 # Side of the result, or a function from (height, width) of the cropped region to those of it.
 Size = int | Callable[[int, int], tuple[int, int]]
 
-_RANDAUGMENT = {"paper": randaugment, "torchvision": randaugment_torchvision}
+_RANDAUGMENT = {"paper": randaugment, "timm": randaugment_timm}
 
 
 def make_train_transform(image_size: Size, augment: AugmentConfig) -> Transform:
@@ -62,7 +62,7 @@ def make_eval_transform(
         crop: "central": crop the central square; "resize": resize without keeping the aspect ratio;
             "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
             big_vision.
-        augment: `central_fraction` and `antialias` are read.
+        augment: `central_fraction`, `interpolation` and `antialias` are read.
     """
     chosen = augment or AugmentConfig()
 
@@ -101,7 +101,13 @@ def _crop_and_resize(
     if augment.antialias:
         shrink = decoding_shrink(right - left, bottom - top, max(target))
     pixels = image.part(box, shrink)
-    return resize(pixels, target, antialias=augment.antialias, shrunk=shrink)
+    return resize(
+        pixels,
+        target,
+        antialias=augment.antialias,
+        shrunk=shrink,
+        interpolation=augment.interpolation,
+    )
 
 
 def _random_shift(

@@ -198,7 +198,8 @@ def _unreadable_error(path: Path, error: Exception) -> WeightsError:
 def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the evaluation crop from a run's data section. Older runs lack some of the keys."""
     augment = data.get("augment", {})
-    found = {name: augment[name] for name in ("central_fraction", "antialias") if name in augment}
+    names = ("central_fraction", "antialias", "interpolation")
+    found = {name: augment[name] for name in names if name in augment}
     return found | ({"crop": data["eval_crop"]} if "eval_crop" in data else {})
 
 

@@ -35,7 +35,7 @@ class EvalView:
     """How images were cropped and resized when weights were evaluated.
 
     Attributes:
-        crop: "central" or "resize", see `data.eval_crop`.
+        crop: "central", "resize" or "squash_central", see `data.eval_crop`.
         central_fraction: side of a central crop as a fraction of the image's short side.
         antialias: whether downscaling averages over all pixels.
         interpolation: "bilinear" or "bicubic".

@@ -13,7 +13,11 @@ class DistillationConfig(Section):
 
     teacher: str | None = option(None)
     """Weights of the teacher: any path that `load_pretrained` reads. It sees the same augmented
-    and mixed images as the student (arXiv:2106.05237), resized if its image size differs.
+    and mixed images as the student (arXiv:2106.05237).
+    """
+    teacher_image_size: int | None = option(None, at_least=1)
+    """Side of the teacher's training images: the student's crop, resized from the original image to
+    this size. None: the student's pixels, resized if the teacher's image size differs.
     """
     targets: Literal["soft", "hard"] = option("soft")
     """soft: temperature^2 * KL(teacher || student) of softened softmaxes (arXiv:1503.02531);
@@ -56,6 +60,21 @@ def _check(config: Any) -> None:
             key="distillation.mean_over_classes",
         )
     check_defaults(config, ("loss.class_weights",), "task distillation")
+    if section.teacher_image_size is not None:
+        # These draw pixels, which are others in an image of another size.
+        keys = ("mixing.cutmix_alpha", "data.augment.erasing_probability")
+        check_defaults(
+            config,
+            (*keys, "data.augment.randaugment_layers", "data.augment.three_augment"),
+            "distillation.teacher_image_size",
+        )
+        if config.data.augment.crop == "pad":
+            raise ConfigError(
+                "is 'pad' with distillation.teacher_image_size",
+                "inception, random, central or resize",
+                "choose one, or leave out distillation.teacher_image_size",
+                key="data.augment.crop",
+            )
 
 
 def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:

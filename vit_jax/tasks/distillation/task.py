@@ -1,15 +1,21 @@
 """The task of distillation: learn from labels and from the predictions of a frozen teacher."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from vit_jax.config.run import Config
+from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.data.sources.base import Example
+from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import ModelError, WeightsError
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
@@ -21,7 +27,7 @@ from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
-from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Prepare, Task
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
@@ -57,6 +63,12 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
+    prepare = make_prepare(config, num_classes)
+    if section.teacher_image_size is not None:
+        train_preprocessing = _with_teacher_image(
+            train_preprocessing, section.teacher_image_size, config
+        )
+        prepare = _prepare_both(prepare)
     return Task(
         build=build,
         graphdef=graphdef,
@@ -64,7 +76,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         flops_per_image=training_flops(macs) + 2 * teacher_macs,
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
-        prepare=make_prepare(config, num_classes),
+        prepare=prepare,
         forward=forward,
         batch_loss=make_batch_loss(config, forward, teacher_fn),
         splits_exactly=not options.draws_random_numbers,
@@ -76,12 +88,35 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     )
 
 
+def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Preprocessing:
+    """Adds `teacher_image` u8[size, size, 3], the student's crop at another size."""
+    transform = make_train_transform(size, config.data.augment)
+
+    def make_row(example: Example, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
+        same = copy.deepcopy(rng)  # So that the same crop is drawn.
+        row = student.make_row(example, rng)
+        return {**row, "teacher_image": transform(example.image, same)}
+
+    arrays = {**student.arrays, "teacher_image": ArraySpec((size, size, 3), np.uint8)}
+    return Preprocessing(arrays, make_row)
+
+
+def _prepare_both(prepare: Prepare) -> Prepare:
+    """Returns a function that flips and mixes the images of student and teacher alike."""
+
+    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
+        teacher = prepare({**batch, "image": batch["teacher_image"]}, step)
+        return prepare(batch, step) | {"teacher_image": teacher["image"]}
+
+    return prepare_fn
+
+
 def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key, teacher_params).
 
-    The teacher gets the same augmented and mixed images as the student. With a distillation token,
-    its head learns from the teacher and the other head from the labels. Without it, the model's
-    logits learn from both.
+    The teacher gets the same augmented and mixed images as the student, or its own size of them.
+    With a distillation token, its head learns from the teacher and the other head from the labels.
+    Without it, the model's logits learn from both.
     """
     section: DistillationConfig = config.distillation
     loss = make_loss(config.loss)
@@ -94,7 +129,7 @@ def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> 
             logits, student = found["head_logits"]
         else:
             logits = student = forward(params, batch, key=key)
-        teacher = teacher_fn(teacher_params, batch["image"])
+        teacher = teacher_fn(teacher_params, batch.get("teacher_image", batch["image"]))
         label_loss = loss(logits, batch["label"]).mean()
         if section.targets == "soft":
             teacher_loss = soft_loss(student, teacher, section.temperature).mean()
