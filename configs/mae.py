@@ -28,8 +28,17 @@ import ml_collections
 from vit_jax.config.file import parse_arg
 
 _EPOCHS = ("800", "1600")
-# All but biases and norms is decayed, as in the authors' code.
+# All but biases and norms is decayed, as in the authors' code; in fine-tuning, class token and
+# positions are not decayed either.
 _DECAYED = ((r".*(bias|scale)", False), (r".*", True))
+_FINETUNE_DECAYED = ((r"class_token|position_embedding/.*", False), *_DECAYED)
+# Positions are trained; they start at the fixed table. The pretrained final norm is dropped.
+_FINETUNE_MODEL = {
+    "position_embedding": "learned_1d",
+    "pooling": "gap",
+    "class_token": True,
+    "norm_after_pooling": True,
+}
 # Model -> base learning rate, layer decay, stochastic depth and epochs of fine-tuning.
 _FINETUNE = {
     "B/16": (5e-4, 0.65, 0.1, 100.0),
@@ -56,7 +65,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _model(name: str) -> dict:
     return {
         "name": f"ViT-{name}",
-        "position_embedding": "sincos_2d",
+        "position_embedding": "sincos_2d_mae",
         "gelu_approximate": False,
         "dtype": "bfloat16",
     }
@@ -92,8 +101,7 @@ def _finetune(name: str) -> dict:
     return {
         "model": {
             **_model(name),
-            "pooling": "gap",
-            "class_token": True,
+            **_FINETUNE_MODEL,
             "stochastic_depth": stochastic_depth,
         },
         "data": {
@@ -116,7 +124,7 @@ def _finetune(name: str) -> dict:
             "name": "adamw",
             "learning_rate": rate * 1024 / 256,
             "weight_decay": 0.05,
-            "weight_decay_mask": _DECAYED,
+            "weight_decay_mask": _FINETUNE_DECAYED,
             "layer_decay": layer_decay,
             "schedule": {"decay": "cosine", "warmup_epochs": 5.0, "end_learning_rate": 1e-6},
         },
@@ -128,7 +136,7 @@ def _finetune(name: str) -> dict:
 
 
 def _small_model() -> dict:
-    return {"name": "ViT-Micro/4", "position_embedding": "sincos_2d"}
+    return {"name": "ViT-Micro/4", "position_embedding": "sincos_2d_mae"}
 
 
 def _small_data() -> dict:
@@ -164,13 +172,13 @@ def _small() -> dict:
 
 def _small_finetune() -> dict:
     return {
-        "model": {**_small_model(), "pooling": "gap", "class_token": True},
+        "model": {**_small_model(), **_FINETUNE_MODEL},
         "data": _small_data(),
         "optimizer": {
             "name": "adamw",
             "learning_rate": 1e-3,
             "weight_decay": 0.05,
-            "weight_decay_mask": _DECAYED,
+            "weight_decay_mask": _FINETUNE_DECAYED,
             "layer_decay": 0.75,
             "schedule": {"warmup_epochs": 0.5},
         },

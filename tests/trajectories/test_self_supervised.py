@@ -1,8 +1,12 @@
 """MAE, its fine-tuning, DINO and iBOT train what their authors' code trains, step by step."""
 
 import numpy as np
-from trajectories.replay import SMALL, Replay, draw_images, read_golden
+import pytest
+from trajectories.replay import SMALL, Replay, draw_images, mixed_labels, read_golden
 
+from vit_jax.models.position import sincos_2d_mae
+
+TABLE = "position_embedding/table"
 # The authors' code draws the dropped paths in another way.
 NO_DROPPED_PATHS = {"model.stochastic_depth": 0.0}
 NO_WARMUP = {"optimizer.schedule.warmup_epochs": None}
@@ -28,6 +32,77 @@ def draw_crops(replay, steps, local_crops):
 def at(arrays):
     """Returns step -> batch."""
     return lambda step: {name: array[step] for name, array in arrays.items()}
+
+
+def test_mae():
+    golden = read_golden("mae")
+    sizes = {
+        "model.name": "ViT-B/4",
+        **SMALL,
+        "mae.decoder_width": 32,
+        "mae.decoder_depth": 2,
+        "mae.decoder_heads": 4,
+        "train_epochs": 15.0,
+        "optimizer.schedule.warmup_epochs": 3.0,
+        "optimizer.learning_rate": float(golden["learning_rate"]),
+    }
+    replay = Replay(golden, "mae.py:B/16", sizes)
+    images = draw_images(replay.rng, 30, 8)
+    noise = replay.rng.rand(30, 8, 64).astype(np.float32)
+    order = np.argsort(noise, axis=-1).astype(np.int32)
+    losses, state = replay.train(at({"image": images, "order": order}))
+    replay.check(state.params, losses)
+
+
+def test_mae_finetune():
+    check_mae_finetune("mae_finetune", {})
+
+
+@pytest.mark.slow
+def test_mae_finetune_with_the_norm_before_pooling_and_fixed_positions():
+    overrides = {
+        "model.norm_after_pooling": False,
+        "model.position_embedding": "sincos_2d_mae",
+        "optimizer.weight_decay_mask": ((".*(bias|scale)", False), (".*", True)),
+    }
+    check_mae_finetune("mae_finetune_aligned", overrides)
+
+
+def check_mae_finetune(name, overrides):
+    golden = read_golden(name)
+    rate = {"optimizer.learning_rate": float(golden["learning_rate"])}
+    durations = {"train_epochs": 15.0, "optimizer.schedule.warmup_epochs": 3.0}
+    changes = {**FINETUNED, **rate, **durations, **overrides}
+    replay = Replay(golden, "mae.py:B/16,finetune", changes)
+    if TABLE in replay.arrays:
+        put_fixed_table(replay)
+    images, labels = draw_images(replay.rng, 30, 8), mixed_labels(golden, 10)
+    losses, state = replay.train(at({"image": images, "label": labels}))
+    replay.check(state.params, losses)
+
+
+def put_fixed_table(replay):
+    """Starts the learned positions at MAE's table; the class token's row is zero."""
+    table = sincos_2d_mae((8, 8), 64)
+    replay.arrays[TABLE] = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+
+
+def test_layer_decay_of_mae_finetune():
+    """The optimizer alone, on random gradients; the golden has none of the positions."""
+    constant = {"train_epochs": 10.0, "optimizer.schedule.decay": "constant", **NO_WARMUP}
+    replay = Replay(read_golden("layer_decay"), "mae.py:B/16,finetune", {**FINETUNED, **constant})
+    names = sorted(replay.arrays.keys() - {TABLE})
+
+    def gradients(step):
+        scale = 0.01 * (1 + step % 3)
+        drawn = {n: replay.rng.standard_normal(replay.arrays[n].shape) for n in names}
+        drawn[TABLE] = np.zeros_like(replay.arrays[TABLE])
+        return {n: (scale * a).astype(np.float32) for n, a in drawn.items()}
+
+    params = replay.apply(gradients)
+    replay.check(params)
+    moved = np.asarray(params["position_embedding"]["table"]) - replay.arrays[TABLE]
+    np.testing.assert_array_equal(moved, 0)  # Positions are not decayed.
 
 
 def test_ibot_with_sinkhorn():

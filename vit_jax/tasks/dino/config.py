@@ -104,7 +104,8 @@ def _check(config: Any) -> None:
             key="dino.local_size",
         )
     resized = section.local_crops and section.local_size != side
-    if resized and config.model.position_embedding in ("sincos_2d", "relative"):
+    fixed = ("sincos_2d", "sincos_2d_mae", "relative")
+    if resized and config.model.position_embedding in fixed:
         raise ConfigError(
             f"is {config.model.position_embedding!r} with local crops of another size",
             "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",

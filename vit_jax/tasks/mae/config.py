@@ -41,8 +41,8 @@ def _check(config: Any) -> None:
     if config.model.position_embedding == "relative":
         raise ConfigError(
             f"is 'relative' with {reason}",
-            "learned_1d, learned_2d, sincos_2d, rope_2d or none",
-            "use one of them; the paper has sincos_2d",
+            "learned_1d, learned_2d, sincos_2d, sincos_2d_mae, rope_2d or none",
+            "use one of them; the authors have sincos_2d_mae",
             key="model.position_embedding",
         )
 
