@@ -24,6 +24,7 @@ from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
     build_autoencoder,
+    from_target,
     hidden_losses,
     hidden_patches,
     masked_batch,
@@ -119,6 +120,31 @@ def test_targets_are_the_pixels_of_each_patch_normalised():
     np.testing.assert_array_equal(raw[1, 7], patch)
     want = (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6)
     np.testing.assert_allclose(found[1, 7], want, rtol=1e-5, atol=1e-6)
+
+
+def test_targets_of_gray_by_hand():
+    """A gray pixel has three values after ImageNet's normalisation, with a pattern of colours."""
+    batch = masked_batch(jnp.zeros((1, 1, 1, 3)), jax.random.split(jax.random.key(0), 1), 1)
+    # 0.5 minus 0.485, 0.456, 0.406, divided by 0.229, 0.224, 0.225.
+    np.testing.assert_allclose(
+        batch["target_image"][0, 0, 0], [0.0655022, 0.1964286, 0.4177778], rtol=1e-5
+    )
+    target = pixel_targets(batch["target_image"], 1, normalize=True)
+    np.testing.assert_allclose(target[0, 0], [-0.904544, -0.169271, 1.073815], rtol=1e-4)
+    plain = pixel_targets(batch["target_image"], 1, normalize=False)
+    np.testing.assert_allclose(from_target(plain), np.zeros((1, 1, 3)), atol=1e-6)
+
+
+def test_the_loss_is_that_of_the_target_images(program, model):
+    params = nnx.to_pure_dict(nnx.state(model))
+    loss = jax.jit(lambda batch: program.task.batch_loss(params, batch, jax.random.key(0))[0])
+    batch = masked_batch(images(4), jax.random.split(jax.random.key(1), 4), 16)
+    pixels = np.asarray(pixel_targets(batch["target_image"], 4, normalize=True))
+    predicted = np.asarray(jax.jit(lambda b: program.task.forward(params, b))(batch))
+    errors = np.square(predicted - pixels).mean(-1)
+    want = np.mean([errors[i, np.asarray(batch["order"])[i, 4:]].mean() for i in range(4)])
+    assert float(loss(batch)) == pytest.approx(want, rel=1e-5)
+    assert float(loss(batch | {"target_image": batch["image"]})) != pytest.approx(want, rel=1e-3)
 
 
 def test_only_hidden_patches_count_in_the_loss():
