@@ -13,6 +13,12 @@ Follows:   pretraining: the paper's Table 8: batch 4096, AdamW with b2 0.95, lea
            batch / 256, 40 epochs of warmup, weight decay 0.05, crops of at least 20 % of the area;
            normalised pixels; a decoder 512 wide, 8 deep. finetune: Table 9 and the authors'
            FINETUNE.md: batch 1024, layer-wise decay, RandAugment, mixup, CutMix, mean pooling.
+           The authors' code: fixed positions, which fine-tuning trains; targets normalised by
+           ImageNet's mean and deviation; a new norm after the pooling, where pretraining's final
+           norm is dropped; class token and positions are not decayed in fine-tuning.
+Differs:   images enter the model in [-1, 1], with 0.45 times the deviation of the authors' inputs,
+           which the patch embedding can learn. finetune: one kind and share of mixing for the whole
+           batch; there each device draws its own.
 Expected:  ImageNet top-1 after 1600 epochs and fine-tuning at 224 pixels: B/16 83.6, L/16 85.9,
            H/14 86.9 % (Table 3); linear probe 68.0, 75.8, 76.6 % (FINETUNE.md). Over 4 seeds of
            fine-tuning B/16 83.57 +- 0.08, L/16 85.87 +- 0.07. L/16 after 800 epochs: 85.4 %. Not

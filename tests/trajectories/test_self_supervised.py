@@ -106,8 +106,13 @@ def test_layer_decay_of_mae_finetune():
 
 
 def test_ibot_with_sinkhorn():
-    replay = ibot("ibot_sinkhorn", {})
-    check_ibot(replay)
+    check_ibot(ibot("ibot_sinkhorn", {}))
+
+
+@pytest.mark.slow
+def test_ibot_with_a_centre():
+    """The centre of patches is the mean of all patches, masked or not."""
+    check_ibot(ibot("ibot_centre", {"dino.centring": "mean"}))
 
 
 def ibot(name, overrides):
@@ -156,3 +161,14 @@ def check_dino(name, overrides):
     replay.check(state.params, losses)
     np.testing.assert_allclose(state.extra["centre"], golden["centre"], atol=1e-5)
     assert max(replay.differences(state.ema, "teacher").values()) < 2e-4
+
+
+@pytest.mark.slow
+def test_dino_with_learned_lengths_of_prototypes_and_warmups():
+    """The reference had the warmups of this project: linear in steps, of 4 and of 2 epochs."""
+    overrides = {
+        "dino.temperature_warmup_epochs": None,
+        "dino.temperature_warmup_steps": 12,
+        "optimizer.schedule.warmup_epochs": 2.0,
+    }
+    check_dino("dino_scale", overrides)
