@@ -105,6 +105,7 @@ def test_layer_decay_of_mae_finetune():
     np.testing.assert_array_equal(moved, 0)  # Positions are not decayed.
 
 
+@pytest.mark.slow
 def test_ibot_with_sinkhorn():
     check_ibot(ibot("ibot_sinkhorn", {}))
 

@@ -379,7 +379,7 @@ def _read_parameters(
                 report.file_names |= dict.fromkeys(row.ours, first_few(absent, 2))
             continue
         used |= names
-        # A model can do without a register head, because its other head gives the same logits.
+        # A model can do without a register head, because its other head gives such logits.
         is_dropped = row.ours[0].startswith("register_head/") and row.ours[0] not in target.shapes
         if task_only or is_dropped or _starts_new(row.ours[0], original, chosen, keeps_head):
             report.add(Status.LEFT_OUT, *row.ours)
