@@ -4,11 +4,10 @@ Command:   python -m vit_jax train --config=configs/muon.py:90 --workdir=DIR
            --config.data.data_dir=DATA     (ARG: 90, 150 or 300 epochs; small: ViT-Micro/4 on
            CIFAR-10, for a CPU)
 Follows:   configs/better_plain_vit.py (arXiv:2205.01580, Table 1), without antialiasing, but for
-           the optimizer: Muon with
-           Nesterov momentum 0.95 and five Newton-Schulz steps. Its updates are scaled to the root
-           mean square 0.2 of AdamW's (arXiv:2502.16982, section 2.2), so that both parts share
-           learning rate and weight decay. AdamW updates the patch embedding, position tables, class
-           token, norms, biases and the head.
+           the optimizer: Muon with Nesterov momentum 0.95 and five Newton-Schulz steps. Its updates
+           are scaled to the root mean square 0.2 of AdamW's (arXiv:2502.16982, section 2.2), so
+           that both parts share learning rate and weight decay. AdamW updates the patch embedding,
+           position tables, class token, norms, biases and the head.
 Differs:   from Keller Jordan's code: queries, keys and values are three matrices, each of all
            heads; timm's are one. The iterations run in float32, in bfloat16 there (updates within
            1e-2). Ours: the learning rate of AdamW is kept, and no clipping, because Muon's updates

@@ -29,6 +29,7 @@ from vit_jax.interop.load import load
 from vit_jax.interop.native import write_native
 from vit_jax.interop.report import Status
 from vit_jax.interop.resize import resample_axis, resample_kernel, resample_table
+from vit_jax.models.position import sincos_2d_mae
 
 TABLE = "position_embedding/table"
 
@@ -229,6 +230,30 @@ def test_the_tables_of_every_layer(tmp_path, kind):
         name = "encoder/blocks/position_embedding/by_row"
         np.testing.assert_allclose(found[name], by_corners(2, 4) @ want[name], atol=1e-5)
     assert loaded.report.names(Status.RESIZED) == [name]
+
+
+def test_learned_positions_start_at_a_fixed_table_and_a_norm_after_pooling_starts_new(tmp_path):
+    """As MAE is fine-tuned. Sizes that change are resampled like any other table."""
+    fixed = {"position_embedding": "sincos_2d_mae"}
+    path, want = native(tmp_path / "model", (16, 16), **fixed)
+    tuned = {"position_embedding": "learned_1d", "pooling": "gap", "class_token": True}
+    loaded = load(path, **tuned, norm_after_pooling=True)
+    found = params(loaded.model)
+    np.testing.assert_array_equal(found[TABLE][0, 0], 0)  # The class token's.
+    np.testing.assert_array_equal(found[TABLE][:, 1:], sincos_2d_mae((2, 2), found[TABLE].shape[2]))
+    np.testing.assert_array_equal(found["norm/scale"], 1)
+    np.testing.assert_array_equal(found["norm/bias"], 0)
+    np.testing.assert_array_equal(found["class_token"], want["class_token"])
+    assert loaded.report.names(Status.RESIZED) == [TABLE]
+    assert loaded.report.names(Status.LEFT_OUT) == ["norm/bias", "norm/scale"]
+    larger = params(load(path, image_size=32, **tuned, position_resize="bilinear").model)
+    matrices = [by_centres(2, 4, triangle, 1)] * 2
+    np.testing.assert_allclose(larger[TABLE], apply(matrices, found[TABLE], (2, 2)), atol=1e-6)
+    np.testing.assert_array_equal(larger["norm/scale"], want["norm/scale"])
+    again = random_weights(tmp_path / "tuned", **tuned, norm_after_pooling=True)  # A tuned model.
+    np.testing.assert_array_equal(
+        params(load(tmp_path / "tuned").model)["norm/scale"], params(again.model)["norm/scale"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["sincos_2d", "rope_2d", "none"])

@@ -75,7 +75,7 @@ def test_the_error_for_an_unknown_format_names_the_nearest(tmp_path):
         save(random_loaded(), tmp_path / "there", "trasformers")
 
 
-@pytest.mark.parametrize("kind", ["sincos_2d", "learned_2d"])
+@pytest.mark.parametrize("kind", ["sincos_2d", "sincos_2d_mae", "learned_2d"])
 def test_other_position_embeddings_are_written_as_an_equal_learned_table(tmp_path, kind):
     ours = random_loaded(position_embedding=kind)
     save(ours, tmp_path / "there", "transformers")
@@ -128,6 +128,12 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
         ("vision_transformer", "R+ViT-Nano/4", {}, "stem is for small images"),
         ("transformers", "ViT-Ti/8", {"pooling": "gap"}, "pooling = 'gap'.*--format=orbax"),
         ("transformers", "ViT-Ti/8", {"representation_size": 8}, "a tanh layer before the head"),
+        (
+            "timm",
+            "ViT-Ti/8",
+            {"pooling": "gap", "norm_after_pooling": True},
+            "norm_after_pooling = True",
+        ),
         ("timm", "ViT-Ti/8", {"norm_epsilon": 1e-5}, "norm_epsilon = 1e-05"),
         ("timm", "ViT-Ti/8", {"position_embedding": "rope_2d"}, "position_embedding = 'rope_2d'"),
         ("timm", "ViT-Ti/8", {"qk_norm": True}, "which has no name in that format"),

@@ -5,7 +5,15 @@ import pytest
 from flax import nnx
 from random_models import random_model, run
 
-from vit_jax.models.position import RelativeBias, TableSpec, build_table, rope_2d, rotate, sincos_2d
+from vit_jax.models.position import (
+    RelativeBias,
+    TableSpec,
+    build_table,
+    rope_2d,
+    rotate,
+    sincos_2d,
+    sincos_2d_mae,
+)
 
 
 def test_sincos_by_hand():
@@ -25,6 +33,19 @@ def test_sincos_by_hand():
     ]
     np.testing.assert_allclose(table[0, 5], want, rtol=1e-6)
     np.testing.assert_allclose(table[0, 0], [0, 0, 1, 1, 0, 0, 1, 1])
+
+
+def test_the_sincos_table_of_mae_by_hand():
+    """Width 8: two frequencies, 1 and 10000^(-1/2); patch (row 1, column 2) of a 2 x 3 grid."""
+    x, y = np.array([2.0, 0.02]), np.array([1.0, 0.01])
+    want = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)])
+    np.testing.assert_allclose(sincos_2d_mae((2, 3), 8)[0, 5], want, rtol=1e-6)
+    module = build_table(TableSpec("sincos_2d_mae", (2, 3), 8, True, 0), rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(run(module, 7)[0, 1:], sincos_2d_mae((2, 3), 8)[0])
+    differences = [
+        np.abs(sincos_2d_mae((14, 14), d) - sincos_2d((14, 14), d)).max() for d in (768, 512)
+    ]
+    np.testing.assert_allclose(differences, [0.025, 0.037], atol=1e-3)
 
 
 def test_learned_2d_joins_its_column_and_its_row():

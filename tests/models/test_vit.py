@@ -107,6 +107,18 @@ def test_a_class_token_beside_another_pooling_is_attended_to_but_not_pooled(pool
     check_against_formula({"pooling": pooling, "class_token": True, "num_registers": registers})
 
 
+def test_the_final_norm_can_follow_the_pooling():
+    model = make(pooling="gap", class_token=True, norm_after_pooling=True)
+    x = random_images()
+    logits, found = run(model, x, return_intermediates=("block_output", "encoded"))
+    last = np.asarray(found["block_output"], np.float64)[-1]
+    np.testing.assert_array_equal(found["encoded"], last.astype(np.float32))
+    params = params64(model)
+    features = reference.layer_norm(last[:, 1:].mean(1), params["norm"])
+    want = reference.linear(features, params["head"]["linear"])
+    np.testing.assert_allclose(logits, want, rtol=2e-5, atol=2e-5)
+
+
 def test_a_class_token_is_one_token_and_one_position_more():
     with_token, without = make(pooling="gap", class_token=True), make(pooling="gap")
     assert (with_token.tokens, without.tokens) == (5, 4)
@@ -409,6 +421,7 @@ def test_stochastic_depth_drops_whole_branches_and_keeps_the_expectation():
         ({"num_heads": 3}, ModelError, ["width 16", "3 heads"]),
         ({"position_embedding": "sincos_2d", "width": 18}, ModelError, ["18", "multiple of 4"]),
         ({"position_embedding": "rope_2d", "num_heads": 8}, ModelError, ["head dimension 2"]),
+        ({"norm_after_pooling": True}, ModelError, ["with pooling token", "pooling gap"]),
         ({"pooling": "mean"}, ConfigError, ["'pooling' is 'mean'", "token, gap, map, flatten"]),
         ({"poling": "gap"}, ConfigError, ["did you mean 'pooling'"]),
         ({"dropout": 1.0}, ConfigError, ["below 1"]),

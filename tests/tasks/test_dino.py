@@ -26,7 +26,7 @@ from vit_jax.tasks.dino.losses import (
     sinkhorn_targets,
     view_losses,
 )
-from vit_jax.tasks.dino.model import resample_positions
+from vit_jax.tasks.dino.model import cubic_matrix, resample_positions
 from vit_jax.tasks.dino.task import make_teacher, masked_places, teacher_temperature
 from vit_jax.tasks.task import DataInfo
 from vit_jax.train.init_from import model_of_weights
@@ -150,6 +150,17 @@ def test_the_centre_and_the_momentum_follow_their_formulas(config):
     assert [round(float(temperature(s)), 3) for s in (0, 2, 4, 9)] == [0.04, 0.06, 0.08, 0.08]
 
 
+def test_a_warmup_in_epochs_changes_the_temperature_once_an_epoch(config):
+    """Epochs of 3 whole batches; np.linspace(0.04, 0.07, 4), then 0.07."""
+    warmup = {"temperature_warmup_steps": None, "temperature_warmup_epochs": 4.0}
+    section = config.dino.replace(**warmup, teacher_temperature=0.07)
+    temperature = teacher_temperature(config.replace(dino=section), DataInfo(10, num_examples=50))
+    found = [round(float(temperature(step)), 4) for step in range(0, 15)]
+    assert found == [0.04] * 3 + [0.05] * 3 + [0.06] * 3 + [0.07] * 6
+    constant = config.replace(dino=section.replace(temperature_warmup_epochs=None))
+    assert float(teacher_temperature(constant, DataInfo(10))(0)) == pytest.approx(0.07)
+
+
 def test_crops_lie_inside_the_image_and_have_the_areas(config, monkeypatch):
     boxes = []
     part = EncodedImage.part
@@ -195,6 +206,35 @@ def test_masked_patches_come_first(config):
     assert places.shape == (4, 8)
     assert places[1, :2].tolist() == [3, 9]
     assert counted.sum(1).tolist() == [0, 2, 0, 0]
+
+
+def test_positions_are_resampled_as_pytorch_does_for_the_authors():
+    """4 to 2 positions: the first centre is 0.5 * 4 / 2.1 - 0.5 = 0.45238, the second 2.35714."""
+    first, second = 0.45238095, 2.35714286
+
+    def near(d):
+        return 1.25 * d**3 - 2.25 * d**2 + 1
+
+    def far(d):
+        return -0.75 * d**3 + 3.75 * d**2 - 6 * d + 3
+
+    want = [
+        # Place -1 is outside, so that the first value counts for it.
+        [far(1 + first) + near(first), near(1 - first), far(2 - first), 0],
+        # Place 4 is outside.
+        [0, far(second - 1), near(second - 2), near(3 - second) + far(4 - second)],
+    ]
+    np.testing.assert_allclose(cubic_matrix(4, 2), want, rtol=1e-5)
+    assert cubic_matrix(14, 6).shape == (6, 14)
+    np.testing.assert_allclose(cubic_matrix(14, 6).sum(1), 1, rtol=1e-6)
+    # Not antialiased: each value comes from at most four.
+    assert (np.count_nonzero(cubic_matrix(14, 6), axis=1) <= 4).all()
+    table = normal(1, 12, 3)
+    params = {"position_embedding": {"table": jnp.asarray(table)}}
+    found = resample_positions(params, (3, 4), (2, 2))["position_embedding"]["table"]
+    grid = table.reshape(3, 4, 3)
+    want = np.einsum("rh,cw,hwd->rcd", cubic_matrix(3, 2), cubic_matrix(4, 2), grid)
+    np.testing.assert_allclose(found, want.reshape(1, 4, 3), rtol=1e-4, atol=1e-6)
 
 
 def test_position_tables_cover_small_crops():
@@ -314,6 +354,10 @@ def test_ibot_trains_the_mask_token(config, centring):
         ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task dino"),
         ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
         ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map' with task dino"),
+        (
+            {"dino": {"temperature_warmup_steps": 4, "temperature_warmup_epochs": 1.0}},
+            "'dino.temperature_warmup_steps' is 4 with 'temperature_warmup_epochs'",
+        ),
         ({"dino": {"local_size": 32}}, "'dino.local_size' is 32, larger than the global crops"),
         ({"dino": {"local_min_area": 0.5}}, "'dino.local_min_area' is 0.5 and 'local_max_area'"),
         ({"model": {**MODEL, "position_embedding": "sincos_2d"}}, "is 'sincos_2d' with local"),

@@ -17,11 +17,14 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
+from vit_jax.interop.native import open_native
+from vit_jax.models.position import sincos_2d_mae
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
     build_autoencoder,
+    from_target,
     hidden_losses,
     hidden_patches,
     masked_batch,
@@ -34,7 +37,7 @@ from vit_jax.train.signals import Stopped, StopSignals
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {
     "name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2,
-    "position_embedding": "sincos_2d",
+    "position_embedding": "sincos_2d_mae",
 }  # fmt: skip
 SECTION = {"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 
@@ -117,6 +120,31 @@ def test_targets_are_the_pixels_of_each_patch_normalised():
     np.testing.assert_array_equal(raw[1, 7], patch)
     want = (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6)
     np.testing.assert_allclose(found[1, 7], want, rtol=1e-5, atol=1e-6)
+
+
+def test_targets_of_gray_by_hand():
+    """A gray pixel has three values after ImageNet's normalisation, with a pattern of colours."""
+    batch = masked_batch(jnp.zeros((1, 1, 1, 3)), jax.random.split(jax.random.key(0), 1), 1)
+    # 0.5 minus 0.485, 0.456, 0.406, divided by 0.229, 0.224, 0.225.
+    np.testing.assert_allclose(
+        batch["target_image"][0, 0, 0], [0.0655022, 0.1964286, 0.4177778], rtol=1e-5
+    )
+    target = pixel_targets(batch["target_image"], 1, normalize=True)
+    np.testing.assert_allclose(target[0, 0], [-0.904544, -0.169271, 1.073815], rtol=1e-4)
+    plain = pixel_targets(batch["target_image"], 1, normalize=False)
+    np.testing.assert_allclose(from_target(plain), np.zeros((1, 1, 3)), atol=1e-6)
+
+
+def test_the_loss_is_that_of_the_target_images(program, model):
+    params = nnx.to_pure_dict(nnx.state(model))
+    loss = jax.jit(lambda batch: program.task.batch_loss(params, batch, jax.random.key(0))[0])
+    batch = masked_batch(images(4), jax.random.split(jax.random.key(1), 4), 16)
+    pixels = np.asarray(pixel_targets(batch["target_image"], 4, normalize=True))
+    predicted = np.asarray(jax.jit(lambda b: program.task.forward(params, b))(batch))
+    errors = np.square(predicted - pixels).mean(-1)
+    want = np.mean([errors[i, np.asarray(batch["order"])[i, 4:]].mean() for i in range(4)])
+    assert float(loss(batch)) == pytest.approx(want, rel=1e-5)
+    assert float(loss(batch | {"target_image": batch["image"]})) != pytest.approx(want, rel=1e-3)
 
 
 def test_only_hidden_patches_count_in_the_loss():
@@ -207,25 +235,60 @@ def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypat
     assert want["eval/test/loss"] < rows[0]["train/loss"]
 
 
-@pytest.mark.slow
-def test_fine_tuning_leaves_out_the_decoder(config, finished, tmp_path):
+def fine_tune(config, pretrained, folder, **changes):
+    """Trains one step from a run, and returns the report of loading it."""
     tuned = mapping(
-        task="classification",
-        mae={},
-        model={"name": "auto"},
-        init_from=str(finished[0]),
-        train_steps=1,
-        evaluation={"splits": {}},
+        **{
+            "task": "classification",
+            "mae": {},
+            "model": {"name": "auto"},
+            "init_from": str(pretrained),
+            "train_steps": 1,
+            "evaluation": {"splits": {}},
+            **changes,
+        }
     )
     tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
-    path = tmp_path / "config.py"
+    path = folder / "config.py"
     path.write_text(f"def get_config():\n    return {tuned!r}\n")
     found = load_config(str(path), auto_model=model_of_weights)
-    train(found, tmp_path / "tuned", StopSignals())
-    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+    train(found, folder / "tuned", StopSignals())
+    return json.loads((folder / "tuned" / "init.json").read_text())
+
+
+@pytest.mark.slow
+def test_fine_tuning_leaves_out_the_decoder(config, finished, tmp_path):
+    report = fine_tune(config, finished[0], tmp_path)
     assert {name.split("/")[0] for name in report["left_out"]} == {"decoder"}
     assert report["reinitialised"] == ["head/linear/bias", "head/linear/kernel"]
     assert report["missing"] == report["unexpected"] == []
+
+
+@pytest.mark.slow
+def test_fine_tuning_of_the_recipe_starts_its_positions_at_the_fixed_table(
+    config, finished, tmp_path
+):
+    learned = {"position_embedding": "learned_1d", "pooling": "gap", "class_token": True}
+    report = fine_tune(
+        config,
+        finished[0],
+        tmp_path,
+        model={**MODEL, **learned, "norm_after_pooling": True},
+        # One step at a rate that changes nothing.
+        optimizer={"learning_rate": 1e-30},
+    )
+    assert {name.split("/")[0] for name in report["left_out"]} == {"decoder", "norm"}
+    assert set(report["reinitialised"]) == {
+        "head/linear/bias", "head/linear/kernel", "norm/bias", "norm/scale",
+    }  # fmt: skip
+    file, _ = open_native(tmp_path / "tuned")
+    table = np.asarray(file.read("position_embedding/table"))
+    assert table.shape == (1, 1 + 64, 16)
+    np.testing.assert_array_equal(table[0, 0], 0)
+    # 8 x 8 positions between the corners of the fixed 4 x 4.
+    corners, fixed = table[0, 1:].reshape(8, 8, 16)[::7, ::7], sincos_2d_mae((4, 4), 16)
+    np.testing.assert_allclose(corners, fixed.reshape(4, 4, 16)[::3, ::3], atol=1e-6)
+    np.testing.assert_array_equal(file.read("norm/scale"), 1)
 
 
 @pytest.mark.slow

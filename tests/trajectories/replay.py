@@ -1,113 +1,129 @@
-"""Replays training steps of the authors' code with this project's recipe, optimizer and step.
+"""Replays training steps of the authors' code, without that code and without weights.
 
-A golden holds the losses of the reference implementation, and for each parameter three checksums of
-how far it moved. Both sides make their weights from a seed: for each parameter in sorted order
-normal numbers, scaled by `spread`. Inputs are random bytes from the next seed. Augmentation is left
-out: batches are given as the step sees them.
+A golden of `goldens/` holds the authors' loss at each step, and for each parameter three checksums
+of how far it moved: the sum, the sum of absolute values, the projection on a random vector. Weights
+and batches are drawn from its seed, in a fixed order. Augmentation on the device is left out:
+batches are given as `Task.prepare` returns them.
 """
 
-import contextlib
-import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
+from flax.traverse_util import unflatten_dict
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.file import build_config, override_key, read_mapping
-from vit_jax.config.mesh import MeshConfig
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.optimizers import build_optimizer
-from vit_jax.train.program import build_program
+from vit_jax.train.program import Program, build_program
 from vit_jax.train.schedules import build_weight_decay
 from vit_jax.train.step import make_train_step
 
-FOLDER = Path(__file__).parent / "goldens"
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-# The gradient of the keys' bias is zero but for rounding, which Adam makes large.
-_NOISE = re.compile("qkv/bias|key/bias|kv/bias")
+Arrays = dict[str, np.ndarray]
+_HERE = Path(__file__).parent
+_RECIPES = _HERE.parents[1] / "configs"
+# Mean and deviation of the initial values; the first pattern that the name ends with is used.
+_SPREADS = (
+    (r"(attention|mlp)_scale", 0.1, 0.01),
+    (r"scale", 1.0, 0.1),
+    (r"bias", 0.0, 0.02),
+    (r"", 0.0, 0.1),
+)
+# The gradient of the keys' bias is zero but for rounding, which Adam enlarges.
+_ROUNDING_ONLY = re.compile(r"(qkv|key|kv)/bias")
+
+SMALL: dict[str, Any] = {
+    "model.width": 64,
+    "model.depth": 3,
+    "model.num_heads": 2,
+    "model.mlp_dim": 256,
+    "model.dtype": "float32",
+    "data.image_size": 32,
+    "data.global_batch_size": 8,
+}
+"""Overrides that make a recipe of a ViT small."""
 
 
-def load(name):
-    """Returns the arrays of a golden; the JSON of its settings is decoded."""
-    golden = dict(np.load(FOLDER / f"{name}.npz"))
-    if "settings" in golden:
-        golden["settings"] = json.loads(str(golden["settings"]))
-    return golden
-
-
-def spread(name):
-    """Returns mean and deviation of a parameter's weights."""
-    if name.endswith(("attention_scale", "mlp_scale")):
-        return 0.1, 0.01
-    if name.endswith("scale"):
-        return 1.0, 0.1
-    return 0.0, 0.02 if name.endswith("bias") else 0.1
-
-
-def normal_weights(shapes, seed):
-    """Returns name -> f32 weights from a seed."""
-    rng, found = np.random.RandomState(seed), {}
-    for name in sorted(shapes):
-        mean, deviation = spread(name)
-        found[name] = (mean + deviation * rng.standard_normal(shapes[name])).astype(np.float32)
-    return found
-
-
-def pictures(rng, batch, side, steps):
-    """Returns f32[steps, batch, side, side, 3] in [-1, 1]."""
-    return rng.randint(0, 256, (steps, batch, side, side, 3)).astype(np.float32) / 127.5 - 1
-
-
-def checksums(moved):
-    """Returns name -> sum, sum of absolute values, and projection on a fixed random vector."""
-    found = {}
-    for number, name in enumerate(sorted(moved)):
-        a = np.asarray(moved[name], np.float64).ravel()
-        random = np.random.RandomState(number).standard_normal(a.size)
-        found[name] = np.array([a.sum(), np.abs(a).sum(), a @ random])
-    return found
-
-
-@contextlib.contextmanager
-def exact_matmuls():
-    """Matmuls as exact as float32 allows; optax mixes types, which our tests forbid elsewhere."""
-    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
-        yield
+def read_golden(name: str) -> Arrays:
+    """Returns the arrays of a golden."""
+    with np.load(_HERE / "goldens" / f"{name}.npz") as file:
+        return dict(file)
 
 
 class Replay:
-    """A recipe with overrides on one device; `prepare` is left out."""
+    """A recipe at a tiny size, with its own model, schedule, optimizer and step.
 
-    def __init__(self, recipe, overrides, *, num_classes=10, num_examples=16):
-        mapping = read_mapping(str(CONFIGS / recipe))
+    Args:
+        golden: its seed and number of steps are used.
+        recipe: file of configs/ with its argument, e.g. "mae.py:B/16".
+        overrides: dotted config key -> value.
+        num_classes: of the data.
+        num_examples: of the data.
+
+    Attributes:
+        arrays: the initial parameters by name, drawn from the seed; a test may change them.
+        rng: source of the batches.
+    """
+
+    def __init__(
+        self,
+        golden: Arrays,
+        recipe: str,
+        overrides: Mapping[str, Any],
+        *,
+        num_classes: int = 10,
+        num_examples: int = 16,
+    ):
+        mapping = read_mapping(str(_RECIPES / recipe))
         for key, value in overrides.items():
             override_key(mapping, key, value)
-        self.config = build_config(mapping)
-        program = build_program(
-            self.config,
-            make_mesh(MeshConfig(), jax.devices()[:1]),
-            num_classes=num_classes,
-            num_examples=num_examples,
+        self.config = config = build_config(mapping)
+        mesh = make_mesh(config.mesh, jax.devices()[:1])
+        self.program = build_program(
+            config, mesh, num_classes=num_classes, num_examples=num_examples
         )
-        self.program = program
-        sizes = {"batch_size": self.config.data.global_batch_size, "num_examples": num_examples}
+        sizes = {"num_examples": num_examples, "batch_size": config.data.global_batch_size}
         self.optimizer = build_optimizer(
-            self.config.optimizer,
-            program.schedule,
-            program.abstract.params,
-            weight_decay=build_weight_decay(self.config.optimizer, program.total_steps),
-            freeze_steps=duration_in_steps(self.config.optimizer, "freeze", **sizes),
+            config.optimizer,
+            self.program.schedule,
+            self.program.abstract.params,
+            weight_decay=build_weight_decay(config.optimizer, self.program.total_steps),
+            freeze_steps=duration_in_steps(config.optimizer, "freeze", **sizes),
         )
-        self.shapes = {n: leaf.shape for n, leaf in named_leaves(program.abstract.params).items()}
-        self.steps = {
-            name: self._step(p) for name, p in (program.variants or {"": program}).items()
-        }
+        shapes = {n: leaf.shape for n, leaf in named_leaves(self.program.abstract.params).items()}
+        self.golden, seed = golden, int(golden["seed"])
+        self.arrays = draw_weights(shapes, seed)
+        self.rng = np.random.RandomState(seed + 1)
 
-    def _step(self, program):
+    def train(
+        self,
+        batch_of: Callable[[int], Any],
+        *frozen: Any,
+        variant_of: Callable[[int], str] = lambda step: "",
+    ) -> tuple[list[float], Any]:
+        """Returns the loss of each step, and the last state.
+
+        Args:
+            batch_of: step -> prepared batch.
+            *frozen: arguments of the step after the batch, such as a teacher's parameters.
+            variant_of: step -> name of the program's variant, e.g. the patch size of FlexiViT.
+        """
+        programs = self.program.variants or {"": self.program}
+        step_fns = {name: self._step_fn(program) for name, program in programs.items()}
+        state, losses = self.program.init_state(self._params()), []
+        for number in range(int(self.golden["steps"])):
+            step_fn = step_fns[variant_of(number)]
+            state, metrics = step_fn(state, batch_of(number), *frozen)
+            losses.append(float(metrics["train/loss"]))
+        return losses, state
+
+    def _step_fn(self, program: Program) -> Callable[..., Any]:
         step = make_train_step(
             self.config,
             batch_loss=program.task.batch_loss,
@@ -120,51 +136,79 @@ class Replay:
         )
         return jax.jit(step)
 
-    def train(self, golden, weights, batch_of, *rest, variant_of=lambda step: ""):
-        """Trains from `weights`, and compares losses and movement with the golden.
+    def apply(self, gradients_of: Callable[[int], Arrays]) -> Any:
+        """Returns the parameters after the optimizer alone applied given gradients.
 
-        Returns:
-            The final state.
+        Args:
+            gradients_of: step -> gradients by name.
         """
-        state, losses = self.program.init_state(nested(weights)), []
-        for step in range(len(golden["losses"])):
-            state, metrics = self.steps[variant_of(step)](state, batch_of(step), *rest)
-            losses.append(float(metrics["train/loss"]))
-        np.testing.assert_allclose(losses, golden["losses"], rtol=3e-5)
-        return state
 
-    def update(self, golden, weights, gradients_of):
-        """Returns the parameters after the golden's steps of the optimizer with given gradients."""
-        params = nested(weights)
-        state, update = self.optimizer.init(params), jax.jit(self.optimizer.update)
-        for step in range(int(golden["steps"])):
-            updates, state = update(nested(gradients_of(step)), state, params)
-            params = jax.tree.map(lambda p, u: p + u, params, updates)
+        @jax.jit
+        def step_fn(params: Any, state: Any, gradients: Any) -> Any:
+            updates, state = self.optimizer.update(gradients, state, params)
+            return jax.tree.map(jnp.add, params, updates), state
+
+        params = self._params()
+        state = self.optimizer.init(params)
+        for number in range(int(self.golden["steps"])):
+            gradients = unflatten_dict(gradients_of(number), sep="/")
+            params, state = step_fn(params, state, gradients)
         return params
 
+    def differences(self, params: Any, prefix: str = "checksum") -> dict[str, float]:
+        """Returns how differently each parameter of the golden moved, relative to its movement.
 
-def check_moved(golden, params, weights, tolerance=2e-4, prefix="checksum/"):
-    """Asserts that each parameter moved as the reference's, relative to how far it moved.
+        What float32 may round in the parameters themselves is left out: 6e-8 of them a step, as a
+        random walk. Parameters whose gradient is rounding only are left out, too.
+        """
+        after, found = named_leaves(jax.device_get(params)), {}
+        names = sorted(n for n in after if f"{prefix}/{n}" in self.golden)
+        assert names
+        for place, name in enumerate(names):
+            if _ROUNDING_ONLY.search(name):
+                continue
+            moved = np.asarray(after[name], np.float64) - self.arrays[name]
+            want = self.golden[f"{prefix}/{name}"]
+            rounding = 6e-8 * np.sqrt(self.golden["steps"]) * np.abs(after[name]).sum(dtype=float)
+            difference = max(np.abs(_checksums(moved, place) - want).max() - rounding, 0)
+            found[name] = difference / want[1] if want[1] else float(np.abs(moved).max())
+        return found
 
-    What float32 rounds in a parameter in each step, as a random walk, is not counted.
-    """
-    final = flat(params)
-    moved = {name: np.asarray(a, np.float64) - weights[name] for name, a in final.items()}
-    compared = {name: a for name, a in moved.items() if prefix + name in golden}
-    assert len(compared) == sum(key.startswith(prefix) for key in golden)
-    for name, sums in checksums(compared).items():
-        want = golden[prefix + name]
-        rounding = 6e-8 * np.sqrt(int(golden["steps"])) * np.abs(final[name]).sum(dtype=np.float64)
-        difference = max(np.abs(sums - want).max() - rounding, 0)
-        if want[1] == 0:
-            assert sums[1] == 0, f"{name} moved, but not in the reference"
-        elif not _NOISE.search(name):
-            assert difference / want[1] < tolerance, name
+    def check(
+        self, params: Any, losses: Sequence[float] = (), *, loss: float = 3e-5, moved: float = 2e-4
+    ) -> None:
+        """Asserts that losses and parameters are the golden's within relative tolerances."""
+        np.testing.assert_allclose(losses, self.golden["losses"], rtol=loss)
+        differing = {n: d for n, d in self.differences(params).items() if d > moved}
+        assert not differing
+
+    def _params(self) -> Any:
+        return unflatten_dict({n: jnp.asarray(a) for n, a in self.arrays.items()}, sep="/")
 
 
-def nested(named):
-    return traverse_util.unflatten_dict({n: jax.numpy.asarray(a) for n, a in named.items()}, "/")
+def _checksums(moved: np.ndarray, place: int) -> np.ndarray:
+    """Returns f64[3] of the parameter at this place in the sorted list of the golden's names."""
+    vector = np.random.RandomState(place).standard_normal(moved.size)
+    return np.array([moved.sum(), np.abs(moved).sum(), moved.ravel() @ vector])
 
 
-def flat(tree):
-    return traverse_util.flatten_dict(jax.device_get(tree), sep="/")
+def draw_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Arrays:
+    """Returns the initial parameters, drawn in the sorted order of their names."""
+    rng, arrays = np.random.RandomState(seed), {}
+    for name in sorted(shapes):
+        mean, deviation = next(s[1:] for s in _SPREADS if re.search(f"{s[0]}$", name))
+        values = mean + deviation * rng.standard_normal(shapes[name])
+        arrays[name] = values.astype(np.float32)
+    return arrays
+
+
+def draw_images(rng: np.random.RandomState, *shape: int, side: int = 32) -> np.ndarray:
+    """Returns f32[*shape, side, side, 3] in [-1, 1]: random bytes, scaled."""
+    values = rng.randint(0, 256, (*shape, side, side, 3)).astype(np.float32)
+    return values / np.float32(127.5) - 1
+
+
+def mixed_labels(golden: Arrays, num_classes: int) -> np.ndarray:
+    """Returns the golden's labels f32[T, B, C], each row mixed with that at the opposite end."""
+    one_hot, shares = np.eye(num_classes)[golden["labels"]], golden["lams"][:, None, None]
+    return (shares * one_hot + (1 - shares) * one_hot[:, ::-1]).astype(np.float32)

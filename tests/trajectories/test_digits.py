@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 import vit_jax
-from tests.trajectories.replay import CONFIGS
+
+RECIPE = Path(__file__).resolve().parents[2] / "configs/deit3.py"
 
 
 @pytest.mark.slow
@@ -12,7 +15,7 @@ def test_deit3_learns_the_digits(tmp_path, digits_dir):
     augment |= {"three_augment": False}
     data = {"name": "digits", "data_dir": str(digits_dir), "image_size": 8, "eval_crop": "resize"}
     run = vit_jax.fit(
-        f"{CONFIGS / 'deit3.py'}:B/16",
+        f"{RECIPE}:B/16",
         tmp_path / "run",
         {
             "model.name": "ViT-Ti/2",

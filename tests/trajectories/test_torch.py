@@ -8,29 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from trajectories.replay import SMALL, Replay, draw_images, mixed_labels, read_golden
 
-from tests.trajectories.replay import (
-    Replay,
-    check_moved,
-    exact_matmuls,
-    load,
-    normal_weights,
-    pictures,
-)
 from vit_jax.tasks.distillation import task as distillation
 from vit_jax.tasks.task import Frozen
 
-# The recipes at a small size, without stochastic depth, whose random numbers differ.
-SMALL = {
-    "model.name": "ViT-B/4",
-    "model.width": 64,
-    "model.depth": 3,
-    "model.num_heads": 2,
-    "model.mlp_dim": 256,
-    "model.dtype": "float32",
-    "data.image_size": 32,
-    "data.global_batch_size": 8,
-}
+# Stochastic depth draws other random numbers.
+VIT = {"model.name": "ViT-B/4", **SMALL}
 NO_DEPTH = {"model.stochastic_depth": 0.0}
 CONSTANT_RATE = {
     "optimizer.schedule.decay": "constant",
@@ -38,30 +22,21 @@ CONSTANT_RATE = {
 }
 
 
-def start(golden, ours):
-    """Returns the weights, and the generator of the inputs."""
-    seed = int(golden["seed"])
-    return normal_weights(ours.shapes, seed), np.random.RandomState(seed + 1)
-
-
-def labelled_batches(golden, rng, classes):
+def labelled_batches(replay, classes):
     """Returns a function of the step: images, and labels mixed with those in reverse order."""
-    images = pictures(rng, 8, 32, int(golden["steps"]))
-    one_hot = np.eye(classes, dtype=np.float32)[golden["labels"]]
-    share = golden["lams"][:, None, None]
-    labels = (share * one_hot + (1 - share) * one_hot[:, ::-1]).astype(np.float32)
+    images = draw_images(replay.rng, int(replay.golden["steps"]), 8)
+    labels = mixed_labels(replay.golden, classes)
     return lambda step: {"image": images[step], "label": labels[step]}
 
 
 def test_deit3():
-    golden = load("deit3")
-    overrides = SMALL | NO_DEPTH | CONSTANT_RATE
+    overrides = VIT | NO_DEPTH | CONSTANT_RATE
     overrides |= {"data.augment.repeats": 1, "train_epochs": 20.0}
-    with exact_matmuls():
-        ours = Replay("deit3.py:B/16", overrides, num_classes=100, num_examples=8)
-        weights, rng = start(golden, ours)
-        state = ours.train(golden, weights, labelled_batches(golden, rng, 100))
-    check_moved(golden, state.params, weights)
+    replay = Replay(
+        read_golden("deit3"), "deit3.py:B/16", overrides, num_classes=100, num_examples=8
+    )
+    losses, state = replay.train(labelled_batches(replay, 100))
+    replay.check(state.params, losses)
 
 
 @pytest.mark.slow
@@ -73,24 +48,20 @@ def test_deit_with_hard_labels(monkeypatch):
 
     frozen = Frozen({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, lambda: {})
     monkeypatch.setattr(distillation, "_read_teacher", lambda config, classes: (frozen, logits, 0))
-    golden = load("deit_hard")
-    overrides = SMALL | NO_DEPTH | CONSTANT_RATE | {"distillation.teacher": "-"}
+    golden = read_golden("deit_hard")
+    overrides = VIT | NO_DEPTH | CONSTANT_RATE | {"distillation.teacher": "-"}
     overrides |= {
         "data.augment.repeats": 1,
         "train_epochs": 15.0,
         "optimizer.learning_rate": float(golden["learning_rate"]),
     }
-    with exact_matmuls():
-        ours = Replay("distillation.py:deit", overrides)
-        weights, rng = start(golden, ours)
-        batch_of = labelled_batches(golden, rng, 10)
-        state = ours.train(golden, weights, batch_of, {"w": jnp.zeros(1)})
-    check_moved(golden, state.params, weights)
+    replay = Replay(golden, "distillation.py:deit", overrides)
+    losses, state = replay.train(labelled_batches(replay, 10), {"w": jnp.zeros(1)})
+    replay.check(state.params, losses)
 
 
 @pytest.mark.slow
 def test_clip():
-    golden = load("clip")
     tower = {"width": 64, "depth": 2, "num_heads": 1, "mlp_dim": 256}
     overrides = {
         "model.name": "CLIP-ViT-B/8",
@@ -106,19 +77,15 @@ def test_clip():
         "optimizer.learning_rate": 2e-3,
         "optimizer.schedule.warmup_steps": 5,
     }
-    with exact_matmuls():
-        ours = Replay("clip.py:B/32", overrides)
-        weights, rng = start(golden, ours)
-        weights["log_temperature"] = np.float32(4.595)
-        weights["image/patch_embedding/bias"] = np.zeros(64, np.float32)  # CLIP has none.
-        images, words = pictures(rng, 8, 32, 30), rng.randint(1, 63, (30, 8, 16))
-        ends, place = rng.randint(4, 16, (30, 8))[..., None], np.arange(16)
-        tokens = np.where(place == ends, 63, np.where(place > ends, 0, words)).astype(np.int32)
-        state = ours.train(
-            golden, weights, lambda step: {"image": images[step], "tokens": tokens[step]}
-        )
+    replay = Replay(read_golden("clip"), "clip.py:B/32", overrides)
+    replay.arrays["log_temperature"] = np.float32(4.595)
+    replay.arrays["image/patch_embedding/bias"] = np.zeros(64, np.float32)  # CLIP has none.
+    images, words = draw_images(replay.rng, 30, 8), replay.rng.randint(1, 63, (30, 8, 16))
+    ends, place = replay.rng.randint(4, 16, (30, 8))[..., None], np.arange(16)
+    tokens = np.where(place == ends, 63, np.where(place > ends, 0, words)).astype(np.int32)
+    losses, state = replay.train(lambda step: {"image": images[step], "tokens": tokens[step]})
     assert not np.asarray(state.params["image"]["patch_embedding"]["bias"]).any()
-    check_moved(golden, state.params, weights)
+    replay.check(state.params, losses)
 
 
 MUON = {
@@ -149,18 +116,15 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_with_given_gradients(name):
-    golden, (recipe, own) = load(name), OPTIMIZERS[name]
-    overrides = SMALL | CONSTANT_RATE | {"train_epochs": 10.0} | own
-    with exact_matmuls():
-        ours = Replay(recipe, overrides)
-        weights, rng = start(golden, ours)
+    recipe, own = OPTIMIZERS[name]
+    overrides = VIT | CONSTANT_RATE | {"train_epochs": 10.0} | own
+    replay = Replay(read_golden(name), recipe, overrides)
 
-        def gradients_of(step):
-            scale = 0.01 * (1 + step % 3)
-            return {
-                n: (scale * rng.standard_normal(ours.shapes[n])).astype(np.float32)
-                for n in sorted(ours.shapes)
-            }
+    def gradients_of(step):
+        scale = 0.01 * (1 + step % 3)
+        return {
+            n: (scale * replay.rng.standard_normal(a.shape)).astype(np.float32)
+            for n, a in sorted(replay.arrays.items())
+        }
 
-        params = ours.update(golden, weights, gradients_of)
-    check_moved(golden, params, weights)
+    replay.check(replay.apply(gradients_of))

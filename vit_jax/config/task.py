@@ -126,6 +126,7 @@ _ABOUT_LABELS = (
     "init.keep_head",
     "model.representation_size",
     "model.register_head",
+    "model.norm_after_pooling",
 )
 _POOLINGS = ("token", "gap")
 

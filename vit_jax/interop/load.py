@@ -33,9 +33,11 @@ from vit_jax.interop.opening import open_published
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
+from vit_jax.interop.vit_formats import TABLE
 from vit_jax.models.family import EvalView, ImageModel
 from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
+from vit_jax.models.position import Sincos2d
 from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.shown_log import shown_log
@@ -282,7 +284,7 @@ def read_weights(
     )
     original = original_model(published)
     arrays = _read_parameters(file, published, original, chosen, has_head, position_resize, report)
-    _report_missing(report, chosen.shapes, arrays, allow_missing, has_head)
+    _report_missing(report, original, chosen, arrays, allow_missing, has_head)
     try:
         report.check(allow_unexpected)
     except WeightsError:
@@ -377,7 +379,9 @@ def _read_parameters(
                 report.file_names |= dict.fromkeys(row.ours, first_few(absent, 2))
             continue
         used |= names
-        if task_only or _leaves_head_out(row.ours[0], target, keeps_head):
+        # A model can do without a register head, because its other head gives such logits.
+        is_dropped = row.ours[0].startswith("register_head/") and row.ours[0] not in target.shapes
+        if task_only or is_dropped or _starts_new(row.ours[0], original, chosen, keeps_head):
             report.add(Status.LEFT_OUT, *row.ours)
             continue
         # The file's position table may have no vector for the class token. All other tensors have
@@ -394,16 +398,25 @@ def _read_parameters(
             status = Status.TAKEN if fitted is array else Status.RESIZED
             report.add(status, name, detail=f"{array.shape} -> {fitted.shape}")
             arrays[name] = fitted
+    fixed = getattr(original.model, "position_embedding", None)
+    if TABLE in target.shapes and isinstance(fixed, Sincos2d):
+        arrays[TABLE] = fit_parameter(TABLE, fixed.values(), target)
+        report.add(Status.RESIZED, TABLE, detail=f"{fixed.spec.kind} -> learned")
     left = [n for n in file.shapes if n not in used and not matches(n, published.unused)]
     report.add(Status.UNEXPECTED, *sorted(left))
     return arrays
 
 
-def _leaves_head_out(name: str, target: Target, keeps_head: bool) -> bool:
-    """Returns whether a parameter belongs to a head that the model does not take from the file."""
-    # A model can do without a register head, because its other head gives the same kind of logits.
-    is_dropped = name.startswith("register_head/") and name not in target.shapes
-    return is_dropped or (is_head(name) and not keeps_head)
+def _starts_new(
+    name: str, original: AbstractModel, chosen: AbstractModel, keeps_head: bool
+) -> bool:
+    """Returns whether a parameter starts as in a new model, whatever the file has.
+
+    A head does if it is not kept. So does the final norm if only one of the two models pools before
+    it: it then gets other inputs.
+    """
+    before, after = (getattr(m.options, "norm_after_pooling", False) for m in (original, chosen))
+    return (is_head(name) and not keeps_head) or (name.startswith("norm/") and before != after)
 
 
 def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
@@ -418,15 +431,16 @@ def _tensors_of(row: Row, shapes: _Shapes, *, all_layers: bool) -> set[str]:
 
 def _report_missing(
     report: LoadReport,
-    shapes: _Shapes,
+    original: AbstractModel,
+    chosen: AbstractModel,
     arrays: Mapping[str, Any],
     allow_missing: Sequence[str],
     keeps_head: bool,
 ) -> None:
-    for name in shapes:
+    for name in chosen.shapes:
         if name not in arrays:
-            new_head = is_head(name) and not keeps_head
-            allowed = new_head or matches(name, allow_missing)
+            starts_new = _starts_new(name, original, chosen, keeps_head)
+            allowed = starts_new or matches(name, allow_missing)
             report.add(Status.REINITIALISED if allowed else Status.MISSING, name)
 
 

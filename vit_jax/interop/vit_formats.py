@@ -28,7 +28,8 @@ _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 1
 _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "mlp": ("gelu", "swiglu"),
     "norm_placement": ("pre",),
-    "position_embedding": ("learned_1d", "learned_2d", "sincos_2d"),
+    "norm_after_pooling": (False,),
+    "position_embedding": ("learned_1d", "learned_2d", "sincos_2d", "sincos_2d_mae"),
     "patch_kernel_size": (None,),
     "position_grid": (None,),
     "position_placement": ("stem",),
@@ -143,14 +144,14 @@ def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np
 
     Args:
         loaded: a ViT or hybrid.
-        sincos: whether to write a fixed sincos table as a learned table; False: leave it out.
+        sincos: whether to write the table `sincos_2d` as a learned table; False: leave it out.
     """
     params = {name: np.asarray(array) for name, array in parameters(loaded.model).items()}
     model, table = loaded.model, getattr(loaded.model, "position_embedding", None)
     if (
         table is None
         or isinstance(table, Learned1d)
-        or (isinstance(table, Sincos2d) and not sincos)
+        or (isinstance(table, Sincos2d) and table.spec.kind == "sincos_2d" and not sincos)
     ):
         return params
     assert model.tokens is not None

@@ -18,7 +18,7 @@ class TableSpec:
     """Kind and sizes of a table of position embeddings that is added to the tokens.
 
     Attributes:
-        kind: "learned_1d", "learned_2d" or "sincos_2d".
+        kind: "learned_1d", "learned_2d", "sincos_2d" or "sincos_2d_mae".
         grid: rows and columns of patches.
         width: D.
         class_token: whether the model has a class token.
@@ -118,10 +118,15 @@ class Learned2d(PositionTable):
 
 
 class Sincos2d(PositionTable):
-    """The fixed table of `sincos_2d`, which has no parameters."""
+    """The fixed table of `sincos_2d` or `sincos_2d_mae`, which has no parameters."""
 
     def rows(self) -> Float[Array, "1 R D"]:
-        return jnp.asarray(sincos_2d(self.spec.grid, self.spec.width))
+        return jnp.asarray(self.values())
+
+    def values(self) -> Float[np.ndarray, "1 R D"]:
+        """Returns the rows on the host."""
+        make = sincos_2d_mae if self.spec.kind == "sincos_2d_mae" else sincos_2d
+        return make(self.spec.grid, self.spec.width)
 
 
 def sincos_2d(
@@ -129,15 +134,37 @@ def sincos_2d(
 ) -> Float[np.ndarray, "1 N D"]:
     """Returns the fixed table [sin x, cos x, sin y, cos y], D/4 frequencies each.
 
+    Frequency i is temperature^(-i / (D/4 - 1)), so that the last is 1 / temperature.
+
     Args:
         grid: rows and columns of patches.
         width: D, a multiple of 4.
         temperature: ratio of the highest to the lowest frequency.
 
-    Source: arXiv:2205.01580 (as in MoCo v3, arXiv:2104.02057).
+    Source: arXiv:2205.01580, as in its code, big_vision.
     """
+    return _sincos(grid, temperature ** -np.linspace(0, 1, width // 4))
+
+
+def sincos_2d_mae(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D"]:
+    """Returns the table of `sincos_2d` with the frequencies 10000^(-i / (D/4)).
+
+    At width 768 its entries differ from those of `sincos_2d` by up to 0.025.
+
+    Args:
+        grid: rows and columns of patches.
+        width: D, a multiple of 4.
+
+    Source: the code of MAE (arXiv:2111.06377) and of MoCo v3 (arXiv:2104.02057).
+    """
+    return _sincos(grid, 10_000.0 ** -np.linspace(0, 1, width // 4, endpoint=False))
+
+
+def _sincos(
+    grid: tuple[int, int], frequency: Float[np.ndarray, " F"]
+) -> Float[np.ndarray, "1 N D"]:
+    """Returns the table [sin x, cos x, sin y, cos y] of these frequencies."""
     y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).astype(np.float64)
-    frequency = temperature ** -np.linspace(0, 1, width // 4)
     angle_x, angle_y = np.outer(x, frequency), np.outer(y, frequency)
     parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
     return np.concatenate(parts, axis=1, dtype=np.float32)[None]

@@ -139,6 +139,7 @@ class ViT(ImageModel):
             rngs=rngs,
         )
         self.norm = None if options.norm_placement == "post" else norm()
+        self.norm_after_pooling = options.norm_after_pooling
         self.attention_pooling = _build_attention_pooling(shape, options, rngs)
         self.head = Head(
             width * (patches if options.pooling == "flatten" else 1),
@@ -235,6 +236,8 @@ class ViT(ImageModel):
             features = self.attention_pooling(encoded[:, self.num_prefix :], lengths)
         else:
             features = pool(encoded, self.pooling, self.num_prefix, mask)
+        if self.norm is not None and self.norm_after_pooling:
+            features = self.norm(features)
         logits, pre_logits = self.head(features)
         if self.register_head is not None and not per_patch:
             register_logits, _ = self.register_head(encoded[:, self.num_prefix - 1])
@@ -273,7 +276,9 @@ class ViT(ImageModel):
         return found
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        return x if self.norm is None or x.ndim == 4 else self.norm(x)
+        if self.norm is None or self.norm_after_pooling or x.ndim == 4:
+            return x
+        return self.norm(x)
 
     def _encode(
         self,

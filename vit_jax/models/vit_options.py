@@ -37,11 +37,12 @@ class ViTConfig(ModelConfig):
     class_token: bool | None = option(None)
     """Whether there is a class token. None: only with pooling "token"."""
     position_embedding: Literal[
-        "none", "learned_1d", "learned_2d", "sincos_2d", "relative", "rope_2d"
+        "none", "learned_1d", "learned_2d", "sincos_2d", "sincos_2d_mae", "relative", "rope_2d"
     ] = option("learned_1d")
     """How tokens know their position: not at all; by a learned vector for each; by the sum of
-    learned vectors for row and column; by fixed sines and cosines; by a learned vector for each
-    offset between two tokens, in the attention logits; or by rotated queries and keys (RoPE).
+    learned vectors for row and column; by fixed sines and cosines, with the frequencies of
+    big_vision or of MAE; by a learned vector for each offset between two tokens, in the attention
+    logits; or by rotated queries and keys (RoPE).
     """
     patch_kernel_size: int | None = option(None, at_least=1)
     """Side in pixels of the stored patch kernel, which is resized to the patch size of the model by
@@ -59,6 +60,10 @@ class ViTConfig(ModelConfig):
     norm_placement: Literal["pre", "post", "res_post"] = option("pre")
     """Where a block applies LayerNorm: before each branch; after each residual sum; or to each
     branch's output, before it is added (arXiv:2111.09883, section 3.2).
+    """
+    norm_after_pooling: bool = option(False)
+    """Apply the final LayerNorm to the mean of the patches, not to each token before it, as MAE
+    does in fine-tuning. Weights of a model without this option are loaded without their final norm.
     """
     norm_epsilon: float = option(1e-6, above=0)
     """Added to the variance in LayerNorm."""
@@ -218,7 +223,7 @@ def has_class_token(options: ViTConfig) -> bool:
 def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> TableSpec | None:
     """Returns the kind and sizes of the position table; None: a model without a table."""
     kind = options.position_embedding
-    if kind not in ("learned_1d", "learned_2d", "sincos_2d"):
+    if kind not in ("learned_1d", "learned_2d", "sincos_2d", "sincos_2d_mae"):
         return None
     side = options.position_grid
     return TableSpec(
@@ -249,6 +254,15 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
         raise ModelError(
             "pooling token with class_token False", "a class token to pool", "use pooling gap"
         )
+    if options.norm_after_pooling and (
+        options.pooling != "gap" or options.norm_placement == "post" or options.register_head
+    ):
+        raise ModelError(
+            f"norm_after_pooling with pooling {options.pooling}, norm_placement"
+            f" {options.norm_placement} and register_head {options.register_head}",
+            "pooling gap, a final norm, and one head",
+            "change one of them",
+        )
     if options.register_head and not options.num_registers:
         raise ModelError(
             "register_head with num_registers 0", "at least one register", "use num_registers 1"
@@ -263,7 +277,7 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
         raise ModelError(
             f"position_placement {options.position_placement} with position_embedding"
             f" {options.position_embedding}",
-            "a table: learned_1d, learned_2d or sincos_2d",
+            "a table: learned_1d, learned_2d, sincos_2d or sincos_2d_mae",
             "use position_placement stem",
         )
     head_dim, rest = divmod(shape.width, shape.num_heads)
@@ -277,6 +291,7 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
     divisor = {
         "learned_2d": (shape.width, 2),
         "sincos_2d": (shape.width, 4),
+        "sincos_2d_mae": (shape.width, 4),
         "rope_2d": (head_dim, 4),
     }
     size, factor = divisor.get(kind, (0, 1))

@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-from vit_jax.config.durations import check_duration
 from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
@@ -52,11 +51,11 @@ class DinoConfig(Section):
     first_teacher_temperature: float = option(0.04, above=0)
     """Changes linearly to `teacher_temperature` during the warmup."""
     temperature_warmup_steps: int | None = option(None, at_least=1)
-    """Length of the warmup of the teacher's temperature. None: no warmup."""
+    """Length of the warmup; the temperature changes at every step. None: no warmup."""
     temperature_warmup_epochs: float | None = option(None, above=0)
-    """The same in epochs."""
-    temperature_warmup_examples: int | None = option(None, at_least=1)
-    """The same in examples."""
+    """The same in epochs, rounded up; the temperature changes from one epoch to the next, and has
+    its last value in the last of them, as in the authors' code.
+    """
     momentum: float = option(0.996, at_least=0, below=1)
     """Share of the teacher that the first step keeps. It rises to 1 along half a cosine."""
     centring: Literal["mean", "sinkhorn"] = option("mean")
@@ -78,7 +77,13 @@ class DinoConfig(Section):
     """Largest fraction of a masked crop's patches that are masked."""
 
     def check(self) -> None:
-        check_duration(self, "temperature_warmup", required=False)
+        if self.temperature_warmup_steps and self.temperature_warmup_epochs:
+            raise ConfigError(
+                f"is {self.temperature_warmup_steps} with 'temperature_warmup_epochs'",
+                "one of the two",
+                "leave one out",
+                key="temperature_warmup_steps",
+            )
         for what in ("local_{}_area", "ibot_{}_ratio"):
             low, high = what.format("min"), what.format("max")
             if getattr(self, low) > getattr(self, high):
@@ -104,7 +109,8 @@ def _check(config: Any) -> None:
             key="dino.local_size",
         )
     resized = section.local_crops and section.local_size != side
-    if resized and config.model.position_embedding in ("sincos_2d", "relative"):
+    fixed = ("sincos_2d", "sincos_2d_mae", "relative")
+    if resized and config.model.position_embedding in fixed:
         raise ConfigError(
             f"is {config.model.position_embedding!r} with local crops of another size",
             "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",

@@ -1,9 +1,11 @@
 """The model of self-distillation: a ViT with a projection head, at the sizes of both crops."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -117,31 +119,51 @@ def _unit(x: Float[Array, "*B"], axis: int) -> Float[Array, "*B"]:
 def resample_positions(params: Any, old: tuple[int, int], new: tuple[int, int]) -> Any:
     """Returns the parameters for another grid of patches, with their position tables resampled.
 
-    The crop covers the whole table, as if it were the whole image. Tables are resampled by cubic
-    interpolation. Differentiable, unlike `interop.resize`.
+    The crop covers the whole table, as if it were the whole image. Differentiable, unlike
+    `interop.resize`.
 
     Args:
         params: of a model with `old` patches.
         old: rows and columns of patches.
         new: rows and columns of patches of the smaller crops.
 
-    Source: the authors' code, `interpolate_pos_encoding`. Ours: antialiased.
+    Source: the authors' code, `interpolate_pos_encoding`.
     """
     if old == new:
         return params
-
-    def resize(grid: jax.Array, *shape: int) -> jax.Array:
-        size = (*shape, grid.shape[-1])
-        return jax.image.resize(grid, size, "cubic", precision=jax.lax.Precision.HIGHEST)
+    rows, columns = (cubic_matrix(*sizes) for sizes in zip(old, new, strict=True))
+    multiply = functools.partial(jnp.einsum, precision="highest")
 
     def resample(name: str, leaf: jax.Array) -> jax.Array:
         if name == "position_embedding/table":
             patches = old[0] * old[1]
             prefix, table = leaf[:, :-patches], leaf[0, -patches:].reshape(*old, -1)
-            resized = resize(table, *new).reshape(1, new[0] * new[1], -1)
-            return jnp.concatenate([prefix, resized], axis=1)
+            resized = multiply("rh,cw,hwd->rcd", rows, columns, table)
+            return jnp.concatenate([prefix, resized.reshape(1, new[0] * new[1], -1)], axis=1)
         if name == "position_embedding/by_row":
-            return resize(leaf, new[0])
-        return resize(leaf, new[1]) if name == "position_embedding/by_column" else leaf
+            return multiply("rh,hd->rd", rows, leaf)
+        by_column = name == "position_embedding/by_column"
+        return multiply("cw,wd->cd", columns, leaf) if by_column else leaf
 
     return map_named(resample, params)
+
+
+def cubic_matrix(old: int, new: int) -> Float[np.ndarray, "m n"]:
+    """Returns the matrix that resamples `old` values to `new` ones as PyTorch does for the authors.
+
+    Cubic convolution with a = -0.75, not antialiased; values at the ends are repeated. The authors
+    add 0.1 to the new size against rounding, so its scale is (new + 0.1) / old.
+    """
+    centres = (np.arange(new) + 0.5) * old / (new + 0.1) - 0.5
+    matrix = np.zeros((new, old), np.float32)
+    for row, centre in enumerate(centres):
+        for place in int(np.floor(centre)) + np.arange(-1, 3):
+            matrix[row, np.clip(place, 0, old - 1)] += _cubic(abs(place - centre))
+    return matrix
+
+
+def _cubic(distance: float, a: float = -0.75) -> float:
+    """Returns the weight of a value at this distance. Source: Keys, 1981, equation 4."""
+    if distance <= 1:
+        return (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+    return a * (distance**3 - 5 * distance**2 + 8 * distance - 4)

@@ -8,15 +8,16 @@ Source: arXiv:2104.14294; the iBOT term: arXiv:2304.07193, section 4.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.data.distortion import distort
@@ -161,14 +162,15 @@ class Networks:
         Args:
             params: the teacher's.
             images: global crops, without masks.
-            places: patches whose logits are needed; None: none.
+            places: patches whose logits are needed; None: all, if there is an iBOT term.
         """
         model = nnx.merge(self.graphdef, params)
         features, found = model(images, return_intermediates=("encoded",))
         patches = None
-        if places is not None:
-            chosen = take_patches(found["encoded"][:, model.num_prefix :], places)
-            patches = model.patch_projector(chosen)
+        if self.section.ibot_weight:
+            patches = found["encoded"][:, model.num_prefix :]
+            patches = patches if places is None else take_patches(patches, places)
+            patches = model.patch_projector(patches)
         return model.projector(features), patches, features
 
     def student(
@@ -250,7 +252,9 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
     ) -> tuple[Float[Array, ""], Metrics]:
         temperature = jnp.asarray(temperature_fn(teacher.step), jnp.float32)
         places, counted = masked_places(section, batch)
-        seen, seen_patches, features = networks.teacher(teacher.params, global_views(batch), places)
+        seen, seen_patches, features = networks.teacher(
+            teacher.params, global_views(batch), teacher_places(section, places)
+        )
         logits, patches = networks.student(params, batch, places, key)
         if section.centring == "mean":
             targets = centred_targets(seen, teacher.extra[_CENTRE], temperature)
@@ -265,10 +269,11 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
             "teacher_temperature": temperature,
             _CENTRE: seen.mean(0),
         }
-        if seen_patches is not None and patches is not None and counted is not None:
+        if not (seen_patches is None or patches is None or places is None or counted is None):
             if section.centring == "mean":
+                metrics[_PATCH_CENTRE] = seen_patches.mean((0, 1))
                 patch_targets = centred_targets(
-                    seen_patches, teacher.extra[_PATCH_CENTRE], temperature
+                    take_patches(seen_patches, places), teacher.extra[_PATCH_CENTRE], temperature
                 )
             else:
                 flat = seen_patches.reshape(-1, seen_patches.shape[-1])
@@ -278,7 +283,6 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
                 patch_targets, patches, counted, section.student_temperature
             ).mean()
             metrics |= {"view_loss": loss, "patch_loss": patch_loss}
-            metrics[_PATCH_CENTRE] = seen_patches.mean((0, 1))
             loss = loss + section.ibot_weight * patch_loss
         return loss, metrics
 
@@ -300,17 +304,34 @@ def masked_places(
     return places, jnp.take_along_axis(masked, places, axis=1)
 
 
+def teacher_places(
+    section: DinoConfig, places: Int[Array, "M P"] | None
+) -> Int[Array, "M P"] | None:
+    """Returns the patches that the teacher's head computes; None: all, for their mean.
+
+    Source: the patch centre of arXiv:2111.07832's code.
+    """
+    return None if section.centring == "mean" else places
+
+
 def teacher_temperature(config: Config, data: DataInfo) -> optax.Schedule:
-    """Returns step -> temperature of the teacher: linear during the warmup, then constant."""
+    """Returns step -> temperature of the teacher: linear during the warmup, then constant.
+
+    Source: the authors' code, `DINOLoss.teacher_temp_schedule`, for a warmup in epochs.
+    """
     section: DinoConfig = config.dino
-    steps = duration_in_steps(
-        section,
-        "temperature_warmup",
-        batch_size=config.data.global_batch_size,
-        num_examples=data.num_examples,
-    )
     first, last = section.first_teacher_temperature, section.teacher_temperature
-    return optax.linear_schedule(first if steps else last, last, steps or 1)
+    if section.temperature_warmup_steps:
+        return optax.linear_schedule(first, last, section.temperature_warmup_steps)
+    steps_per_epoch = max(data.num_examples // config.data.global_batch_size, 1)
+    epochs = math.ceil(section.temperature_warmup_epochs or 0)
+    of_epochs = np.append(np.linspace(first, last, epochs), last).astype(np.float32)
+
+    def temperature_fn(step: jax.typing.ArrayLike) -> Float[Array, ""]:
+        epoch = jnp.asarray(step) // steps_per_epoch
+        return jnp.asarray(of_epochs)[jnp.minimum(epoch, epochs)]
+
+    return temperature_fn
 
 
 def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
@@ -322,7 +343,8 @@ def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
     """
     # It rises from a negative number to 0.
     rise = optax.cosine_decay_schedule(section.momentum - 1, total_steps)
-    names = [_CENTRE] + [_PATCH_CENTRE] * (section.ibot_weight > 0)
+    has_patches = section.ibot_weight > 0 and section.centring == "mean"
+    names = [_CENTRE] + [_PATCH_CENTRE] * has_patches
 
     def init() -> dict[str, Float[Array, " K"]] | None:
         if section.centring != "mean":
@@ -372,7 +394,7 @@ def _flops(config: Config) -> int:
         return networks.student(params, batch, masked_places(section, batch)[0], None)
 
     def teacher(params: Any, batch: Batch) -> Any:
-        places, _ = masked_places(section, batch)
+        places = teacher_places(section, masked_places(section, batch)[0])
         return networks.teacher(params, global_views(batch), places)
 
     macs = traced_macs(student, params, batch)

@@ -16,7 +16,9 @@ class MaeConfig(Section):
     mask_ratio: float = option(0.75, above=0, below=1)
     """Fraction of an image's patches that are hidden. The encoder does not compute them."""
     normalize_pixels: bool = option(True)
-    """Predict each patch's pixels minus their mean, divided by their standard deviation."""
+    """Predict each patch's pixels minus their mean, divided by their standard deviation. With or
+    without, images are normalised by ImageNet's mean and deviation first.
+    """
     decoder_width: int = option(512, at_least=4)
     """Features of a token in the decoder; a multiple of 4, for its sin-cos positions."""
     decoder_depth: int = option(8, at_least=1)
@@ -41,8 +43,8 @@ def _check(config: Any) -> None:
     if config.model.position_embedding == "relative":
         raise ConfigError(
             f"is 'relative' with {reason}",
-            "learned_1d, learned_2d, sincos_2d, rope_2d or none",
-            "use one of them; the paper has sincos_2d",
+            "learned_1d, learned_2d, sincos_2d, sincos_2d_mae, rope_2d or none",
+            "use one of them; the authors have sincos_2d_mae",
             key="model.position_embedding",
         )
 

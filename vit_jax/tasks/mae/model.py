@@ -92,7 +92,7 @@ class MaskedAutoencoder(ViT):
             shape.width,
             3 * shape.patch_size**2,
             TableSpec(
-                "sincos_2d", self.grid, width, has_class_token(options), options.num_registers
+                "sincos_2d_mae", self.grid, width, has_class_token(options), options.num_registers
             ),
             options=options,
             platform=platform,

@@ -20,6 +20,7 @@ from vit_jax.tasks.mae.model import MaskedAutoencoder
 from vit_jax.tasks.mae.task import (
     build_autoencoder,
     evaluation_batch,
+    from_target,
     hidden_losses,
     hidden_patches,
     pixel_targets,
@@ -105,17 +106,18 @@ def reconstruct(
         batch = evaluation_batch(images, model.tokens - model.num_prefix)
         output, _ = model.reconstruct(batch["image"], batch["order"])
         hidden = hidden_patches(batch["order"], model.num_visible)
-        target = pixel_targets(batch["image"], patch, normalize=section.normalize_pixels)
-        true = cut_patches(batch["image"], patch)
+        target = pixel_targets(batch["target_image"], patch, normalize=section.normalize_pixels)
         scaled = output
         if section.normalize_pixels:
-            deviation = jnp.sqrt(jnp.var(true, axis=-1, keepdims=True, ddof=1) + 1e-6)
-            scaled = output * deviation + jnp.mean(true, axis=-1, keepdims=True)
+            pixels = cut_patches(batch["target_image"], patch)
+            deviation = jnp.sqrt(jnp.var(pixels, axis=-1, keepdims=True, ddof=1) + 1e-6)
+            scaled = output * deviation + jnp.mean(pixels, axis=-1, keepdims=True)
+        true = cut_patches(batch["image"], patch)
         chosen = hidden[..., None] > 0
         return {
             "hidden": hidden > 0,
             "loss": hidden_losses(output, target, hidden),
-            "predicted": jnp.where(chosen, scaled, true),
+            "predicted": jnp.where(chosen, from_target(scaled), true),
             "shown": jnp.where(chosen, _HIDDEN_GRAY, true),
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -17,6 +18,7 @@ from vit_jax.data.colours import content_key
 from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.evaluation.means import MeanTotals
+from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import cut_patches
@@ -30,6 +32,10 @@ from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, T
 
 # Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
 _EVAL_SEED = 0
+# Targets have ImageNet's mean and deviation for all datasets, as in the authors' code.
+_MEAN, _DEVIATION = (
+    np.asarray(part, np.float32).reshape(1, 1, 1, 3) for part in NORMALIZATIONS["imagenet"]
+)
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -109,9 +115,10 @@ def make_prepare(config: Config, num_patches: int) -> Prepare:
 
 
 def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: int) -> Batch:
-    """Returns "image", and "order" i32[B, N]: each image's patches in random order.
+    """Returns "image", "target_image" and "order" i32[B, N]: each image's patches in random order.
 
-    The first patches of this order are the visible ones.
+    The first patches of this order are the visible ones. The target image is the same image,
+    normalised as the authors' model sees it; the pixels to predict are its patches.
 
     Args:
         images: in [-1, 1].
@@ -122,7 +129,17 @@ def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: 
     def draw(key: jax.Array) -> Int[Array, " N"]:
         return jax.random.permutation(key, num_patches).astype(jnp.int32)
 
-    return {"image": images, "order": constrain(jax.vmap(draw)(keys), "batch")}
+    return {
+        "image": images,
+        "target_image": ((images + 1) / 2 - _MEAN) / _DEVIATION,
+        "order": constrain(jax.vmap(draw)(keys), "batch"),
+    }
+
+
+def from_target(pixels: Float[Array, "B N F"]) -> Float[Array, "B N F"]:
+    """Returns patches of a target image in [-1, 1], as patches of its image."""
+    colours = pixels.reshape(*pixels.shape[:2], -1, 3)
+    return ((colours * _DEVIATION + _MEAN) * 2 - 1).reshape(pixels.shape)
 
 
 def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> BatchLoss:
@@ -141,7 +158,9 @@ def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> Ba
         pixels, found = model.reconstruct(
             batch["image"], order, key=key, return_intermediates=("pre_logits",)
         )
-        target = pixel_targets(batch["image"], patch, normalize=config.normalize_pixels)
+        # A batch without target images has inputs that are targets, too.
+        images = batch.get("target_image", batch["image"])
+        target = pixel_targets(images, patch, normalize=config.normalize_pixels)
         losses = hidden_losses(pixels, target, hidden_patches(order, model.num_visible))
         return losses.mean(), {METRIC: feature_std(found["pre_logits"])}
 
@@ -163,7 +182,7 @@ def pixel_targets(
     """Returns the pixels to predict of all patches.
 
     Args:
-        images: in [-1, 1]. The authors divide by a deviation for each channel first.
+        images: target images of `masked_batch`.
         patch: height and width of a patch in pixels.
         normalize: subtract each patch's mean, and divide by sqrt(variance + 1e-6). As in the
             authors' code, the variance is a sum divided by F - 1.
@@ -199,7 +218,7 @@ def make_eval_step(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> Eva
         model = nnx.merge(graphdef, params)
         ready = evaluation_batch(batch["image"], model.tokens - model.num_prefix)
         pixels, _ = model.reconstruct(ready["image"], ready["order"])
-        target = pixel_targets(ready["image"], patch, normalize=config.normalize_pixels)
+        target = pixel_targets(ready["target_image"], patch, normalize=config.normalize_pixels)
         losses = hidden_losses(pixels, target, hidden_patches(ready["order"], model.num_visible))
         counted = batch["mask"]
         return {
