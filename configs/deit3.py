@@ -10,11 +10,13 @@ Follows:   section 4 and the training commands of the paper's code: LAMB, 3-Augm
            at 154, followed by 20 epochs at 224. The weight decay (0.02 for 400 epochs, 0.05 for
            800), the stochastic depth and clipping at 1.0 are those of github.com/affjljoo3581/
            deit3-jax. The loss is the mean over the classes, and both classes of a mixed image have
-           target 1. The trust ratio of LAMB is applied to decayed parameters only. Initial values:
-           deviation 0.02, the head's too. Crops are bicubic.
-Differs:   an image is repeated in place of other images as there, but every image is seen once in
-           three epochs instead of being drawn anew. One mixing ratio is drawn for the whole batch
-           and not for each device.
+           target 1. LAMB applies its trust ratio to decayed parameters only. All kernels start
+           with deviation 0.02, the head's included. Crops are bicubic.
+Differs:   the class token has a row in the position table, and there it has none: under Adam their
+           sum moves twice as far. The rate changes at each step, there after each epoch. An image
+           is repeated in place of other images as there, but every image is seen once in three
+           epochs instead of being drawn anew. One kind and share of mixing for the whole batch;
+           there each device draws its own.
 Expected:  top-1 on `validation`, paper, 800 epochs: S/16 81.4, B/16 83.8, L/16 84.9, H/14 85.2.
            deit3-jax: S/16 81.44 (800 epochs), B/16 83.6, L/16 84.62, H/14 85.12 (400 epochs).
            Not reproduced with this code.

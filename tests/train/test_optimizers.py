@@ -122,7 +122,11 @@ def test_adafactor_without_a_cap_equals_optax_and_the_cap_limits_beta2():
 def test_each_parameter_of_each_layer_is_clipped_by_itself():
     params, grads = vit_tree(0), vit_tree(1)
     config = OptimizerConfig(
-        name="sgd", learning_rate=1.0, clip_parameter_norm=0.3, options={"momentum": 0.0}
+        name="sgd",
+        learning_rate=1.0,
+        clip_global_norm=0.3,
+        clip_each_parameter=True,
+        options={"momentum": 0.0},
     )
     optimizer = build_optimizer(config, optax.constant_schedule(1.0), params)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)

@@ -1,34 +1,34 @@
-from pathlib import Path
+import json
+import os
 
 import pytest
+from processes import run_command
 
-import vit_jax
-
-RECIPE = Path(__file__).resolve().parents[2] / "configs/deit3.py"
+SETTINGS = {
+    "model.name": "ViT-Ti/2", "model.width": 32, "model.depth": 2, "model.mlp_dim": 64,
+    "model.num_heads": 2, "model.stochastic_depth": 0.0, "model.dtype": "float32",
+    "data.name": "digits", "data.image_size": 8, "data.global_batch_size": 128,
+    "data.eval_crop": "resize", "data.augment.crop": "pad", "data.augment.pad_pixels": 1,
+    "data.augment.flip": False, "data.augment.three_augment": False,
+    "data.augment.color_jitter": 0.0, "data.augment.repeats": 1, "mixing.mixup_alpha": 0.0,
+    "mixing.cutmix_alpha": 0.0, "train_epochs": None, "train_steps": 3000,
+    "evaluation.splits": {"test": "test"}, "evaluation.interval_epochs": None,
+    "checkpoint.interval_epochs": None, "checkpoint.interval_steps": 3000,
+}  # fmt: skip
 
 
 @pytest.mark.slow
 def test_deit3_learns_the_digits(tmp_path, digits_dir):
     """91 % after 3,000 steps. With LAMB's ratio on all parameters and a head of zeros: 15 %."""
-    model = {"width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 2, "stochastic_depth": 0.0}
-    augment = {"crop": "pad", "pad_pixels": 1, "flip": False, "color_jitter": 0.0, "repeats": 1}
-    augment |= {"three_augment": False}
-    data = {"name": "digits", "data_dir": str(digits_dir), "image_size": 8, "eval_crop": "resize"}
-    run = vit_jax.fit(
-        f"{RECIPE}:B/16",
-        tmp_path / "run",
-        {
-            "model.name": "ViT-Ti/2",
-            **{f"model.{key}": value for key, value in model.items()},
-            "model.dtype": "float32",
-            **{f"data.augment.{key}": value for key, value in augment.items()},
-            **{f"data.{key}": value for key, value in data.items()},
-            "data.global_batch_size": 128,
-            "mixing": {},
-            "train_epochs": None,
-            "train_steps": 3000,
-            "evaluation": {"splits": {"test": "test"}},
-            "checkpoint": {"interval_steps": 3000},
-        },
+    # Without the flag of the tests that makes XLA compile fast and programs run slowly.
+    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
+    process = run_command(
+        *("-m", "vit_jax", "train", "--config=configs/deit3.py:B/16", f"--workdir={tmp_path}"),
+        *(f"--config.{key}={value}" for key, value in SETTINGS.items()),
+        f"--config.data.data_dir={digits_dir}",
+        env={"XLA_FLAGS": flags},
+        timeout=2000,
     )
-    assert run.result["eval/test/accuracy_top1"] > 0.85
+    assert process.returncode == 0, process.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["eval/test/accuracy_top1"] > 0.85

@@ -96,9 +96,9 @@ class OptimizerConfig(Section):
     """The same in examples."""
     clip_global_norm: float | None = option(None, above=0)
     """Largest global norm of the gradient; None: no clipping."""
-    clip_parameter_norm: float | None = option(None, above=0)
-    """Largest norm of the gradient of each parameter of each layer (arXiv:2104.14294); None: no
-    clipping.
+    clip_each_parameter: bool = option(False)
+    """Apply the limit `clip_global_norm` to the gradient of each parameter of each layer by itself,
+    instead of to the whole gradient (arXiv:2104.14294).
     """
     state_dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of the first moment (momentum)."""

@@ -19,9 +19,11 @@ Batch = dict[str, Any]
 # Area as a share of the image, and height / width. Source: arXiv:1708.04896, limits of torchvision.
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
-# Mean and deviation of ImageNet's channels, in [0, 1]. Noise has them, as in timm.
-_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
-_DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
+# Mean and deviation of the channels of ImageNet's images, in [0, 1].
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN, _DEVIATION = (
+    np.array(part, np.float32).reshape(1, 1, 1, 3) for part in (IMAGENET_MEAN, IMAGENET_DEVIATION)
+)
 # Number of random rectangles to try until one fits into the image.
 _ERASING_TRIES = 10
 
@@ -74,8 +76,18 @@ def erase(
     inside &= chosen[:, None, None]
     values = jnp.zeros((), jnp.float32)
     if fill == "noise":
-        values = 2 * (_MEAN + _DEVIATION * _normal(key_fill, images.shape)) - 1
+        values = from_imagenet(_normal(key_fill, images.shape))
     return jnp.where(inside[..., None], values, images)
+
+
+def to_imagenet(images: Float[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
+    """Normalises images in [-1, 1] by ImageNet's mean and deviation."""
+    return ((images + 1) / 2 - _MEAN) / _DEVIATION
+
+
+def from_imagenet(images: Float[Array, "B H W 3"]) -> Float[Array, "B H W 3"]:
+    """Undoes `to_imagenet`."""
+    return (images * _DEVIATION + _MEAN) * 2 - 1
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:

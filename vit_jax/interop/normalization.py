@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.device import IMAGENET_DEVIATION, IMAGENET_MEAN
 from vit_jax.errors import ARGUMENT, WeightsError
 
 # (mean, standard deviation) of each channel of an image in [0, 1].
@@ -15,7 +16,7 @@ OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 # The common normalisations by name.
 NORMALIZATIONS: dict[str, Normalization] = {
     "half": OURS,
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "imagenet": (IMAGENET_MEAN, IMAGENET_DEVIATION),
 }
 
 

@@ -180,10 +180,10 @@ def _chain(
     if name in _PER_TENSOR:
         base = _by_layer(base, params)
     parts = [base]
-    if config.clip_global_norm is not None:
+    if config.clip_global_norm is not None and config.clip_each_parameter:
+        parts.insert(0, _by_layer(clip_tensors(config.clip_global_norm), params))
+    elif config.clip_global_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.clip_global_norm))
-    if config.clip_parameter_norm is not None:
-        parts.insert(0, _by_layer(clip_tensors(config.clip_parameter_norm), params))
     if weight_decay is not None and decays_inside:
         raise ConfigError(
             f"is {config.end_weight_decay} with {config.name}, which applies a constant weight"

@@ -53,8 +53,8 @@ class DinoConfig(Section):
     temperature_warmup_steps: int | None = option(None, at_least=1)
     """Length of the warmup; the temperature changes at every step. None: no warmup."""
     temperature_warmup_epochs: float | None = option(None, above=0)
-    """The same in epochs, rounded up; the temperature changes from one epoch to the next, and has
-    its last value in the last of them, as in the authors' code.
+    """The same in epochs, rounded up. The temperature is constant within an epoch, as in the
+    authors' code.
     """
     momentum: float = option(0.996, at_least=0, below=1)
     """Share of the teacher that the first step keeps. It rises to 1 along half a cosine."""

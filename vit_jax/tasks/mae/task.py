@@ -9,16 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
 from vit_jax.data.colours import content_key
-from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.device import Batch, flip, from_imagenet, to_imagenet, to_unit_range
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.evaluation.means import MeanTotals
-from vit_jax.interop.normalization import NORMALIZATIONS
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import cut_patches
@@ -32,10 +30,6 @@ from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, T
 
 # Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
 _EVAL_SEED = 0
-# Targets have ImageNet's mean and deviation for all datasets, as in the authors' code.
-_MEAN, _DEVIATION = (
-    np.asarray(part, np.float32).reshape(1, 1, 1, 3) for part in NORMALIZATIONS["imagenet"]
-)
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -117,8 +111,9 @@ def make_prepare(config: Config, num_patches: int) -> Prepare:
 def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: int) -> Batch:
     """Returns "image", "target_image" and "order" i32[B, N]: each image's patches in random order.
 
-    The first patches of this order are the visible ones. The target image is the same image,
-    normalised as the authors' model sees it; the pixels to predict are its patches.
+    The first patches of this order are the visible ones. The pixels to predict are those of the
+    target image: the same image, normalised by ImageNet's mean and deviation for all datasets, as
+    in the authors' code.
 
     Args:
         images: in [-1, 1].
@@ -131,7 +126,7 @@ def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: 
 
     return {
         "image": images,
-        "target_image": ((images + 1) / 2 - _MEAN) / _DEVIATION,
+        "target_image": to_imagenet(images),
         "order": constrain(jax.vmap(draw)(keys), "batch"),
     }
 
@@ -139,7 +134,7 @@ def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: 
 def from_target(pixels: Float[Array, "B N F"]) -> Float[Array, "B N F"]:
     """Returns patches of a target image in [-1, 1], as patches of its image."""
     colours = pixels.reshape(*pixels.shape[:2], -1, 3)
-    return ((colours * _DEVIATION + _MEAN) * 2 - 1).reshape(pixels.shape)
+    return from_imagenet(colours).reshape(pixels.shape)
 
 
 def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> BatchLoss:
