@@ -19,6 +19,8 @@ Follows:   pretraining: the paper's Table 8: batch 4096, AdamW with b2 0.95, lea
 Differs:   images enter the model in [-1, 1], with 0.45 times the deviation of the authors' inputs,
            which the patch embedding can learn. finetune: one kind and share of mixing for the whole
            batch; there each device draws its own.
+Compared:  pretraining and finetune: 30 steps each with mae efb2a80, in float32 at small size:
+           docs/explanation/reproduced.md.
 Expected:  ImageNet top-1 after 1600 epochs and fine-tuning at 224 pixels: B/16 83.6, L/16 85.9,
            H/14 86.9 % (Table 3); linear probe 68.0, 75.8, 76.6 % (FINETUNE.md). Over 4 seeds of
            fine-tuning B/16 83.57 +- 0.08, L/16 85.87 +- 0.07. L/16 after 800 epochs: 85.4 %. Not

@@ -10,6 +10,8 @@ Follows:   Table 3: batch size 4096, 224 px, Adam with b1 0.9 and b2 0.999, 10k 
            linear decay to 1e-5, resizing without antialiasing. ResNets have no dropout and, like
            BiT, no tanh layer. R200x3 is missing: Table 6 gives its scores, but Table 3 has no row
            for it.
+Compared:  imagenet21k: 40 steps with big_vision 0127fb6, in float32 at small size:
+           docs/explanation/reproduced.md.
 Expected:  after fine-tuning at 384 px, ImageNet top-1 (Table 5; hybrids and ResNets: Table 6):
              ImageNet     B/16 77.91 (reproductions: 77.5 to 79.5), B/32 73.38, L/16 76.53,
                           L/32 71.16

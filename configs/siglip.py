@@ -14,6 +14,8 @@ Follows:   section 4: 32,768 pairs a step, learning rate 1e-3, b2 0.95 (section 
            antialiasing; zero-shot evaluation from scratch takes the central 224 of 256 squashed
            pixels.
 Differs:   from scratch, the authors use Adafactor with momentum (arXiv:2106.04560); this is AdamW.
+Compared:  B/16: 40 steps with big_vision 0127fb6, in float32 at small size:
+           docs/explanation/reproduced.md.
 Expected:  ImageNet zero-shot at 224 pixels: B/16 73.4 % after 9 billion pairs of WebLI (Table 1).
            Published weights, trained for longer: B/16 76.0, So400m/14 82.2 %. Not reproduced with
            this code: WebLI is not public. lit: no figure is published.

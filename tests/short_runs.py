@@ -1,5 +1,6 @@
 """A finished run of seconds that tests copy and damage: fixtures of `conftest.py`."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from processes import UNMIXED
 
 from vit_jax.__main__ import main
+from vit_jax.run.digest import json_digest
 
 SHORT = ["--config.train_steps=30", "--config.logging.interval_steps=5"]
 
@@ -44,3 +46,12 @@ def finished(tmp_path_factory, digits_dir, once):
 def run(finished, tmp_path):
     """A copy of the finished run that a test may damage."""
     return shutil.copytree(finished, tmp_path / "run")
+
+
+def rewrite_item(metadata, content):
+    """Writes another content into a JSON item of a checkpoint, and the digests that fit it."""
+    metadata.write_text(json.dumps(content))
+    about = metadata.parents[1] / "about" / "metadata"
+    saved = {k: v for k, v in json.loads(about.read_text()).items() if k != "digest"}
+    saved["digests"]["json"][metadata.parent.name] = json_digest(content)
+    about.write_text(json.dumps(saved | {"digest": json_digest(saved)}))

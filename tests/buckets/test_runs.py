@@ -31,8 +31,8 @@ def reference(tmp_path_factory, digits_dir):
 
 
 @pytest.fixture
-def workdir(bucket):
-    return user_path(f"{bucket.url}/runs/tiny")
+def workdir(gcs):
+    return user_path(f"{gcs.url}/runs/tiny")
 
 
 def begin(workdir, digits_dir, *overrides):
@@ -75,10 +75,10 @@ def kill(process):
     assert finish(process)[0] == -signal.SIGKILL
 
 
-def wait_for_save(bucket, process):
+def wait_for_save(gcs, process):
     """Waits until something of the first checkpoint was written."""
     wait_for(
-        lambda: any("/checkpoints/10" in count["object"] for count in bucket.server.counts()),
+        lambda: any("/checkpoints/10" in count["object"] for count in gcs.server.counts()),
         process,
     )
 
@@ -95,27 +95,27 @@ def test_a_killed_run_in_a_bucket_resumes(gcs, digits_dir, reference, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_at_random_moments(
-    workdir, bucket, digits_dir, reference, tmp_path
+    workdir, gcs, digits_dir, reference, tmp_path
 ):
     """The moments are numbers of writes to the bucket: before, between and in the saves."""
     draw = random.Random(0)
     for _ in range(10):
-        bucket.server.clear()
+        gcs.server.clear()
         process, writes = begin(workdir, digits_dir), draw.randint(1, 60)
-        wait_for(lambda: bucket.server.requests("write") >= writes, process)  # noqa: B023
+        wait_for(lambda: gcs.server.requests("write") >= writes, process)  # noqa: B023
         kill(process)
     complete(workdir, digits_dir)
     check_same(workdir, reference, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_on_a_bad_connection(workdir, bucket, digits_dir, reference, tmp_path):
-    bucket.server.faults(
+def test_a_run_on_a_bad_connection(workdir, gcs, digits_dir, reference, tmp_path):
+    gcs.server.faults(
         seed=1, latency_s=0.002, throttled=0.02, cut=0.02, answer_lost=0.02, burst=(2, 200)
     )
     complete(workdir, digits_dir)
-    assert bucket.server.requests(what="faults") >= 8
-    bucket.server.faults()
+    assert gcs.server.requests(what="faults") >= 8
+    gcs.server.faults()
     check_same(workdir, reference, tmp_path)
 
 
@@ -128,27 +128,24 @@ def only_error(err):
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["read_only", "expired"])
 def test_a_bucket_that_refuses_a_run_ends_it_with_one_line(
-    harm, workdir, bucket, digits_dir, reference, tmp_path
+    harm, workdir, gcs, digits_dir, reference, tmp_path
 ):
     process = begin(workdir, digits_dir)
-    wait_for_save(bucket, process)
-    bucket.server.faults(**{harm: True})
+    wait_for_save(gcs, process)
+    gcs.server.faults(**{harm: True})
     code, _, err = finish(process)
     assert code == 2, err
     assert str(workdir) in only_error(err)
-    bucket.server.faults()
+    gcs.server.faults()
     complete(workdir, digits_dir)
     check_same(workdir, reference, tmp_path)
 
 
 @pytest.mark.slow
-def test_an_object_that_was_deleted_below_a_run_is_named(
-    workdir, digits_dir, tmp_path, monkeypatch
-):
+def test_an_object_that_was_deleted_below_a_run_is_named(workdir, digits_dir):
     complete(workdir, digits_dir)
     (workdir / "result.json").unlink()
     (workdir / "checkpoints" / "60" / "params" / "_METADATA").unlink()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # Another machine.
     code, _, err = finish(begin(workdir, digits_dir))
     assert code == 2, err
     assert f"{workdir}/checkpoints/60" in only_error(err)
@@ -160,7 +157,7 @@ def test_an_object_that_was_deleted_below_a_run_is_named(
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_and_the_run_continues_without_it(
-    workdir, bucket, digits_dir, reference, tmp_path
+    workdir, gcs, digits_dir, reference, tmp_path
 ):
     complete(workdir, digits_dir)
     (workdir / "result.json").unlink()
@@ -182,9 +179,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_continues_without_it(
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_dir):
+def test_a_second_process_is_refused_and_told_who_runs(workdir, gcs, digits_dir):
     process = begin(workdir, digits_dir, "--config.train_steps=100000")
-    wait_for_save(bucket, process)
+    wait_for_save(gcs, process)
     code, _, err = finish(begin(workdir, digits_dir))
     kill(process)
     assert code == 2, err
@@ -192,21 +189,19 @@ def test_a_second_process_is_refused_and_told_who_runs(workdir, bucket, digits_d
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_renew_its_lease_ends_before_others_may_take_it(
-    workdir, bucket, digits_dir
-):
+def test_a_run_that_cannot_renew_its_lease_ends_before_others_may_take_it(workdir, gcs, digits_dir):
     process = begin(workdir, digits_dir, "--config.train_steps=100000")
-    wait_for_save(bucket, process)
-    bucket.server.faults(burst=(1, 1), only="write .*lock-")
+    wait_for_save(gcs, process)
+    gcs.server.faults(burst=(1, 1), only="write .*lock-")
     cut_off = time.monotonic()
     code, _, err = finish(process)
     assert 30 < time.monotonic() - cut_off < STALE_S
     assert code not in (0, -signal.SIGKILL)
     assert f"this run has lost its folder: the lease of {workdir}" in only_error(err)
-    bucket.server.faults()
+    gcs.server.faults()
     process = begin(workdir, digits_dir, "--config.train_steps=100000")
-    bucket.server.clear()
-    wait_for(lambda: bucket.server.requests("write") > 60, process)
+    gcs.server.clear()
+    wait_for(lambda: gcs.server.requests("write") > 60, process)
     kill(process)
 
 

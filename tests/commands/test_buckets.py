@@ -1,4 +1,4 @@
-"""Every command on a run, weights, images and outputs in a bucket, of both stores."""
+"""Every command on a run, weights, images and outputs in a bucket."""
 
 import csv
 import io
@@ -27,13 +27,11 @@ def _implicit_promotion():
         yield
 
 
-@pytest.fixture(
-    scope="module", params=["gcs_server", pytest.param("s3_server", marks=pytest.mark.slow)]
-)
-def root(request, digits_dir):
+@pytest.fixture(scope="module")
+def root(gcs_server, digits_dir):
     """A bucket with a finished run of two steps, and two photos."""
     with pytest.MonkeyPatch.context() as patch:
-        for bucket in open_bucket(request.getfixturevalue(request.param), patch):
+        for bucket in open_bucket(gcs_server, patch):
             root = user_path(bucket.url)
             for name in ("a 1.png", "b#2.png"):
                 pixels = np.random.default_rng(len(name)).integers(0, 255, (8, 8, 3), np.uint8)

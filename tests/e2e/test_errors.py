@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 from processes import UNMIXED, finish, one_line, start
-from short_runs import SHORT, saved_steps, train
+from short_runs import SHORT, rewrite_item, saved_steps, train
 
 from vit_jax.__main__ import main
 
@@ -111,11 +111,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(run, tmp_path, digits_d
 def test_a_checkpoint_of_other_data_is_refused(run, digits_dir, capfd):
     (run / "result.json").unlink()
     saved = next((run / "checkpoints" / "30" / "data").glob("metadata"))
-    changed = json.loads(saved.read_text()) | {"fingerprint": "0123456789abcdef"}
-    saved.write_text(json.dumps(changed))
-    about = saved.parents[1] / "about" / "metadata"  # Without digests, like an older checkpoint.
-    content = json.loads(about.read_text())
-    about.write_text(json.dumps({k: v for k, v in content.items() if "digest" not in k}))
+    rewrite_item(saved, json.loads(saved.read_text()) | {"fingerprint": "0123456789abcdef"})
     assert train(run, digits_dir) == 2
     assert "0123456789abcdef" in one_line(capfd)
 

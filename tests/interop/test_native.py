@@ -11,6 +11,7 @@ from flax import nnx
 from interop.files import assert_same_params, params
 from processes import TINY
 from random_models import random_model
+from short_runs import rewrite_item
 
 from vit_jax.config.file import load_config
 from vit_jax.errors import WeightsError
@@ -90,19 +91,11 @@ def test_a_run_folder_may_be_named_by_a_number(run, copied):
     assert_same_params(params(load(numbered).model), run[1][20, "ema"])
 
 
-def rewrite_config(metadata, config):
-    """Writes another config into a checkpoint, and makes it one without digests."""
-    metadata.write_text(json.dumps(config))
-    about = metadata.parents[1] / "about" / "metadata"
-    content = json.loads(about.read_text())
-    about.write_text(json.dumps({k: v for k, v in content.items() if "digest" not in k}))
-
-
 def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copied):
     step = copied / "checkpoints" / "20"
     metadata = step / "config" / "metadata"
     config = json.loads(metadata.read_text()) | {"ema_decay": None}
-    rewrite_config(metadata, config)
+    rewrite_item(metadata, config)
     shutil.rmtree(step / "ema")
     assert_same_params(params(load(copied).model), run[1][20, "params"])
 
@@ -110,7 +103,7 @@ def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copie
 def test_the_head_of_a_masked_patches_run_is_left_out(copied):
     metadata = copied / "checkpoints" / "20" / "config" / "metadata"
     config = json.loads(metadata.read_text()) | {"task": "masked_patches"}
-    rewrite_config(metadata, config)
+    rewrite_item(metadata, config)
     loaded = load(copied)
     assert loaded.num_classes == 0
     assert loaded.report.names(Status.LEFT_OUT) == ["head/linear/bias", "head/linear/kernel"]

@@ -11,8 +11,8 @@ from vit_jax.run.time_account import PARTS
 SECONDS = dict.fromkeys(PARTS, 0.0) | {"start": 10.0, "steps": 150.0, "lost": 30.0, "idle": 10.0}
 
 SESSION = {
-    "session": 1, "event": "running", "began": 0.0, "time": 3050.0, "step": 7, "saves": 0,
-    "save_s": None, "seconds": SECONDS | {"steps": 3000.0},
+    "session": 1, "event": "running", "began": 0.0, "time": 3050.0, "step": 7,
+    "seconds": SECONDS | {"steps": 3000.0},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def write_run(folder, event="running", *, age=0.0, steps=(0, 10, 30), total=130,
         {
             "session": 1, "event": event if i == len(steps) - 1 else "running",
             "began": now - age - 60, "time": now - age - (len(steps) - 1 - i) * 10.0,
-            "step": step, "total_steps": total, "saves": 0, "save_s": None,
+            "step": step, "total_steps": total,
             "seconds": {"start": 20.0, "steps": 40.0},
         }
         for i, step in enumerate(steps)

@@ -31,15 +31,15 @@ def stub(tmp_path, monkeypatch, cache):
 
 
 @pytest.mark.slow
-def test_a_failed_job_shows_its_log_and_is_run_again(bucket, stub, capsys):
+def test_a_failed_job_shows_its_log_and_is_run_again(gcs, stub, capsys):
     (stub / "pretrain.fail").touch()
-    command = ["sweep", f"--sweep={STUB}", f"--workdir={bucket.url}/sweep", "--at_once=2"]
+    command = ["sweep", f"--sweep={STUB}", f"--workdir={gcs.url}/sweep", "--at_once=2"]
     assert main(command) == 1
     out = capsys.readouterr().out
-    assert f"pretrain: exit code 1; end of {bucket.url}/sweep/jobs/pretrain/log.txt:" in out
+    assert f"pretrain: exit code 1; end of {gcs.url}/sweep/jobs/pretrain/log.txt:" in out
     shown = [line for line in out.splitlines() if line.startswith("  reason ")]
     assert shown == [f"  reason {n}" for n in range(28, 40)]
-    jobs = user_path(f"{bucket.url}/sweep/jobs")
+    jobs = user_path(f"{gcs.url}/sweep/jobs")
     assert (jobs / "tiny" / "log.txt").read_text() == "begins at step 0\n"
     assert (jobs / "tiny" / "result.json").exists()
     assert not (local_folder(jobs / "tiny") / "log.txt").exists()
@@ -51,7 +51,7 @@ def test_a_failed_job_shows_its_log_and_is_run_again(bucket, stub, capsys):
     lines = (jobs / "pretrain" / "log.txt").read_text().splitlines()
     assert lines == ["begins at step 0", *(f"reason {n}" for n in range(40)), "begins at step 0"]
     assert read_progress(jobs / "tiny") == (5, None, {})
-    assert not is_locked(user_path(f"{bucket.url}/sweep/.launcher"))
+    assert not is_locked(user_path(f"{gcs.url}/sweep/.launcher"))
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from typing import Any
 from vit_jax.commands.arguments import positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, nearest
 from vit_jax.run.default_folder import default_sweep_folder
+from vit_jax.run.folder import check_scheme
 from vit_jax.storage.paths import check_output_folder, user_path
 from vit_jax.sweep.executor import EXECUTORS, build_executor
 from vit_jax.sweep.plan import Plan
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir",
         type=user_path,
-        help="folder of the sweep, also in a bucket: gs://... or s3://...; default: the latest"
+        help="folder of the sweep, also gs://...; default: the latest"
         " runs/FILE-DATE of this sweep, or a new one",
     )
     parser.add_argument(
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     folder = (args.workdir or default_sweep_folder(args.sweep)).expanduser().absolute()
     if args.workdir is None:
         log.info("sweep folder: %s (--workdir chooses another)", folder)
+    check_scheme(folder)
     check_output_folder(folder, ["jobs"])
     plan = Plan(read_sweep(args.sweep), folder)
     with launcher_lock(plan.folder):

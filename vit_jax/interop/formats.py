@@ -37,7 +37,7 @@ class WeightsInfo:
         rows: name table, see `name_table`.
         class_names: names of the classes, if the file has them.
         view: how images were cropped and resized when the weights were evaluated.
-        normalization: image normalisation that the weights expect; None: images in [-1, 1].
+        normalization: image normalisation that the file says; None: it does not say one.
         unused: patterns of names of tensors that such files contain but no model needs.
         task_only: patterns of names of parameters that only the training task used, e.g. mask
             tokens.

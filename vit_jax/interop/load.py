@@ -26,7 +26,7 @@ from vit_jax.interop.name_table import Row, matches, read_row
 from vit_jax.interop.normalization import (
     OURS,
     Normalization,
-    checked_normalization,
+    choose_normalization,
     fold_normalization,
 )
 from vit_jax.interop.opening import open_published
@@ -134,7 +134,7 @@ def load_pretrained(
         normalization: per-channel mean and standard deviation with which the weights expect images
             in [0, 1] to be normalised; None: as in the file's config.json, else 0.5 and 0.5. Other
             values are folded into the patch embedding, so that the model takes images in [-1, 1]
-            like all models.
+            like all models. It is an error if the config.json has other values.
         allow_missing: regular expressions that match whole parameter names. These parameters may be
             missing from the file and are then initialised as in a new model.
         allow_unexpected: regular expressions that match whole names of tensors that may stay
@@ -269,6 +269,7 @@ def read_weights(
     _check_method(position_resize)
     given = {key: value for key, value in {"grid": grid, **options}.items() if value}
     file, published = open_published(weights_path(path), given)
+    normalization = choose_normalization(normalization, published.normalization)
     has_head = keeps_head(published, num_classes, keep_head)
     chosen = choose_model(
         published,
@@ -290,9 +291,7 @@ def read_weights(
     except WeightsError:
         log.info("%s", report.text())
         raise
-    if normalization:
-        normalization = checked_normalization(normalization)
-    arrays = _fold(arrays, chosen.shapes, normalization or published.normalization, report)
+    arrays = _fold(arrays, chosen.shapes, normalization, report)
     report.seconds = time.monotonic() - start
     return Weights(
         options=chosen.options,

@@ -144,8 +144,7 @@ def _read_about(path: Path) -> tuple[dict[str, Any], Path]:
 
 def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
     if (path / DESCRIPTION).is_file():
-        about = read_json(path / DESCRIPTION, error=WeightsError)
-        return {"digests": None, **about}, path / ARRAYS
+        return read_json(path / DESCRIPTION, error=WeightsError), path / ARRAYS
     try:
         step = choose_checkpoint(path)
         saved = read_about(step)
@@ -159,7 +158,7 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
         "image_size": [side, side],
         "view": _eval_view(config["data"]),
         "own_parameters": task.own_parameters,
-        "digests": saved["digests"]["arrays"][item] if "digests" in saved else None,
+        "digests": saved["digests"]["arrays"][item],
     }
     classes = step.parents[1] / "classes.json"
     if classes.is_file():
@@ -168,17 +167,17 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def _check_digests(
-    path: Path, digests: Mapping[str, str] | None, params: Mapping[str, np.ndarray]
+    path: Path, digests: Mapping[str, str], params: Mapping[str, np.ndarray]
 ) -> None:
     """Raises WeightsError if arrays are not those that were written.
 
     Args:
         path: file or folder, for the message.
-        digests: array name -> digest; None: written before there were digests.
+        digests: array name -> digest.
         params: the arrays.
     """
     for name, array in params.items():
-        if digests is not None and digests.get(name) != array_digest(array):
+        if digests.get(name) != array_digest(array):
             raise WeightsError(
                 f"{path} is damaged: array '{name}' differs from what was saved",
                 "the content that was saved",

@@ -21,7 +21,7 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
-    """Returns the normalisation in a config.json, or None if there is none or it maps to [-1, 1].
+    """Returns the normalisation in a config.json, or None if there is none.
 
     Args:
         mean: one number, or one per channel, or None.
@@ -30,8 +30,7 @@ def normalization_of(mean: Any, std: Any) -> Normalization | None:
     if mean is None or std is None:
         return None
     mean, std = ([part] * 3 if isinstance(part, int | float) else part for part in (mean, std))
-    found = checked_normalization((tuple(mean), tuple(std)))
-    return None if found == OURS else found
+    return checked_normalization((tuple(mean), tuple(std)))
 
 
 def checked_normalization(given: Any) -> Normalization:
@@ -52,6 +51,31 @@ def checked_normalization(given: Any) -> Normalization:
             argument="normalization",
         )
     return mean, std
+
+
+def choose_normalization(
+    given: Normalization | None, stored: Normalization | None
+) -> Normalization | None:
+    """Returns the normalisation that weights expect; None: neither the user nor the file says it.
+
+    Args:
+        given: of the user.
+        stored: in the file's config.json.
+
+    Raises:
+        WeightsError: `given` is none, or is not the file's.
+    """
+    if given is None:
+        return stored
+    given = checked_normalization(given)
+    if stored not in (None, given):
+        raise WeightsError(
+            f"normalisation {given} for weights whose config.json says {stored}",
+            "the one in config.json",
+            f"leave out {ARGUMENT}, or correct the config.json",
+            argument="normalization",
+        )
+    return given
 
 
 def fold_normalization(

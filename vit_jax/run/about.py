@@ -39,7 +39,7 @@ class CheckpointInfo:
         environment: git revision, package versions, devices and hosts that wrote it.
         data: position in the example order.
         config: the run's config, as nested dicts.
-        digests: digests of the arrays and of `data` and `config`; None: an older checkpoint.
+        digests: digests of the arrays and of `data` and `config`.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class CheckpointInfo:
     environment: dict[str, Any]
     data: dict[str, Any]
     config: dict[str, Any]
-    digests: dict[str, Any] | None = None
+    digests: dict[str, Any]
 
 
 def describe(
@@ -182,5 +182,5 @@ def read_checkpoint_info(path: Path) -> CheckpointInfo:
         environment=about["environment"],
         data=read_item(at, "data", about),
         config=read_item(at, "config", about),
-        digests=about.get("digests"),
+        digests=about["digests"],
     )

@@ -32,7 +32,6 @@ from vit_jax.run.about import (
     describe,
     evaluated_item,
     incomplete_steps,
-    saved_steps,
     was_copied,
 )
 from vit_jax.run.damage import (
@@ -41,10 +40,9 @@ from vit_jax.run.damage import (
     with_digests,
 )
 from vit_jax.run.digest import start_digests, tree_digests
-from vit_jax.run.folder import environment
+from vit_jax.run.folder import check_scheme, environment
 from vit_jax.run.json_item import JsonItem, JsonItemHandler
 from vit_jax.run.restore import CheckpointReader, Restored
-from vit_jax.run.staging import StagedFolder
 from vit_jax.storage.bucket_path import BucketPath, reason_of
 from vit_jax.storage.files import remove_tree
 from vit_jax.storage.paths import is_bucket
@@ -60,9 +58,9 @@ ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema", "extra": "
 """Item of a checkpoint -> attribute of the training state."""
 
 # Texts in the errors of Orbax and TensorStore when a disk cannot be written.
-_FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _DISK_PROBLEMS = (
-    *_FULL_DISK,
+    "No space left on device",
+    "Disk quota exceeded",
     "Permission denied",
     "Read-only file system",
     "Input/output error",
@@ -81,35 +79,28 @@ class CheckpointFolder:
         pinned: step of a checkpoint to keep in addition; None: no additional checkpoint.
 
     Raises:
-        RunFolderError: the folder cannot be written.
+        RunFolderError: the folder cannot be written, or is on s3://.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = False):
+        check_scheme(folder)
         self.folder = folder.absolute()
         self.pinned: int | None = None
-        self._staged: StagedFolder | None = None
         self._read_only, self._best_metric = read_only, config.best_metric
         with self._as_user_error():
             if not read_only:
                 on_first_host("make the checkpoint folder", lambda: _make(self.folder))
-            self._staged = _staged(self.folder)
-            if self._staged is not None:
-                self._staged.pull([] if read_only else None)
-            self._here = self.folder if self._staged is None else self._staged.local
-            with _metadata_errors(self._here):
+            with _metadata_errors(self.folder):
                 self._manager = ocp.CheckpointManager(
-                    os.fspath(self._here),
-                    options=self._options(self._here, config),
+                    os.fspath(self.folder),
+                    options=self._options(config),
                     item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
                     | {item: JsonItemHandler() for item in ("data", "config", "about")},
                 )
-        self._reader = CheckpointReader(
-            self.folder, self._here, self._manager, self._staged if read_only else None
-        )
+        self._reader = CheckpointReader(self.folder, self._manager)
         self._environment = {} if read_only else environment()
 
-    def _options(self, here: Path, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
-        """Returns the options of Orbax's manager of a folder."""
+    def _options(self, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
         keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
         if config.keep_best:
             keep.append(
@@ -128,7 +119,7 @@ class CheckpointFolder:
             cleanup_tmp_directories=not self._read_only,
             enable_async_checkpointing=True,
             # A folder of a mounted bucket cannot be renamed at once.
-            temporary_path_class=_COMMIT_FILE if is_bucket(here) else None,
+            temporary_path_class=_COMMIT_FILE if is_bucket(self.folder) else None,
             **multi_process_options(),
         )
 
@@ -140,8 +131,6 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in ascending order."""
-        if self._staged is not None and self._read_only:
-            return saved_steps(self.folder)
         return sorted(self._manager.all_steps())
 
     def save(
@@ -180,9 +169,6 @@ class CheckpointFolder:
         finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
         metrics = finite if self._best_metric in finite else None
         with self._as_user_error():
-            if self._staged is not None:
-                self._manager.wait_until_finished()  # Orbax would wait here, too.
-                self._staged.push_behind()
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def check(self) -> None:
@@ -193,8 +179,6 @@ class CheckpointFolder:
         """
         with self._as_user_error():
             self._manager.check_for_errors()
-            if self._staged is not None and not self._manager.is_saving_in_progress():
-                self._staged.push_behind()
 
     def wait(self) -> None:
         """Waits until the last save is complete.
@@ -205,17 +189,11 @@ class CheckpointFolder:
         with self._as_user_error():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
-            if self._staged is not None and not self._read_only:
-                self._staged.push()
 
     def close(self) -> None:
         """Waits for the last save and releases the folder."""
-        with contextlib.ExitStack() as closing, self._as_user_error():
-            if self._staged is not None:
-                closing.callback(self._staged.close)
+        with self._as_user_error():
             self._manager.close()
-            if self._staged is not None and not self._read_only:
-                self._staged.push()
 
     def restore(self, abstract: dict[str, Any], step: int | None = None) -> Restored:
         """Restores a checkpoint with the shardings of `abstract`.
@@ -273,17 +251,14 @@ class CheckpointFolder:
         except Exception as error:  # Each client of a bucket has its own classes.
             found = [cause for cause in _DISK_PROBLEMS if cause in str(error)]
             reason = getattr(error, "strerror", None) or (found[0] if found else None)
-            at, place = self.folder, "folder with free space"
-            fix = "free some space or choose another --workdir"
-            if found and found[0] in _FULL_DISK and self._staged is not None:
-                at, fix = self._staged.local, "free some space or set XDG_CACHE_HOME"
-            elif isinstance(self.folder, BucketPath):
+            place, fix = "folder with free space", "free some space or choose another --workdir"
+            if isinstance(self.folder, BucketPath):
                 reason = reason or reason_of(error)
                 place, fix = "bucket", "log in again, check the account's rights, or run it again"
             if reason is None:
                 raise
             raise RunFolderError(
-                f"cannot write checkpoints to {at}: {reason}",
+                f"cannot write checkpoints to {self.folder}: {reason}",
                 f"a writable {place}",
                 f"{fix}; the last complete checkpoint is kept",
             ) from error
@@ -316,19 +291,6 @@ def _make(folder: Path) -> None:
                     " else delete it",
                 )
             remove_tree(path)
-
-
-def _staged(folder: Path) -> StagedFolder | None:
-    """Returns the staged folder if Orbax cannot write to a folder itself; None: it can."""
-    if not isinstance(folder, BucketPath) or folder.scheme == "gs":
-        return None
-    if jax.process_count() > 1:
-        raise RunFolderError(
-            f"checkpoints of {jax.process_count()} processes in {folder}",
-            "gs:// or a disk that all hosts share, because Orbax does not write to s3://",
-            "choose another --workdir",
-        )
-    return StagedFolder(folder)
 
 
 class _Pinned:

@@ -1,7 +1,7 @@
 """Finds out whether a checkpoint is damaged, and moves damaged ones aside.
 
 The description of a checkpoint holds a digest of each array, of the other JSON items, and of
-itself. Checkpoints that were saved before there were digests are not checked.
+itself.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ _Digests = Mapping[str, Mapping[str, str]]
 
 
 class _Description(pydantic.BaseModel):
-    """What every description has, also those of earlier versions without digests."""
-
     arrays: dict[str, dict[str, dict[str, Any]]]
     environment: dict[str, Any]
+    digests: dict[str, dict[str, Any]]
+    digest: str
 
 
 def with_digests(
@@ -74,7 +74,7 @@ def read_about(at: Path) -> dict[str, Any]:
     except pydantic.ValidationError:
         raise damaged_error(at, f"about/{JSON_FILE} does not describe its arrays") from None
     content = {key: value for key, value in about.items() if key != "digest"}
-    if ("digest" in about or "digests" in about) and about.get("digest") != json_digest(content):
+    if about["digest"] != json_digest(content):
         raise damaged_error(at, f"about/{JSON_FILE} differs from its digest")
     _check_result(at, about)
     return about
@@ -93,7 +93,7 @@ def read_item(at: Path, item: str, about: Mapping[str, Any]) -> dict[str, Any]:
         DamagedError: it is damaged.
     """
     content = _read(at, item)
-    if "digests" in about and about["digests"]["json"][item] != json_digest(content):
+    if about["digests"]["json"][item] != json_digest(content):
         raise damaged_error(at, f"{item}/{JSON_FILE} differs from its digest")
     return content
 
@@ -103,11 +103,9 @@ def check_arrays(at: Path, about: Mapping[str, Any], found: _Digests) -> None:
 
     Args:
         at: folder of the step.
-        about: see `read_about`. One without digests is not compared.
+        about: see `read_about`.
         found: item -> array name -> digest of what was read.
     """
-    if "digests" not in about:
-        return
     saved = about["digests"]["arrays"]
     wrong = [
         f"'{item}/{name}'"
@@ -120,15 +118,14 @@ def check_arrays(at: Path, about: Mapping[str, Any], found: _Digests) -> None:
         raise damaged_error(at, f"{noun} {first_few(wrong, 3)} {verb} from what was saved")
 
 
-def weights_digest(at: Path, item: str) -> str | None:
-    """Returns the digest of all arrays of an item as saved; None: an older checkpoint.
+def weights_digest(at: Path, item: str) -> str:
+    """Returns the digest of all arrays of an item as saved.
 
     Args:
         at: folder of the step.
         item: "params" or "ema".
     """
-    about = read_about(at)
-    return combined_digest(about["digests"]["arrays"][item]) if "digests" in about else None
+    return combined_digest(read_about(at)["digests"]["arrays"][item])
 
 
 def set_aside(folder: Path, step: int) -> Path:
@@ -169,7 +166,7 @@ def _read(at: Path, item: str) -> dict[str, Any]:
 
 def _check_result(at: Path, about: Mapping[str, Any]) -> None:
     """Raises DamagedError if a checkpoint is of the final step, but of other weights."""
-    if at.parent.name != "checkpoints" or "digests" not in about:
+    if at.parent.name != "checkpoints":
         return
     result = read_result(at.parents[1], CheckpointError) or {}
     wanted = result.get("weights_digest")

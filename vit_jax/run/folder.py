@@ -21,6 +21,7 @@ from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
 from vit_jax.run.result import read_result
 from vit_jax.schema import Section, differences
+from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
@@ -43,6 +44,16 @@ _PACKAGES = (
 _NETWORK_DISK_DELAY_S = 60.0
 
 
+def check_scheme(path: Path) -> None:
+    """Raises RunFolderError for a run folder on s3://, where Orbax cannot write."""
+    if isinstance(path, BucketPath) and path.scheme == "s3":
+        raise RunFolderError(
+            f"a run folder on {path}",
+            "gs://BUCKET/..., a disk that all hosts share, or a mounted bucket",
+            "use one of these, because Orbax does not write to s3://; data on s3:// can be read",
+        )
+
+
 class RunFolder:
     """The folder of one run, locked until the end of the `with` block.
 
@@ -60,6 +71,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Section):
+        check_scheme(path)
         self.path = path.expanduser().absolute()
         self.config = config
         self.is_writer = processes.is_first_host()

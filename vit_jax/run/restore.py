@@ -12,7 +12,6 @@ from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import gather, name_late_processes
 from vit_jax.run.about import ORBAX_FILE
 from vit_jax.run.damage import damaged_error, read_about, read_item
-from vit_jax.run.staging import StagedFolder
 from vit_jax.run.verify import unreadable_reason
 
 # Texts in errors of reading that say nothing about the files.
@@ -48,17 +47,12 @@ class CheckpointReader:
     """Reads the items of the checkpoints in a folder.
 
     Args:
-        folder: the `checkpoints` folder of a run, for messages.
-        here: the same folder, or a local copy of it.
-        manager: Orbax's manager of `here`.
-        staged: where missing files of `here` are copied from; None: it is complete.
+        folder: the `checkpoints` folder of a run.
+        manager: Orbax's manager of `folder`.
     """
 
-    def __init__(
-        self, folder: Path, here: Path, manager: ocp.CheckpointManager, staged: StagedFolder | None
-    ):
-        self._folder, self._here = folder, here
-        self._manager, self._staged = manager, staged
+    def __init__(self, folder: Path, manager: ocp.CheckpointManager):
+        self._folder, self._manager = folder, manager
 
     def read_json(
         self, abstract: dict[str, Any], step: int
@@ -73,20 +67,17 @@ class CheckpointReader:
             CheckpointError: the parameters have other names or shapes.
             DamagedError: a file is damaged or missing.
         """
-        at, here = self._folder / str(step), self._here / str(step)
+        at = self._folder / str(step)
         content, damage = ({}, {}, {}), None
         try:
-            if self._staged is not None:
-                self._staged.pull([step])
-                self._manager.reload()
             for name in (ORBAX_FILE, "about"):
-                if not (here / name).exists():
+                if not (at / name).exists():
                     raise damaged_error(at, f"it has no {name}")
-            about = read_about(here)
+            about = read_about(at)
             for item in abstract:
-                if item in about["arrays"] and not (here / item).exists():
+                if item in about["arrays"] and not (at / item).exists():
                     raise damaged_error(at, f"it has no {item}")
-            content = about, read_item(here, "data", about), read_item(here, "config", about)
+            content = about, read_item(at, "data", about), read_item(at, "config", about)
             self._check_architecture(abstract, step)
         except DamagedError as error:
             damage = error.parts

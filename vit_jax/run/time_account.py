@@ -11,9 +11,7 @@ session: the lines lie 1/200 of the session's time apart. So a `kill -9` loses a
 the account, which then counts as idle. A line holds the figures of the whole run so far.
 """
 
-import collections
 import contextlib
-import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +40,6 @@ PARTS = {
 }
 # What is done again for the steps after the checkpoint that a session resumes from.
 _REPEATED = ("steps", "data", "evaluation")
-# Saves whose median is the cost of a save.
-_RECENT_SAVES = 5
 _LONGEST_WHY = 500
 
 
@@ -56,7 +52,6 @@ class TimeAccount:
     Attributes:
         step: number of finished steps.
         total_steps: number of steps of the run; None: not known yet.
-        saves: number of saves of the run.
     """
 
     def __init__(self, began_s: float | None = None):
@@ -69,8 +64,7 @@ class TimeAccount:
         self._log: LogFile | None = None
         self._thread: threading.Thread | None = None
         self._session = 1
-        self._save_s: collections.deque[float] = collections.deque(maxlen=_RECENT_SAVES)
-        self.step = self.saves = 0
+        self.step = 0
         self.total_steps: int | None = None
 
     @contextlib.contextmanager
@@ -98,17 +92,9 @@ class TimeAccount:
             self._count()
             return {part: round(seconds, 3) for part, seconds in self._seconds.items()}
 
-    def add_save(self, blocked_s: float) -> None:
-        """Counts a save that has blocked the training loop, and logs it."""
-        with self._lock:
-            self.saves += 1
-            self._save_s.append(blocked_s)
+    def log(self) -> None:
+        """Logs the account now, without waiting for the next interval."""
         self._write("running")
-
-    @property
-    def save_s(self) -> float | None:
-        """Median time that the last saves blocked training; None: nothing was saved yet."""
-        return statistics.median(self._save_s) if self._save_s else None
 
     def open(self, folder: Path) -> None:
         """Continues the account in a run folder, and starts to log. Only the first call counts.
@@ -184,8 +170,7 @@ class TimeAccount:
             for part, seconds in last["seconds"].items():
                 self._seconds[part] += seconds
             self._seconds["idle"] += max(self._began - last["time"], 0.0)
-        self._session, self.step, self.saves = last["session"] + 1, last["step"], last["saves"]
-        self._save_s.extend([last["save_s"]] if last["save_s"] is not None else [])
+        self._session, self.step = last["session"] + 1, last["step"]
 
     def _keep_writing(self) -> None:
         begin = time.monotonic()
@@ -205,8 +190,6 @@ class TimeAccount:
                     "time": time.time(),
                     "step": self.step,
                     "total_steps": self.total_steps,
-                    "saves": self.saves,
-                    "save_s": self.save_s,
                     "seconds": self.seconds(),
                     **({"why": why} if why else {}),
                 }
@@ -227,9 +210,8 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Returns the lines of a run's sessions.jsonl; [] if it has none.
 
     A line has "session" (from 1), "event" ("running", "stopped", "failed", "finished"), "began" and
-    "time" in unix seconds, "step", "total_steps" (null: not known), "saves", "save_s" (median time
-    that a save blocks training), "seconds", the seconds of the whole run by part, and, if the
-    session failed, "why".
+    "time" in unix seconds, "step", "total_steps" (null: not known), "seconds", the seconds of the
+    whole run by part, and, if the session failed, "why".
     """
     return read_log(folder / FILE, _is_line)
 
@@ -254,9 +236,8 @@ def _is_line(row: dict[str, Any]) -> bool:
     """Whether a JSON object is a line of sessions.jsonl."""
     seconds = row.get("seconds")
     return (
-        all(type(row.get(name)) is int for name in ("session", "step", "saves"))
+        all(type(row.get(name)) is int for name in ("session", "step"))
         and all(isinstance(row.get(name), (int, float)) for name in ("began", "time"))
-        and isinstance(row.get("save_s", ""), (int, float, type(None)))
         and isinstance(row.get("event"), str)
         and isinstance(row.get("why", ""), str)
         and isinstance(seconds, dict)

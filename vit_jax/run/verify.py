@@ -64,8 +64,6 @@ def verify_checkpoint(at: Path, show: Callable[[str], None]) -> list[str]:
                 damage = list(_damaged_arrays(here, item, about, show))
                 size = sum(_size_bytes(row) for row in rows.values())
                 state = f"{len(damage)} damaged" if damage else "good"
-                if "digests" not in about and not damage:
-                    state = "readable, but saved without checksums, so not compared"
                 show(f"  {item}: {len(rows)} arrays, {size / 1e6:,.2f} MB, {state}")
                 found += damage
     except CheckpointError as error:

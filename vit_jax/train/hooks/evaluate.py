@@ -124,9 +124,9 @@ class EvaluateHook:
             metrics |= evaluation.metrics
         self._wait_for_save()
         digest = on_first_host("read the digest of the weights", lambda: self._weights_digest(best))
-        return metrics if digest is None else metrics | {"weights_digest": digest}
+        return metrics | {"weights_digest": digest}
 
-    def _weights_digest(self, step: int) -> str | None:
+    def _weights_digest(self, step: int) -> str:
         item = evaluated_item(self._context.config.to_mapping())
         return weights_digest(self._context.checkpoints.folder / str(step), item)
 

@@ -83,7 +83,7 @@ class SaveHook:
             self._saved = step
             blocked = time.perf_counter() - begin
             context.metrics.write(step, {"checkpoint/blocked_s": blocked})
-            context.account.add_save(blocked)
+            context.account.log()
 
     def _data(self, context: RunContext, step: int) -> dict[str, Any]:
         """Returns the JSON that a checkpoint keeps beside its arrays."""
