@@ -8,7 +8,7 @@ from vit_jax.__main__ import main
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 """Seed of all attacks."""
-MANY = int(os.environ.get("ATTACKS", "12"))
+MANY = int(os.environ.get("ATTACKS", "5"))
 """How many attacks of a kind the slow tests make at most."""
 
 

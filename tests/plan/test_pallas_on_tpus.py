@@ -37,7 +37,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2", "v4:2x2x1", "v5p:2x2x1"])
+TOPOLOGIES = ["v5e:2x2", "v6e:2x2", "v4:2x2x1", "v5p:2x2x1"]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_kernel_and_its_gradient_compile(topology):
     done = subprocess.run(
         [sys.executable, __file__, topology],
@@ -49,7 +52,12 @@ def test_the_kernel_and_its_gradient_compile(topology):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     # Forward and backward; on a mesh, the same program on each device.
-    assert found == {"one": [2] * len(CASES), "mesh": 2}
+    assert found == {"one": [2] * len(cases_for(topology)), "mesh": 2}
+
+
+def cases_for(topology):
+    """Returns all cases for the first topology, and some for the others."""
+    return CASES if topology == TOPOLOGIES[0] else CASES[1::5]
 
 
 def main() -> None:
@@ -87,7 +95,7 @@ def main() -> None:
         return compiled.as_text().count('custom_call_target="tpu_custom_call"')
 
     one = SingleDeviceSharding(devices[0])
-    found = {"one": [count_kernels(case, 4, lambda name: one) for case in CASES]}
+    found = {"one": [count_kernels(case, 4, lambda name: one) for case in cases_for(sys.argv[1])]}
     mesh = Mesh(np.array(devices[:4]).reshape(2, 1, 2), ("data", "fsdp", "tensor"))
     specs = {
         "qkv": PartitionSpec(("data", "fsdp"), None, None, "tensor"),
