@@ -45,15 +45,6 @@ def test_a_normalisation_in_the_config_of_timm(tmp_path, capsys):
     assert "(0.485, 0.456, 0.406)" in capsys.readouterr().err
 
 
-def test_a_normalisation_that_the_file_contradicts(tmp_path):
-    save(random_loaded(), tmp_path / "timm", "timm")
-    assert (
-        load(tmp_path / "timm", normalization=((0.5,) * 3, (0.5,) * 3)).report.normalization is None
-    )
-    with pytest.raises(WeightsError, match=r"config.json says .*0\.5.*; leave out normalization"):
-        load(tmp_path / "timm", normalization=(MEAN, STD))
-
-
 def test_a_normalisation_in_the_preprocessor_config_of_transformers(tmp_path):
     save(random_loaded(), tmp_path / "hf", "transformers")
     change_json(tmp_path / "hf" / "preprocessor_config.json", image_mean=MEAN, image_std=STD)

@@ -163,7 +163,9 @@ def test_the_grid_must_be_given_for_a_file_whose_table_is_not_square(tmp_path):
 
 
 def test_a_grid_of_another_shape_but_equal_size_is_resampled(tiny_path, tiny_loaded):
-    loaded = load(tiny_path, image_size=(8, 32))
+    with pytest.raises(WeightsError, match=r"4 x 4 patches or the 2 x 8 of .*; give .* with grid"):
+        load(tiny_path, image_size=(8, 32))
+    loaded = load(tiny_path, image_size=(8, 32), grid=(4, 4))
     assert loaded.report.names(Status.RESIZED) == [TABLE]
     want = apply([by_corners(4, 2), by_corners(4, 8)], params(tiny_loaded.model)[TABLE], (4, 4))
     np.testing.assert_allclose(params(loaded.model)[TABLE], want, atol=1e-5)

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from interop.files import tiny, write_golden, write_npz
 from shared_programs import shared_program
-from weight_files import random_weights
+from weight_files import random_loaded, random_weights
 
 from vit_jax.config.file import load_config
 from vit_jax.config.init import InitConfig
@@ -21,6 +21,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.interop.load import load
+from vit_jax.interop.save import save
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
@@ -185,6 +186,19 @@ def test_the_normalisation_of_the_config_is_folded_in(tmp_path, npz):
     # Divided by twice the deviation of each channel.
     np.testing.assert_allclose(theirs[..., 0, :], ours[..., 0, :] / (2 * 0.229), rtol=1e-5)
     assert report.to_mapping()["normalization"][1] == (0.229, 0.224, 0.225)
+
+
+def test_a_normalisation_that_the_file_contradicts_is_an_error(tmp_path):
+    save(random_loaded(), tmp_path / "timm", "timm")
+    weights = str(tmp_path / "timm")
+    start_from_weights(
+        program_of(config_of(tmp_path, mapping(weights, init={"normalization": "half"})))
+    )
+    config = config_of(tmp_path, mapping(weights, init={"normalization": "imagenet"}))
+    with pytest.raises(
+        WeightsError, match=r"'imagenet' for weights whose config.json says \(\(0.5"
+    ):
+        start_from_weights(program_of(config))
 
 
 def test_the_resampling_method_is_used(tmp_path, npz):

@@ -38,6 +38,7 @@ class WeightsInfo:
         class_names: names of the classes, if the file has them.
         view: how images were cropped and resized when the weights were evaluated.
         normalization: image normalisation that the file says; None: it does not say one.
+        assumed: what is assumed because the file has no config.json; "": nothing.
         unused: patterns of names of tensors that such files contain but no model needs.
         task_only: patterns of names of parameters that only the training task used, e.g. mask
             tokens.
@@ -51,6 +52,7 @@ class WeightsInfo:
     class_names: tuple[str, ...] | None = None
     view: EvalView = EvalView()
     normalization: Normalization | None = None
+    assumed: str = ""
     unused: tuple[str, ...] = ()
     task_only: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ from vit_jax.interop.name_table import Row, matches, read_row
 from vit_jax.interop.normalization import (
     OURS,
     Normalization,
-    choose_normalization,
+    checked_normalization,
     fold_normalization,
 )
 from vit_jax.interop.opening import open_published
@@ -59,6 +59,7 @@ class ModelInfo:
         view: how images were cropped and resized when the weights were evaluated.
         report: the status of every tensor.
         original: the file's model before the caller's changes; None: a new model.
+        stored_normalization: normalisation that the file says; None: it does not say one.
     """
 
     options: ModelConfig
@@ -68,6 +69,7 @@ class ModelInfo:
     view: EvalView
     report: LoadReport
     original: AbstractModel | None = None
+    stored_normalization: Normalization | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ def load_pretrained(
         normalization: per-channel mean and standard deviation with which the weights expect images
             in [0, 1] to be normalised; None: as in the file's config.json, else 0.5 and 0.5. Other
             values are folded into the patch embedding, so that the model takes images in [-1, 1]
-            like all models. It is an error if the config.json has other values.
+            like all models.
         allow_missing: regular expressions that match whole parameter names. These parameters may be
             missing from the file and are then initialised as in a new model.
         allow_unexpected: regular expressions that match whole names of tensors that may stay
@@ -267,9 +269,9 @@ def read_weights(
     start = time.monotonic()
     allow_missing, allow_unexpected = map(_check_patterns, (allow_missing, allow_unexpected))
     _check_method(position_resize)
-    given = {key: value for key, value in {"grid": grid, **options}.items() if value}
+    sizes = {"grid": grid, "image_size": image_size}
+    given = {key: value for key, value in {**sizes, **options}.items() if value}
     file, published = open_published(weights_path(path), given)
-    normalization = choose_normalization(normalization, published.normalization)
     has_head = keeps_head(published, num_classes, keep_head)
     chosen = choose_model(
         published,
@@ -283,6 +285,7 @@ def read_weights(
     report = LoadReport(
         str(path), published.format, chosen.options.name, file.size_bytes, file_names
     )
+    report.assumed = published.assumed
     original = original_model(published)
     arrays = _read_parameters(file, published, original, chosen, has_head, position_resize, report)
     _report_missing(report, original, chosen, arrays, allow_missing, has_head)
@@ -291,7 +294,9 @@ def read_weights(
     except WeightsError:
         log.info("%s", report.text())
         raise
-    arrays = _fold(arrays, chosen.shapes, normalization, report)
+    if normalization:
+        normalization = checked_normalization(normalization)
+    arrays = _fold(arrays, chosen.shapes, normalization or published.normalization, report)
     report.seconds = time.monotonic() - start
     return Weights(
         options=chosen.options,
@@ -299,6 +304,7 @@ def read_weights(
         image_size=chosen.image_size,
         class_names=published.class_names if has_head else None,
         view=published.view,
+        stored_normalization=published.normalization,
         report=report,
         original=original,
         model=chosen.model,

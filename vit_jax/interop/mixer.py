@@ -44,7 +44,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         "token_mlp_dim": token_mlp_dim,
         "channel_mlp_dim": shapes[f"{first}/channel_mixing/Dense_0/kernel"][1],
     }
-    rows, columns = grid_of(tokens, False, given)
+    rows, columns = grid_of(tokens, False, given, patch)
     return WeightsInfo(
         "vision_transformer npz",
         options_of_sizes([f"Mixer-{size}" for size in MIXER_SIZES], patch, sizes),

@@ -89,6 +89,18 @@ class TorchConv:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvWithoutBias:
+    """A PyTorch convolution without a bias; kernel and a bias of zeros in our model."""
+
+    def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
+        return [*TorchConv().read(theirs, shapes[:1]), np.zeros(shapes[1], np.float32)]
+
+    def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
+        assert not ours[1].any(), "the bias has been moved to the position table"
+        return TorchConv().write(ours[:1])
+
+
+@dataclasses.dataclass(frozen=True)
 class Stacked:
     """Several tensors in the file, stacked along an axis of our parameter.
 
@@ -228,8 +240,11 @@ def torch_norm_rows(ours: str, theirs: str) -> list[Row]:
     ]
 
 
-def torch_patch_rows(theirs: str) -> list[Row]:
+def torch_patch_rows(theirs: str, *, bias: bool = True) -> list[Row]:
     """Returns the rows of the patch embedding, a convolution in PyTorch: kernel and bias."""
+    if not bias:
+        names = ("patch_embedding/kernel", "patch_embedding/bias")
+        return [row(names, f"{theirs}.weight", ConvWithoutBias())]
     return [
         row("patch_embedding/kernel", f"{theirs}.weight", TorchConv()),
         row("patch_embedding/bias", f"{theirs}.bias", Same()),

@@ -53,31 +53,6 @@ def checked_normalization(given: Any) -> Normalization:
     return mean, std
 
 
-def choose_normalization(
-    given: Normalization | None, stored: Normalization | None
-) -> Normalization | None:
-    """Returns the normalisation that weights expect; None: neither the user nor the file says it.
-
-    Args:
-        given: of the user.
-        stored: in the file's config.json.
-
-    Raises:
-        WeightsError: `given` is none, or is not the file's.
-    """
-    if given is None:
-        return stored
-    given = checked_normalization(given)
-    if stored not in (None, given):
-        raise WeightsError(
-            f"normalisation {given} for weights whose config.json says {stored}",
-            "the one in config.json",
-            f"leave out {ARGUMENT}, or correct the config.json",
-            argument="normalization",
-        )
-    return given
-
-
 def fold_normalization(
     params: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],

@@ -1,15 +1,21 @@
 """Opens published weights: recognises the format and reads the architecture."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.errors import UserError, WeightsError
+from vit_jax.errors import UserError, WeightsError, first_few
 from vit_jax.interop import native
 from vit_jax.interop.formats import WeightsInfo, all_formats
 from vit_jax.interop.locate import local_weights, weights_path
 from vit_jax.interop.npz_about import with_about
 from vit_jax.interop.tensors import TensorFile, open_tensors
+
+log = logging.getLogger(__name__)
+
+# Added to the names by DistributedDataParallel, torch.compile, Lightning, open_clip and others.
+_PREFIXES = ("module.", "_orig_mod.", "backbone.", "visual.trunk.", "model.")
 
 
 def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +49,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
     path = local_weights(path)
     if path.is_dir():
         path = _weights_in(path)
-    file = open_tensors(path)
+    file = _without_prefixes(open_tensors(path))
     formats = [f for f in all_formats() if (f.container == "npz") == (path.suffix == ".npz")]
     try:
         for format in formats:
@@ -64,8 +70,33 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
     raise WeightsError(
         f"{path} has tensors of an unknown architecture ({names}, ...)",
         f"one of the formats {known_formats()}",
-        "for transformers, give the folder that contains config.json",
+        "this kind of model is not supported"
+        if file.config()
+        else "for transformers, give the folder that contains config.json",
     )
+
+
+def _without_prefixes(file: TensorFile) -> TensorFile:
+    """Returns the file without what a wrapper has put before the names of all its tensors.
+
+    Raises:
+        WeightsError: only some tensors have such a prefix.
+    """
+    for prefix in _PREFIXES:
+        named = [name for name in file.shapes if name.startswith(prefix)]
+        if not named:
+            continue
+        rest = sorted(file.shapes.keys() - set(named))
+        if rest:
+            raise WeightsError(
+                f"{file.path} has tensors with the prefix {prefix!r} and others"
+                f" ({first_few(rest, 2)})",
+                "one model in a file",
+                "save the tensors of the image model alone",
+            )
+        log.info("%s: the prefix %r of all tensors is left out", file.path, prefix)
+        return _without_prefixes(file.renamed({n.removeprefix(prefix): n for n in named}))
+    return file
 
 
 def known_formats() -> str:

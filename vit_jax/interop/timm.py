@@ -1,4 +1,4 @@
-"""safetensors files of timm: ViT, DeiT, DINOv2 with registers, DINOv3, SigLIP image towers."""
+"""safetensors files of timm: ViT, DeiT, DINOv2, DINOv3, image towers of CLIP and SigLIP."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import WeightsError, first_few
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
     Flat,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _BLOCK = "blocks.{layer}"
-_DEIT_TOKEN = "dist_token"
+# Registers: timm's, those of facebookresearch/dinov2, and DeiT's second token.
+_REGISTERS = ("reg_token", "register_tokens", "dist_token")
 # Key of pretrained_cfg that only this package writes and reads.
 _ANTIALIAS = "vit_jax_antialias"
 # timm's name of a pooling -> our name.
@@ -47,40 +48,60 @@ _POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 # (width, rotary, mlp) -> heads of models that differ from others of that width: DINOv3-H+ and
 # SigLIP-g. Source: timm.
 _OTHER_HEADS = {(1280, True, "swiglu"): 20, (1536, False, "gelu"): 16}
-# timm's architectures that use the tanh approximation of GELU without setting it in config.json.
+# What timm's architectures have without setting it in config.json.
+_HEADS_OF_NAME = {"vit_base_patch16_gap_224": 16}
 _TANH_GELU = (
-    r"vit_(base_patch32_siglip_256|large_patch16_siglip_(gap_)?512"
+    r"vit_(base_patch32_siglip_(gap_)?256|large_patch16_siglip_(gap_)?512"
     r"|(so400m|giantopt)_patch16_siglip_.*)"
 )
+_QUICK_GELU = r"vit_.*_clip_quickgelu_.*"
+# timm's activation -> options.
+_ACTIVATIONS = {
+    "gelu": {"mlp": "gelu", "gelu_approximate": False},
+    "gelu_tanh": {"mlp": "gelu", "gelu_approximate": True},
+    "quick_gelu": {"mlp": "quick_gelu"},
+}
+# Keys of config.json that are read, show in the shapes, or change nothing in evaluation.
+_KEYS = {
+    "architecture", "num_classes", "num_features", "global_pool", "model_args", "pretrained_cfg",
+    "label_names", "label_descriptions",
+}  # fmt: skip
+_ARGUMENTS = {
+    "img_size", "patch_size", "num_heads", "act_layer", "global_pool", "pos_embed",
+    "embed_dim", "depth", "mlp_ratio", "qkv_bias", "init_values", "class_token", "reg_tokens",
+    "no_embed_class", "pre_norm", "fc_norm", "num_classes", "in_chans", "drop_rate",
+    "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
+    "weight_init", "fix_init", "dynamic_img_size", "dynamic_img_pad", "strict_img_size",
+}  # fmt: skip
+# Arguments with the value that means nothing.
+_NEUTRAL = {"pool_include_prefix": False, "final_norm": True}
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
-    """Returns the file with plain tensor names if it is a ViT of timm, else None."""
-    plain = {name.removeprefix("model."): name for name in file.shapes}
-    known = {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight"} <= plain.keys()
-    return file.renamed(plain) if known else None
+    """Returns the file if it is a ViT of timm, else None."""
+    known = {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight"} <= file.shapes.keys()
+    return file if known else None
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes, and from timm's config.json if there is one.
 
     Raises:
-        WeightsError: neither the file nor the caller's options contain a size.
+        WeightsError: neither the file nor the caller's options contain a size, or the model has
+            something that ours does not have.
     """
-    config = file.config()
-    if "_rope_" in (named := config.get("architecture", "")) or "rope.freqs" in file.shapes:
-        raise WeightsError(
-            f"{file.path}, {named or 'a model with learned rotations'}",
-            "the rotary embedding of DINOv3",
-            "this kind of rotary embedding is not supported",
-        )
-    shapes, arguments = file.shapes, config.get("model_args", {})
-    given = _read_sizes(arguments) | dict(given)
+    config, shapes = file.config(), file.shapes
+    named, arguments = config.get("architecture", ""), config.get("model_args", {})
+    _check_keys(file, config, arguments)
+    _check_parts(file, named)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
-    # Only DINOv3 has no position table. It rotates queries and keys instead.
-    rotary = "pos_embed" not in shapes
+    sizes = _read_sizes(config, patch)
+    given = sizes | {key: value for key, value in given.items() if value is not None}
+    position = _read_position(file, named, arguments.get("pos_embed"))
+    rotary = position == "rope_2d"
     mlp, hidden = _read_mlp(file)
-    heads = given.get("num_heads") or _OTHER_HEADS.get((width, rotary, mlp))
+    heads = given.get("num_heads") or _HEADS_OF_NAME.get(named)
+    heads = heads or _OTHER_HEADS.get((width, rotary, mlp))
     options = vit_options(
         width=width,
         depth=depth_of(shapes, "blocks.{layer}.attn.qkv.weight"),
@@ -90,10 +111,9 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     )
     if mlp == "swiglu":
         options["mlp_dim"] = hidden
-    has_class_token, is_deit = "cls_token" in shapes, _DEIT_TOKEN in shapes
-    registers = shapes["reg_token"][1] if "reg_token" in shapes else int(is_deit)
-    pooling = _read_pooling(file, rotary, config.get("global_pool"))
-    tanh = re.fullmatch(_TANH_GELU, config.get("architecture", ""))
+    has_class_token, is_clip = "cls_token" in shapes, "norm_pre.weight" in shapes
+    registers = next((shapes[name][1] for name in _REGISTERS if name in shapes), 0)
+    pooling = _read_pooling(file, rotary, config.get("global_pool", arguments.get("global_pool")))
     scale = next((n for n in ("blocks.0.ls1.gamma", "blocks.0.gamma_1") if n in shapes), None)
     options |= {
         "pooling": pooling,
@@ -102,15 +122,21 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         "register_head": "head_dist.weight" in shapes,
         "layer_scale": 1e-5 if scale else None,
         "mlp": mlp,
-        "gelu_approximate": arguments.get("act_layer", tanh and "gelu_tanh") == "gelu_tanh",
-        "norm_epsilon": 1e-5 if rotary else 1e-6,
+        "embedding_norm": is_clip,
+        "norm_after_pooling": "fc_norm.weight" in shapes,
+        "norm_epsilon": 1e-5 if rotary or is_clip else 1e-6,
         "qkv_bias": any(f"blocks.0.attn.{n}" in shapes for n in ("qkv.bias", "q_bias")),
-        "position_embedding": "rope_2d" if rotary else "learned_1d",
+        "position_embedding": position,
     }
-    image_size = None
-    if not rotary:
-        grid = grid_of(shapes["pos_embed"][1], has_class_token + is_deit, given)
+    if mlp == "gelu":
+        options |= _read_activation(file, named, arguments.get("act_layer"))
+    image_size, place = None, None
+    if position == "learned_1d":
+        rows, prefix = shapes["pos_embed"][1], has_class_token + registers
+        grid = grid_of(rows, prefix, given, patch)
         image_size = (grid[0] * patch, grid[1] * patch)
+        if registers and rows == prefix + grid[0] * grid[1]:
+            place = int(has_class_token)
     labels = config.get("label_names") or ()
     head, pretrained = shapes.get("head.weight"), config.get("pretrained_cfg", {})
     return WeightsInfo(
@@ -118,69 +144,185 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         options,
         head[0] if head else 0,
         image_size,
-        tuple(name_table(eva=rotary, deit=is_deit)),
+        tuple(
+            name_table(
+                eva=rotary,
+                registers=next((name for name in _REGISTERS if name in shapes), "reg_token"),
+                register_rows=place,
+                patch_bias="patch_embed.proj.bias" in shapes,
+                norm="fc_norm" if "fc_norm.weight" in shapes else "norm",
+            )
+        ),
         class_names=tuple(labels) if head and len(labels) == head[0] else None,
         view=_eval_view(pretrained),
         normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
+        assumed="" if config else _assumed(options),
         unused=(r"rope\..*", "mask_token"),
+    )
+
+
+def _assumed(options: Mapping[str, Any]) -> str:
+    gelu = "" if options["mlp"] != "gelu" else ", the exact GELU"
+    return (
+        "There is no config.json, so this is assumed: images in [-1, 1], a central crop of 0.875,"
+        f" pooling {options['pooling']!r}{gelu}"
     )
 
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     """Returns the crop and filter of timm's evaluation. Filters other than bicubic are bilinear."""
     view = EvalView(
-        crop="resize" if pretrained.get("crop_mode") == "squash" else "central",
         central_fraction=float(pretrained.get("crop_pct") or 0.875),
         antialias=bool(pretrained.get(_ANTIALIAS, True)),
         interpolation="bicubic" if pretrained.get("interpolation") == "bicubic" else "bilinear",
     )
-    if view.crop == "resize":
-        return dataclasses.replace(view, central_fraction=EvalView().central_fraction)
-    return view
+    if pretrained.get("crop_mode") != "squash":
+        return view
+    if pretrained.get("crop_pct") in (None, 1.0):
+        return dataclasses.replace(view, crop="resize", central_fraction=0.875)
+    return dataclasses.replace(view, crop="squash_central")
 
 
-def _read_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _check_keys(file: TensorFile, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raises WeightsError for a key of config.json that could change what the model computes."""
+    unknown = [key for key in config if key not in _KEYS]
+    unknown += [
+        f"model_args.{key} = {value!r}"
+        for key, value in arguments.items()
+        if key not in _ARGUMENTS and value != _NEUTRAL.get(key)
+    ]
+    if unknown:
+        raise WeightsError(
+            f"config.json of {file.path.parent} with {first_few(unknown, 3)}",
+            "arguments of timm's ViT that are known here",
+            "this kind of model is not supported; if the key changes nothing, delete it",
+        )
+
+
+def _check_parts(file: TensorFile, named: str) -> None:
+    """Raises WeightsError for a kind of model that shares only the names of its tensors."""
+    shapes, what = file.shapes, named or "a model"
+    norms = ("norm.weight", "fc_norm.weight")
+    if shapes["patch_embed.proj.weight"][1] != 3:
+        problem, wanted = f"takes {shapes['patch_embed.proj.weight'][1]} channels", "3 channels"
+    elif "blocks.0.norm1.weight" in shapes and "blocks.0.norm1.bias" not in shapes:
+        problem, wanted = "normalises with RMSNorm", "LayerNorm"
+    elif not any(norm in shapes for norm in norms):
+        problem, wanted = "has no final LayerNorm", f"one of {', '.join(norms)}"
+    elif all(norm in shapes for norm in norms):
+        problem, wanted = "has two final LayerNorms", f"one of {', '.join(norms)}"
+    else:
+        return
+    raise WeightsError(
+        f"{file.path}: {what} {problem}", wanted, "this kind of model is not supported"
+    )
+
+
+def _read_position(file: TensorFile, named: str, argument: str | None) -> str:
+    """Returns our name of the position embedding."""
+    if argument == "none":
+        return "none"
+    has_rotations = "_rope_" in named or any(name.startswith("rope.") for name in file.shapes)
+    if "pos_embed" in file.shapes and not has_rotations:
+        return "learned_1d"
+    # DINOv3 has registers, and the periods of its rotations in a buffer.
+    is_dinov3 = "dinov3" in named or (not named and "reg_token" in file.shapes)
+    if is_dinov3 and "rope.freqs" not in file.shapes and "pos_embed" not in file.shapes:
+        return "rope_2d"
+    raise WeightsError(
+        f"{file.path}: {named or 'a model'} has an unknown kind of position embedding",
+        "a table of one vector per token, or the rotary embedding of DINOv3",
+        "this kind of model is not supported",
+    )
+
+
+def _read_activation(file: TensorFile, named: str, argument: str | None) -> Mapping[str, Any]:
+    """Returns the options of the activation that config.json names, else that of the architecture.
+
+    Raises:
+        WeightsError: our models do not have it.
+    """
+    if argument is None:
+        tanh, quick = (re.fullmatch(p, named) for p in (_TANH_GELU, _QUICK_GELU))
+        argument = "gelu_tanh" if tanh else "quick_gelu" if quick else "gelu"
+    argument = {"quickgelu": "quick_gelu"}.get(argument, argument)
+    if argument not in _ACTIVATIONS:
+        raise WeightsError(
+            f"config.json of {file.path.parent} with act_layer {argument!r}",
+            f"one of {', '.join(_ACTIVATIONS)}",
+            "this activation is not supported",
+        )
+    return _ACTIVATIONS[argument]
+
+
+def _read_sizes(config: Mapping[str, Any], patch: int) -> dict[str, Any]:
     """Returns heads and grid from config.json if they are there. Shapes do not determine them."""
+    arguments = config.get("model_args", {})
     sizes = {k: arguments[k] for k in ("num_heads",) if k in arguments}
-    if "img_size" in arguments and "patch_size" in arguments:
-        size, patch = arguments["img_size"], arguments["patch_size"]
+    stored = (config.get("pretrained_cfg", {}).get("input_size") or (3,))[1:]
+    if size := arguments.get("img_size", stored):
         height, width = (size, size) if isinstance(size, int) else size
-        sizes["grid"] = (height // patch, width // patch)
+        sizes["stored_grid"] = (height // patch, width // patch)
     return sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class _DeitTokens:
-    """The second token of DeiT, which has a vector in the position table; our registers have none.
+class _RegistersWithRows:
+    """Registers that have vectors in the position table, e.g. DeiT's second token; ours have none.
 
-    The vector is added to the token, which changes no output.
+    The vectors are added to the registers, which changes no output.
+
+    Attributes:
+        first: row of the first register.
     """
+
+    first: int
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         del shapes  # The table may be for another grid.
-        token, table = theirs
-        return [token + table[:, 1:2], np.delete(table, 1, axis=1)]
+        registers, table = theirs
+        rows = slice(self.first, self.first + registers.shape[1])
+        return [registers + table[:, rows], np.delete(table, rows, axis=1)]
 
     def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
-        register, table = ours
-        return [register, np.insert(table, 1, 0, axis=1)]
+        registers, table = ours
+        at = [self.first] * registers.shape[1]
+        return [registers, np.insert(table, at, 0, axis=1)]
 
 
-def name_table(*, eva: bool = False, deit: bool = False) -> list[Row]:
+def name_table(
+    *,
+    eva: bool = False,
+    registers: str = "reg_token",
+    register_rows: int | None = None,
+    patch_bias: bool = True,
+    norm: str = "norm",
+) -> list[Row]:
     """Returns the rows of a ViT.
 
     Args:
         eva: the rows of DINOv3, which is another class in timm.
-        deit: the rows of a DeiT with two tokens and two heads.
+        registers: timm's name of the registers.
+        register_rows: the first row of the registers in the position table; None: they have none.
+        patch_bias: whether the patch embedding has a bias.
+        norm: timm's name of the final LayerNorm.
     """
-    ours = "encoder/blocks"
-    tokens = ("registers", "position_embedding/table")
+    ours, table, tokens = (
+        "encoder/blocks",
+        "position_embedding/table",
+        [
+            row("registers", registers, Same()),
+            row("position_embedding/table", "pos_embed", Same()),
+        ],
+    )
+    if register_rows is not None:
+        layout = _RegistersWithRows(register_rows)
+        tokens = [row(("registers", table), (registers, "pos_embed"), layout)]
     return [
-        *([row(tokens, (_DEIT_TOKEN, "pos_embed"), _DeitTokens())] if deit else []),
-        *torch_patch_rows("patch_embed.proj"),
+        *torch_patch_rows("patch_embed.proj", bias=patch_bias),
         row("class_token", "cls_token", Same()),
-        row("registers", "reg_token", Same()),
-        *([] if deit else [row("position_embedding/table", "pos_embed", Same())]),
+        *tokens,
+        *torch_norm_rows("embedding_norm", "norm_pre"),
         *torch_norm_rows(f"{ours}/attention_norm", f"{_BLOCK}.norm1"),
         *torch_linear_rows(f"{ours}/attention/qkv", f"{_BLOCK}.attn.qkv"),
         row(
@@ -195,7 +337,7 @@ def name_table(*, eva: bool = False, deit: bool = False) -> list[Row]:
         *_gated_rows(f"{ours}/mlp", f"{_BLOCK}.mlp"),
         *torch_linear_rows(f"{ours}/mlp/contract", f"{_BLOCK}.mlp.fc2"),
         row(f"{ours}/mlp_scale", f"{_BLOCK}.{'gamma_2' if eva else 'ls2.gamma'}", Same()),
-        *torch_norm_rows("norm", "norm"),
+        *torch_norm_rows("norm", norm),
         *_pooling_rows(),
         *torch_linear_rows("head/linear", "head"),
         *torch_linear_rows("register_head/linear", "head_dist"),
@@ -240,7 +382,8 @@ def _read_pooling(file: TensorFile, rotary: bool, named: str | None) -> str:
     if "attn_pool.latent" in file.shapes:
         return "map"
     # DINOv3 has a class token, but timm pools the mean of the patches.
-    return "token" if "cls_token" in file.shapes and not rotary else "gap"
+    pools_mean = rotary or "fc_norm.weight" in file.shapes
+    return "token" if "cls_token" in file.shapes and not pools_mean else "gap"
 
 
 def _read_mlp(file: TensorFile) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.name_table import Row, Shape, TorchConv, reshape
+from vit_jax.interop.name_table import Row, Shape, reshape
 from vit_jax.models.text import TEXT_SIZES, TextConfig, TextShape, text_shape
 from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig
 
@@ -84,18 +84,6 @@ class Summed:
 
     def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
         raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvWithoutBias:
-    """A PyTorch convolution without a bias; kernel and a bias of zeros in our model."""
-
-    def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
-        return [*TorchConv().read(theirs, shapes[:1]), np.zeros(shapes[1], np.float32)]
-
-    def write(self, ours: list[np.ndarray]) -> list[np.ndarray]:
-        assert not ours[1].any(), "the bias has been moved to the position table"
-        return TorchConv().write(ours[:1])
 
 
 def prefixed(rows: Sequence[Row], ours: str, theirs: str) -> list[Row]:

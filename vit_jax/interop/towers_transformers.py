@@ -22,7 +22,6 @@ from vit_jax.interop.name_table import (
 from vit_jax.interop.normalization import normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.towers import (
-    ConvWithoutBias,
     Scalar,
     Table,
     check_pair,
@@ -33,7 +32,9 @@ from vit_jax.interop.towers import (
     text_options,
 )
 from vit_jax.interop.vit_formats import (
+    check_keys,
     checked_options,
+    square_patch,
     square_side,
     vit_options,
     with_learned_table,
@@ -49,6 +50,16 @@ _ACTIVATIONS = {
     "quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
+# Keys of config.json and of its sections that are read, or change nothing in evaluation.
+_KEYS = (
+    "text_config", "vision_config", "text_config_dict", "vision_config_dict", "projection_dim",
+    "logit_scale_init_value",
+)  # fmt: skip
+_TOWER_KEYS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
+    "layer_norm_eps", "vocab_size", "max_position_embeddings", "projection_dim", "projection_size",
+    "image_size", "patch_size", "num_channels", "vision_use_head",
+)  # fmt: skip
 # Buffers in files of older versions.
 _UNUSED = (r"(text|vision)_model\.embeddings\.position_ids",)
 # Configurations leave out values that are those of their class. Source: transformers 5.
@@ -94,6 +105,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     del given
     config, preprocessor = file.config(), file.config("preprocessor_config.json")
     kind = config["model_type"]
+    named = (config.get("architectures") or [""])[0]
+    if named.endswith("ForImageClassification"):
+        raise WeightsError(
+            f"{file.path.parent} is a {named}",
+            "CLIPModel or SiglipModel, with both towers",
+            "use the model without a classifier, e.g. for `fewshot`",
+        )
+    check_keys(file, config, _KEYS)
+    for section in ("text_config", "vision_config"):
+        check_keys(file, config.get(section) or {}, _TOWER_KEYS)
     text, image = ({**_DEFAULTS[kind][t], **config.get(f"{t}_config", {})} for t in _DEFAULTS[kind])
     for tower in (text, image):
         if tower["hidden_act"] not in _ACTIVATIONS or not tower.get("vision_use_head", True):
@@ -118,7 +139,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     options = pair_options(
         "CLIP" if is_clip else "SigLIP",
         {
-            **vit_options(**_sizes(image), patch_size=image["patch_size"]),
+            **vit_options(**_sizes(image), patch_size=square_patch(file, image["patch_size"])),
             **_image_activation(image["hidden_act"]),
             "pooling": "token" if is_clip else "map",
             "embedding_norm": is_clip,
@@ -187,9 +208,8 @@ def _text_rows() -> list[Row]:
 
 def clip_table() -> list[Row]:
     """Returns the rows of `CLIPModel`."""
-    patches = ("patch_embedding/kernel", "patch_embedding/bias")
     image = [
-        row(patches, "embeddings.patch_embedding.weight", ConvWithoutBias()),
+        *torch_patch_rows("embeddings.patch_embedding", bias=False),
         row("class_token", "embeddings.class_embedding", Flat()),
         row("position_embedding/table", "embeddings.position_embedding.weight", Table()),
         *torch_norm_rows("embedding_norm", "pre_layrnorm"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.errors import WeightsError
+from vit_jax.errors import WeightsError, first_few
 from vit_jax.interop import towers_transformers
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo
 from vit_jax.interop.name_table import (
@@ -23,7 +23,9 @@ from vit_jax.interop.name_table import (
 from vit_jax.interop.normalization import Normalization, normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
+    check_keys,
     checked_options,
+    square_patch,
     square_side,
     vit_options,
     with_learned_table,
@@ -38,6 +40,12 @@ _LAYER = "encoder.layer.{layer}"
 _VIEW, _BILINEAR, _BICUBIC = "vit_jax_view", 2, 3
 # Names that transformers gives to classes without names.
 _NO_NAME = "LABEL_"
+# Keys of a ViT's config.json that are read, or change nothing in evaluation.
+_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "layer_norm_eps", "image_size", "patch_size", "num_channels", "qkv_bias", "pooler_act",
+    "pooler_output_size", "encoder_stride", "hidden_dropout_prob", "attention_probs_dropout_prob",
+)  # fmt: skip
 # hidden_act -> gelu_approximate.
 _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
 
@@ -52,12 +60,21 @@ def recognise(file: TensorFile) -> TensorFile | None:
     if kind is None or kind in towers_transformers.MODEL_TYPES:
         return None
     if kind != "vit":
+        in_timm = re.match("deit|dinov2|dinov3", kind)
         raise WeightsError(
             f"{file.path.parent} is a model of type {kind!r}",
             f"model_type 'vit', {' or '.join(map(repr, towers_transformers.MODEL_TYPES))}",
-            "use timm's safetensors of this model (DeiT, DINOv2, DINOv3, SigLIP)",
+            "use timm's safetensors of this model" if in_timm else "it is not supported",
         )
-    return file.renamed({name.removeprefix("vit."): name for name in file.shapes})
+    plain = {name.removeprefix("vit."): name for name in file.shapes}
+    if len(plain) < len(file.shapes):
+        both = sorted(name for name in file.shapes if f"vit.{name}" in file.shapes)
+        raise WeightsError(
+            f"{file.path} has {first_few(both, 2)} with and without the prefix 'vit.'",
+            "one copy of each tensor",
+            "save the copy to load alone",
+        )
+    return file.renamed(plain)
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
@@ -68,8 +85,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """
     del given
     config, preprocessor = file.config(), file.config("preprocessor_config.json")
+    check_keys(file, config, _KEYS)
+    if config.get("num_channels", 3) != 3 or config.get("pooler_act", "tanh") != "tanh":
+        raise WeightsError(
+            f"config.json of {file.path.parent} with num_channels {config.get('num_channels')}"
+            f" and pooler_act {config.get('pooler_act')!r}",
+            "3 channels and 'tanh'",
+            "this kind of model is not supported",
+        )
     try:
-        patch, size = config["patch_size"], config["image_size"]
+        patch, size = square_patch(file, config["patch_size"]), config["image_size"]
         options = vit_options(
             width=config["hidden_size"],
             depth=config["num_hidden_layers"],
@@ -140,10 +165,17 @@ def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
         return EvalView(**own)
     if not preprocessor.get("do_center_crop"):
         return EvalView("resize", interpolation=filter)
-    short = short.get("shortest_edge") if isinstance(short, Mapping) else short
+    # DeiT's processor, and any whose size is {height, width}, resizes without the aspect ratio.
+    named = preprocessor.get("image_processor_type", preprocessor.get("feature_extractor_type", ""))
+    squash = isinstance(short, Mapping) and "height" in short
+    squash = squash or (isinstance(short, int) and named.startswith("DeiT"))
+    if isinstance(short, Mapping):
+        short = short.get("height", short.get("shortest_edge"))
     cropped = cropped.get("height") if isinstance(cropped, Mapping) else cropped
     fraction = min(cropped / short, 1.0) if short and cropped else EvalView().central_fraction
-    return EvalView("central", fraction, interpolation=filter)
+    if squash and fraction == 1.0:
+        return EvalView("resize", interpolation=filter)
+    return EvalView("squash_central" if squash else "central", fraction, interpolation=filter)
 
 
 def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:

@@ -81,7 +81,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     if table is None:
         options["position_embedding"] = "sincos_2d"
     else:
-        grid = grid_of(shapes[table][1], pooling == "token", given)
+        grid = grid_of(shapes[table][1], pooling == "token", given, stride)
         image_size = (grid[0] * stride, grid[1] * stride)
     if "pre_logits/kernel" in shapes:
         options["representation_size"] = shapes["pre_logits/kernel"][1]

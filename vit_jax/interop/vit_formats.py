@@ -1,16 +1,18 @@
 """Shared code of the ViT formats: reading sizes from shapes, and checks before writing."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import ARGUMENT, UserError, WeightsError
+from vit_jax.errors import ARGUMENT, UserError, WeightsError, first_few
 from vit_jax.interop.formats import options_of_sizes
 from vit_jax.interop.name_table import parameters
+from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import build_model, model_shape
@@ -36,6 +38,54 @@ _REPRESENTABLE: dict[str, tuple[Any, ...]] = {
     "register_head": (False,),
 }
 TABLE = "position_embedding/table"
+# Keys that transformers writes for any model: labels, types, training, generation of text.
+_OF_ANY_MODEL = (
+    r"_.*|model_type|architectures|transformers_version|(torch_)?dtype|use_bfloat16|torchscript"
+    r"|id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params"
+    r"|initializer_(range|factor)|.*dropout|output_.*|(use_)?return_dict.*|tie_.*|tf_legacy_loss"
+    r"|tokenizer_class|prefix|.*token_id|(begin_)?suppress_tokens|bad_words_ids|max_length"
+    r"|min_length|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences"
+    r"|temperature|top_[kp]|typical_p|.*_penalty|.*no_repeat_ngram_size|remove_invalid_values"
+    r"|is_(encoder_)?decoder|add_cross_attention|cross_attention_hidden_size|pruned_heads"
+    r"|chunk_size_feed_forward|attn_implementation"
+)
+
+
+def check_keys(file: TensorFile, config: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises WeightsError for a key of a config of transformers that may change the model.
+
+    Args:
+        file: the weights, for the message.
+        config: the config, or a section of it.
+        known: keys that are read, and those that change nothing here.
+    """
+    unknown = [
+        f"{key} = {value!r}"
+        for key, value in config.items()
+        if key not in known and value is not None and not re.fullmatch(_OF_ANY_MODEL, key)
+    ]
+    if unknown:
+        raise WeightsError(
+            f"config.json of {file.path.parent} with {first_few(unknown, 3)}",
+            "keys that are known here",
+            "this kind of model is not supported; if the key changes nothing, delete it",
+        )
+
+
+def square_patch(file: TensorFile, patch: Any) -> int:
+    """Returns the side of a patch that config.json may give as [height, width].
+
+    Raises:
+        WeightsError: the patch is not square.
+    """
+    sides = {patch} if isinstance(patch, int) else set(patch)
+    if len(sides) != 1:
+        raise WeightsError(
+            f"config.json of {file.path.parent} with patch_size {patch}",
+            "square patches",
+            "this kind of model is not supported",
+        )
+    return sides.pop()
 
 
 def vit_options(
@@ -67,24 +117,44 @@ def heads_of(width: int, given: Mapping[str, Any]) -> int:
     return heads
 
 
-def grid_of(rows: int, prefix_tokens: int, given: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the (rows, columns) of patches of a position table: `given["grid"]`, else square.
+def grid_of(
+    rows: int, prefix_tokens: int, given: Mapping[str, Any], stride: int
+) -> tuple[int, int]:
+    """Returns the (rows, columns) of patches of a position table.
+
+    It is the grid that the caller gives, else the one in the file's config.json, else a square.
 
     Args:
         rows: number of vectors in the table.
         prefix_tokens: number of prefix tokens; the table may have vectors for them or not.
-        given: the caller's options.
+        given: the caller's options: "grid", "image_size"; "stored_grid" of the config.json.
+        stride: pixels between patches.
 
     Raises:
-        WeightsError: no grid is given and the number of patches is not a square, or the given
-            grid has another number of patches.
+        WeightsError: no grid is known and the number of patches is not a square, the given grid has
+            another number of patches, or the table is also one of the caller's rectangular images.
     """
-    grid = given.get("grid")
     sizes = (rows, rows - prefix_tokens)
+
+    def fits(grid: tuple[int, int] | None) -> bool:
+        return grid is not None and grid[0] * grid[1] in sizes
+
+    grid, stored, size = (given.get(key) for key in ("grid", "stored_grid", "image_size"))
+    if grid is None and fits(stored):
+        grid = stored
     if grid is None:
         squares = [math.isqrt(n) for n in sizes if math.isqrt(n) ** 2 == n]
         grid = (squares[0], squares[0]) if squares else None
-    if grid is None or grid[0] * grid[1] not in sizes:
+        wanted = (size[0] // stride, size[1] // stride) if isinstance(size, Sequence) else None
+        if grid is not None and wanted != grid and fits(wanted):
+            raise WeightsError(
+                f"a position table of {rows} vectors, which has {grid[0]} x {grid[1]} patches or"
+                f" the {wanted[0]} x {wanted[1]} of the wanted image size",
+                "rows x columns of the patches of the pretraining images",
+                f"give rows and columns with {ARGUMENT}",
+                argument="grid",
+            )
+    if not fits(grid):
         raise WeightsError(
             f"a position table of {rows} vectors and grid {grid}",
             "rows x columns of the patches of the pretraining images",

@@ -16,7 +16,7 @@ from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.load import ModelInfo, Weights, read_weights
-from vit_jax.interop.normalization import NORMALIZATIONS
+from vit_jax.interop.normalization import NORMALIZATIONS, Normalization
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
 from vit_jax.models.flops import forward_macs, training_flops
@@ -95,13 +95,12 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
             keep_head=init.keep_head,
             grid=init.grid,
             position_resize=init.position_resize,
-            normalization=None
-            if init.normalization is None
-            else NORMALIZATIONS[init.normalization],
+            normalization=NORMALIZATIONS.get(init.normalization or ""),
             allow_missing=init.allow_missing,
             allow_unexpected=init.allow_unexpected,
             **_loaded_model(config, options).to_mapping(),
         )
+        _check_normalization(init.normalization, found.stored_normalization)
     if is_first_host():
         warn_of_cost(config.init_from, found)
     found = _as_part(found, tower)
@@ -217,6 +216,16 @@ def _as_part(found: Weights, prefix: str) -> Weights:
     arrays = {f"{prefix}{name}": array for name, array in found.arrays.items()}
     missing = tuple(f"{prefix}{name}" for name in found.missing)
     return dataclasses.replace(found, arrays=arrays, missing=missing)
+
+
+def _check_normalization(name: str | None, stored: Normalization | None) -> None:
+    """Raises WeightsError if the config names another normalisation than the weights' file."""
+    if name is not None and stored not in (None, NORMALIZATIONS[name]):
+        raise WeightsError(
+            f"init.normalization {name!r} for weights whose config.json says {stored}",
+            "the normalisation of the file",
+            "leave the key out, or correct the config.json",
+        )
 
 
 def _check_family(config: Config, options: Mapping[str, Any]) -> None:
