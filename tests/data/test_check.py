@@ -146,13 +146,13 @@ def test_without_checksums_no_file_counts_as_damaged(digits_dir):
 
 def test_datasets_in_a_folder_are_listed_from_their_metadata(digits_dir, tmp_path):
     assert list_datasets(tmp_path / "gone") == []
-    assert bundled_missing([]) == ["digit_scenes", "digits"]
+    assert bundled_missing([]) == ["digits"]
     (entry,) = [e for e in list_datasets(digits_dir) if e.name == "digits:1.0.0"]
     assert entry.splits == {"train": 1437, "test": 360}
     assert (entry.formats, entry.num_classes, entry.readable) == (("array_record",), 10, True)
     files = (digits_dir / "digits" / "1.0.0").iterdir()
     assert entry.num_bytes == sum(p.stat().st_size for p in files)
-    assert bundled_missing([entry]) == ["digit_scenes"]
+    assert bundled_missing([entry]) == []
     (tmp_path / "half" / "1.0.0").mkdir(parents=True)
     (tmp_path / "half" / "1.0.0" / "dataset_info.json").write_text("{")
     assert list_datasets(tmp_path) == []

@@ -151,7 +151,7 @@ def test_without_a_data_dir_the_environment_names_the_folder(digits_dir, train, 
         ("pixels:2.0.0", "no dataset 'pixels:2.0.0' in", "pixels for its versions"),
         ("digits:9.9.9", "no dataset 'digits:9.9.9'", "set data.name=digits"),
         ("cifar10", "dataset 'cifar10' is not prepared in", "run: tfds build cifar10"),
-        ("", "dataset name ''", "did you mean 'digit_scenes'?"),
+        ("", "dataset name ''", "did you mean 'digits'?"),
         ("two words", "dataset name 'two words'", "did you mean 'digits'?"),
         ("/home/photos", "dataset name '/home/photos' is a path", "set data.source=folder"),
     ],
@@ -186,7 +186,7 @@ def test_damaged_metadata_are_named(other_dataset, text):
 def test_datasets_on_disk_are_listed_and_other_folders_are_not(other_dataset):
     folder = other_dataset()
     (folder / "downloads" / "extracted").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"\(found here: digit_scenes, digits, pixels\)"):
+    with pytest.raises(DataError, match=r"\(found here: digits, pixels\)"):
         TfdsSource("nothing", "train", str(folder))
 
 

@@ -71,12 +71,12 @@ RESULTS = {
     ("docs/how-to/analyze.md", 0): lambda names: (
         names["found"].mean.shape == (12, 3) and names["found"].uniform > 0
     ),
-    ("docs/how-to/dense.md", 0): lambda names: (
-        [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
-    ),
     ("docs/how-to/image-text.md", 0): lambda names: names["logits"].shape == (1, 2),
     ("docs/how-to/models.md", 0): lambda names: (
         names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED
+    ),
+    ("docs/how-to/models.md", 1): lambda names: (
+        [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
     ),
     ("docs/how-to/sweeps.md", 0): lambda names: len(list(names["get_sweep"]())) == 3,
     ("docs/how-to/weights.md", 0): lambda names: (

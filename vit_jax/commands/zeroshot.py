@@ -144,7 +144,7 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
         raise ModelError(
             f"{loaded.options.name} from {args.checkpoint}",
             "a pair of an image and a text tower, such as CLIP",
-            "use `eval`, `fewshot` or `dense` for image models",
+            "use `eval` or `fewshot` for image models",
         )
     captions = _captions(args, given, loaded)
     images = _images(args, data, source, loaded, mesh)

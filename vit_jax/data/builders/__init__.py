@@ -2,5 +2,4 @@
 
 BUNDLED = {
     "digits": "vit_jax.data.builders.digits:Digits",
-    "digit_scenes": "vit_jax.data.builders.digit_scenes:DigitScenes",
 }
