@@ -156,20 +156,23 @@ def _print_scores(args: argparse.Namespace, model: str, scores: "list[Score]") -
 
 def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.data.benchmarks import NUM_CLASSES, find_benchmark, open_benchmark
+    from vit_jax.data.class_names import match_classes
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.mesh import make_mesh
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.run.checkpoints import result_params
+    from vit_jax.run.folder import read_class_names
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
+    head = read_class_names(args.workdir), f"run {args.workdir}"
     split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
     preset = find_benchmark(split)
     if preset is None:
-        source = open_source(config.data, split)
+        source = match_classes(open_source(config.data, split), *head)
         num_classes = class_count(source, config.data.num_classes)
     else:
         source = open_benchmark(preset[0], config.data, preset[1]).source
@@ -188,6 +191,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         variants=program.evaluated_variants,
         report=args.workdir / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
+        head=head,
     )
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
     _check_finite(args.workdir, params)

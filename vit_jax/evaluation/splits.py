@@ -17,6 +17,7 @@ from vit_jax.data.benchmarks import (
     open_benchmark,
 )
 from vit_jax.data.cache import cached
+from vit_jax.data.class_names import match_classes
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import Transform, make_eval_transform
@@ -58,6 +59,8 @@ class SplitEvaluator:
         variants: evaluate with these, too.
         report: folder for the tables of the totals; None: do not write them.
         suffix: suffix for the file names of these tables.
+        head: names of the classes that the head was trained on, and name of the model. Labels are
+            matched to them by name.
 
     Attributes:
         splits: name in the metrics -> split.
@@ -83,6 +86,7 @@ class SplitEvaluator:
         variants: Sequence[Variant] = (),
         report: Path | None = None,
         suffix: str = "",
+        head: tuple[Sequence[str], str] = ((), ""),
     ):
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
         self.splits, self._variants = splits, tuple(variants)
@@ -100,7 +104,7 @@ class SplitEvaluator:
         for name, split in splits.items():
             preset = find_benchmark(split)
             if preset is None:
-                self.sources[name] = open_source(data, split)
+                self.sources[name] = match_classes(open_source(data, split), *head)
                 continue
             if "label" not in preprocessing.arrays:
                 raise ConfigError(

@@ -22,7 +22,7 @@ from vit_jax.parallel import processes
 from vit_jax.run.result import read_result
 from vit_jax.schema import Section, differences
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.files import write_json
+from vit_jax.storage.files import read_json, write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
@@ -42,6 +42,12 @@ _PACKAGES = (
 )
 # Longest time until a file that one host has written is visible on the others.
 _NETWORK_DISK_DELAY_S = 60.0
+
+
+def read_class_names(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the classes that a run was trained on; (): it has none."""
+    path = folder / "classes.json"
+    return tuple(read_json(path)["names"]) if path.is_file() else ()
 
 
 def check_scheme(path: Path) -> None:

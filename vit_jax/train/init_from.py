@@ -6,6 +6,7 @@ Weights of an image model fill the image tower of a pair of towers, as in LiT (a
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import jax
 
 from vit_jax.config.init import TRAINING_OPTIONS
 from vit_jax.config.run import Config
+from vit_jax.data.class_names import head_columns
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, WeightsError
 from vit_jax.interop.load import ModelInfo, Weights, read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS, Normalization
@@ -72,13 +75,21 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
     return {key: value for key, value in options.items() if key not in excluded}
 
 
-def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
+def start_from_weights(
+    program: Program, source: Source | None = None
+) -> tuple[TrainState, LoadReport]:
     """Returns the state at step 0 with the weights of `init_from`, and a report of loading them.
 
     Every host reads the file, and each device receives only its shards. Parameters that are missing
     in the file are initialised as in a new model. A moving average starts as a copy.
 
+    Args:
+        program: program of the run.
+        source: training examples. The columns of a head that is kept follow the names of its
+            classes.
+
     Raises:
+        DataError: a kept head was trained on other classes.
         WeightsError: the weights cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
@@ -103,6 +114,8 @@ def start_from_weights(program: Program) -> tuple[TrainState, LoadReport]:
         _check_normalization(init.normalization, found.stored_normalization)
     if is_first_host():
         warn_of_cost(config.init_from, found)
+    if source is not None and init.keep_head and program.task.num_outputs:
+        _order_head(found, source, config.init_from)
     found = _as_part(found, tower)
     leaves, treedef = jax.tree.flatten(abstract.params)
     wanted = dict(zip(leaf_names(abstract.params), leaves, strict=True))
@@ -216,6 +229,16 @@ def _as_part(found: Weights, prefix: str) -> Weights:
     arrays = {f"{prefix}{name}": array for name, array in found.arrays.items()}
     missing = tuple(f"{prefix}{name}" for name in found.missing)
     return dataclasses.replace(found, arrays=arrays, missing=missing)
+
+
+def _order_head(found: Weights, source: Source, path: str) -> None:
+    """Gives the columns of the heads of loaded weights the order of the dataset's classes."""
+    names = found.class_names or ()
+    columns = head_columns(source.class_names, names, data=source.name, model=path)
+    if columns is not None:
+        for name in found.arrays:
+            if re.fullmatch(r"(register_)?head/linear/(kernel|bias)", name):
+                found.arrays[name] = found.arrays[name][..., columns]
 
 
 def _check_normalization(name: str | None, stored: Normalization | None) -> None:

@@ -84,7 +84,7 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     if found is None:
         if config.init_from is None:
             return Start(program.init(), 0, 0.0)
-        state, report = start_from_weights(program)
+        state, report = start_from_weights(program, source)
         return Start(state, 0, 0.0, report=report)
     expected = data_position(config, source, found.step)
     saved = {name: found.data.get(name) for name in expected}

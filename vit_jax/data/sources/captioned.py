@@ -18,6 +18,7 @@ random sample.
 import csv
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from vit_jax.data.sources.listing import (
     Listing,
     list_children,
     make_listing,
+    separator_of,
     tar_members,
 )
 from vit_jax.errors import DataError
@@ -39,6 +41,8 @@ from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
 from vit_jax.storage.paths import user_path
+
+log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("file_name", "filepath", "path", "image")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")
@@ -209,9 +213,10 @@ def _list_table(
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    separator = "\t" if path.suffix == ".tsv" else ","
+    usual = "\t" if path.suffix == ".tsv" else ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            separator = separator_of(file, usual)
             reader = csv.DictReader(file, delimiter=separator)
             rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
     except (csv.Error, UnicodeDecodeError) as error:
@@ -284,7 +289,13 @@ def _list_tars(
         places |= {f"{tar}/{images[key][0]}": captions[key] for key in images}
         others += skipped
     if not found:
-        raise DataError(f"the tar files in {root} hold no image", "KEY.jpg", "check data.data_dir")
+        raise DataError(
+            f"the tar files in {root} hold no image with a {feature} of the same name",
+            "KEY.jpg and KEY.txt, with one KEY",
+            "rename the files",
+        )
+    if others:
+        log.info("%s: %d other files in the tar files are left out", root, others)
     listing = make_listing(root, files, found, [""], others, packed=True)
     return listing, [places[name] for name in listing.names]
 
@@ -296,17 +307,26 @@ def _pairs(
     images: dict[str, tuple[str, int, int]] = {}
     texts: dict[str, _Place] = {}
     objects: dict[str, _Place] = {}
-    others = 0
+    others, text = 0, feature.lower() if feature != "caption" else "txt"
     for name, size, offset in members:
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.partition(".")
+        kind = suffix.lower()
+        if f".{kind}" not in IMAGE_SUFFIXES and kind not in (text, "json"):
+            # No suffix of WebDataset: the key has a dot, or the sample has other files.
+            stem, _, suffix = file.rpartition(".")
+            kind = suffix.lower()
         key = f"{folder}{slash}{stem}"
-        if suffix.lower() and f".{suffix.lower()}" in IMAGE_SUFFIXES:
+        if f".{kind}" in IMAGE_SUFFIXES and key not in images:
             images[key] = (name, size, offset)
-        elif suffix == (feature if feature != "caption" else "txt"):
+        elif kind == text:
             texts[key] = _Place(tar, offset, size, None)
-        elif suffix == "json":
+        elif kind == "json":
             objects[key] = _Place(tar, offset, size, feature)
         else:
             others += 1
-    return images, objects | texts, others
+    captions = objects | texts
+    other_files = [key for key in images if "." in key.rpartition("/")[2] and key not in captions]
+    for key in other_files:  # Such as KEY.mask.png beside KEY.jpg.
+        del images[key]
+    return images, captions, others + len(other_files)

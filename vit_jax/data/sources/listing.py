@@ -4,9 +4,13 @@ Layouts:
 
 - FOLDER/CLASS/**/IMAGE: each subfolder is a class; classes are sorted by name. There is one split,
   "train".
-- FOLDER/{train,val,valid,validation,test}/CLASS/**/IMAGE: the subfolders are splits if "train" is
-  one of them and there are no other folders. The classes are the union over all splits.
+- FOLDER/SPLIT/CLASS/**/IMAGE: the subfolders are splits if one is named train and another val,
+  valid, validation, dev, eval or test, or if there is train alone. Capitals, Training and Testing,
+  and seg_train/seg_train are understood too. A folder of unlabelled images is left out. The
+  classes are the union over all splits.
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
+- FOLDER/*.tar or FOLDER/SPLIT/*.tar in WebDataset's layout: KEY.jpg and KEY.cls with the class, a
+  name or a number.
 - A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
   Labels are class names: integers are sorted as numbers, others as text.
 
@@ -23,10 +27,13 @@ import csv
 import dataclasses
 import hashlib
 import io
+import logging
 import tarfile
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -36,12 +43,19 @@ from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, LocalFiles
 from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
+from vit_jax.storage.files import parse_json
 from vit_jax.storage.paths import user_path
 
 IMAGE_SUFFIXES = (
-    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff",
+    ".ppm", ".pgm",
 )  # fmt: skip
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
+# Name of a folder in small letters -> split.
+_SPLITS = {name: name for name in ("train", "val", "valid", "validation", "dev", "eval", "test")}
+_SPLITS |= {"training": "train", "testing": "test"}
+_SPLITS |= {f"seg_{name}": name for name in ("train", "val", "test")}
+_UNLABELLED = ("unlabeled", "unlabelled", "unsup")
+log = logging.getLogger(__name__)
 _THREADS = 8
 
 
@@ -166,11 +180,8 @@ class ImageEntry:
 
 
 def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
-    folders, tars = list_children(root, files, "")
-    split_names = [f for f in folders if f in SPLIT_FOLDERS]
-    has_splits = "train" in split_names and split_names == folders and not tars
     groups: list[tuple[str, str, str]] = []
-    for split, base in [(s, f"{s}/") for s in folders] if has_splits else [("train", "")]:
+    for split, base in _split_folders(root, files):
         subfolders, subtars = list_children(root, files, base.rstrip("/"))
         if subfolders and subtars:
             raise DataError(
@@ -188,6 +199,7 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         )
     packed = groups[0][2].endswith(".tar") and not files.is_folder(groups[0][2])
     found, num_skipped = [], 0
+    groups = [(split, unicodedata.normalize("NFC", name), place) for split, name, place in groups]
     # Several tar files of a bucket at a time.
     with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
         listed = pool.map(lambda group: _images_in(root, files, *group), groups)
@@ -202,8 +214,49 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             )
         found += images
         num_skipped += others
-    classes = sorted({group for _, group, _ in groups})
+    if num_skipped:
+        log.info("%s: %d files that are not images are left out", root, num_skipped)
+    named = {image.group for image in found}
+    named |= {group for (_, group, _), (images, _) in rows if not images}
+    labelled = packed and any(image.group not in image.name for image in found)
+    classes = _sorted_classes(named) if labelled else sorted(named)
     return make_listing(root, files, found, classes, num_skipped, packed=packed)
+
+
+def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[str, str]]:
+    """Returns (split, folder with a slash) of each split; ("train", ""): there are no splits.
+
+    Raises:
+        DataError: two folders are the same split.
+    """
+    folders, tars = list_children(root, files, "")
+    named = {folder: _SPLITS.get(folder.lower()) for folder in folders}
+    rest = [folder for folder, split in named.items() if split is None]
+    known = [split for split in named.values() if split]
+    if tars or "train" not in known or (rest and len(known) == 1):
+        return [("train", "")]
+    found: dict[str, str] = {}
+    for folder, split in named.items():
+        if folder.lower() in _UNLABELLED or (split is None and not files.children(folder)[0]):
+            log.info("%s is left out: it has no folders of classes", root / folder)
+            continue
+        split = split or folder
+        if split in found:
+            raise DataError(
+                f"{root} has the folders {found[split].rstrip('/')} and {folder}, which are both"
+                f" the split {split}",
+                "one folder for each split",
+                "rename one, or list the images in a CSV file of path,label,split",
+            )
+        children, packed = files.children(folder)
+        nested = [child for child in children if child.lower() == folder.lower()]
+        found[split] = (
+            f"{folder}/{nested[0]}/" if nested == children and not packed else f"{folder}/"
+        )
+    if any(base != f"{split}/" for split, base in found.items()) or rest:
+        shown = ", ".join(f"{base.rstrip('/')} ({split})" for split, base in found.items())
+        log.info("%s: these folders are read as splits: %s", root, shown)
+    return list(found.items())
 
 
 def list_children(
@@ -225,18 +278,67 @@ def _images_in(
     root: Path, files: LocalFiles | BucketFiles, split: str, group: str, place: str
 ) -> tuple[list[ImageEntry], int]:
     """Returns the images of a class sorted by name, and the number of other files."""
-    images, others = [], 0
+    images, others, labels = [], 0, dict[str, str]()
     if files.is_folder(place):
-        members = ((name, size, 0) for name, size in files.walk(place))
+        members = [(name, size, 0) for name, size in files.walk(place)]
     else:
-        members = tar_members(root, files, place)
+        members = list(tar_members(root, files, place))
+        labels = _labels_in(root, files, place, members)
     for name, size, offset in members:
         # A broken link counts whatever its name is: a folder of images may be missing.
         if size == UNREADABLE or name.lower().endswith(IMAGE_SUFFIXES):
+            if labels:
+                group = labels.get(_stem(name)) or labels.get(_key(name), "")
+            if not group:
+                raise DataError(
+                    f"{root / place} has {name} without a label",
+                    f"{_stem(name)}.cls or .json, as for other images there",
+                    "add it, or remove the image",
+                )
             images.append(ImageEntry(split, group, f"{place}/{name}", size, offset))
-        else:
+        elif not labels or not name.endswith((".cls", ".json")):
             others += 1
     return sorted(images, key=lambda image: image.name), others
+
+
+def _labels_in(
+    root: Path,
+    files: LocalFiles | BucketFiles,
+    place: str,
+    members: Sequence[tuple[str, int, int]],
+) -> dict[str, str]:
+    """Returns key -> label of the .cls or .json files of a tar file; {}: they have no labels."""
+    found = {}
+    for suffix in (".cls", ".json"):
+        for name, size, offset in members:
+            if not name.endswith(suffix):
+                continue
+            content: Any = files.read(place, offset, size).decode(errors="replace").strip()
+            if suffix == ".json":
+                try:
+                    content = parse_json(content)
+                except ValueError as error:
+                    raise DataError(
+                        f"{root / place}/{name}: {error}", "JSON", "repair it"
+                    ) from None
+                values = content if isinstance(content, dict) else {}
+                content = next((values[k] for k in ("cls", "label") if k in values), None)
+                if content is None:
+                    return {}
+            found[_stem(name)] = unicodedata.normalize("NFC", str(content))
+        if found:
+            break
+    return found
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _key(name: str) -> str:
+    """Returns the name of a tar member up to the first dot of the file name, as WebDataset does."""
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{file.partition('.')[0]}"
 
 
 def tar_members(
@@ -274,8 +376,6 @@ def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
     rows, files = _csv_rows(path), LocalFiles(path.parent)
     if isinstance(path, BucketPath):
         files = BucketFiles(path.parent, cache, [name for name, _, _ in rows])
-    labels = {label for _, label, _ in rows}
-    numbers = all(label.isascii() and label.isdecimal() for label in labels)
     found, missing = [], []
     for name, label, split in track(rows, f"listing {path}", len(rows)):
         try:
@@ -289,23 +389,37 @@ def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
             f"files relative to {path.parent}",
             "correct the paths",
         )
-    classes = sorted(labels, key=(lambda text: (int(text), text)) if numbers else str)
+    classes = _sorted_classes({label for _, label, _ in rows})
     return make_listing(path.parent, files, found, classes, 0, packed=False)
+
+
+def _sorted_classes(names: set[str]) -> list[str]:
+    """Returns names of classes as text, or as numbers if all are."""
+    numbers = all(name.isascii() and name.isdecimal() for name in names)
+    return sorted(names, key=(lambda text: (int(text), text)) if numbers else str)
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     """Returns (path, label, split) of every line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
+            reader = csv.DictReader(file, delimiter=separator_of(file, ","))
+            columns = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = columns
             if not {"path", "label"} <= set(columns):
                 raise DataError(
                     f"the first line of {path} is {','.join(columns)!r}",
                     "path,label or path,label,split",
                     "add this line",
                 )
-            rows = [(r["path"], r["label"], r.get("split", "train")) for r in reader]
+            rows = [
+                (
+                    (r["path"] or "").strip(),
+                    _label_of(r["label"] or ""),
+                    (r.get("split", "train") or "").strip(),
+                )
+                for r in reader
+            ]
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
     for number, row in enumerate(rows, start=2):
@@ -318,6 +432,17 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     if not rows:
         raise DataError(f"{path} lists no image", "one line per image", "add them")
     return rows
+
+
+def _label_of(text: str) -> str:
+    return unicodedata.normalize("NFC", text.strip())
+
+
+def separator_of(file: TextIO, usual: str) -> str:
+    """Returns the separator of a table: a tab if the first line has one and no comma."""
+    first = file.readline()
+    file.seek(0)
+    return "\t" if "\t" in first and "," not in first else usual
 
 
 def make_listing(

@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import ArraySpec, Preprocessing
+from vit_jax.data.class_names import head_columns
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.data.sources.base import Example
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import ModelError, WeightsError
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
@@ -60,7 +61,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     def forward(params: Any, batch: Batch, **call_options: Any) -> Any:
         return nnx.merge(graphdef, params)(batch["image"], **call_options)
 
-    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes)
+    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes, data.source)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     prepare = make_prepare(config, num_classes)
@@ -189,8 +190,13 @@ def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> E
     return eval_step_fn
 
 
-def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, int]:
-    """Returns the teacher's parameters, its function, and its multiply-accumulates per image."""
+def _read_teacher(
+    config: Config, num_classes: int, source: Source | None = None
+) -> tuple[Frozen, TeacherFn, int]:
+    """Returns the teacher's parameters, its function, and its multiply-accumulates per image.
+
+    Its logits are in the order of the classes of `source`, if both have names.
+    """
     path = config.distillation.teacher
     assert path is not None
 
@@ -209,6 +215,10 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
             f"the {num_classes} classes of the data",
             "fine-tune the teacher on this dataset first",
         )
+    columns = None
+    if source is not None:
+        model, names = f"distillation.teacher {path}", weights.class_names or ()
+        columns = head_columns(source.class_names, names, data=source.name, model=model)
     image_size = weights.image_size
     graphdef, state = nnx.split(weights.model)
     shapes = jax.tree.map(
@@ -225,6 +235,7 @@ def _read_teacher(config: Config, num_classes: int) -> tuple[Frozen, TeacherFn, 
         if images.shape != size:
             images = jax.image.resize(images, size, "bilinear")
         logits: Any = nnx.merge(graphdef, teacher_params)(images)
+        logits = logits if columns is None else logits[:, columns]
         return jax.lax.stop_gradient(logits)
 
     macs = forward_macs(weights.options, num_classes=num_classes, image_size=image_size)
