@@ -24,7 +24,7 @@ from vit_jax.data.transforms import Transform, make_eval_transform
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
 from vit_jax.parallel.mesh import check_batch_size, host_rows
-from vit_jax.parallel.processes import is_first_host
+from vit_jax.parallel.processes import gather, is_first_host
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class SplitEvaluator:
         ]
         self._mesh, self._make_totals = mesh, make_totals
         self._report, self._suffix = report, suffix
-        self._warned: set[str] = set()
+        self._skips_bad = data.on_bad_example == "skip"
+        self._warned: set[str | tuple[str, str]] = set()
         self.sources: dict[str, Source] = {}
         self._preprocessing = dict.fromkeys(splits, preprocessing)
         transform = transform or make_eval_transform(data.image_size, data.eval_crop, data.augment)
@@ -148,8 +149,10 @@ class SplitEvaluator:
                     if step not in done:  # One of the variants has the model's own size.
                         totals = self._make_totals(source.class_names)
                         with eval_batches(source, preprocessing, self._spec) as feed:
-                            batches = _until(stop, feed)
+                            skipped: list[int] = []
+                            batches = _until(stop, feed, skipped)
                             found = evaluate(step, params, batches, self._mesh, totals, frozen)
+                        found = found | self._count_skipped(name, sum(skipped), len(source))
                         done[step] = totals, found
                     totals, found = done[step]
                     if is_first_host():
@@ -158,6 +161,17 @@ class SplitEvaluator:
         except _StoppedError:
             return None
         return metrics
+
+    def _count_skipped(self, name: str, here: int, examples: int) -> dict[str, float]:
+        """Returns how many examples of a split were skipped on all hosts, if any; logs it once."""
+        if not self._skips_bad:
+            return {}
+        skipped = sum(gather(f"skipped examples of {name}", here))
+        if skipped and (name, "skipped") not in self._warned:
+            self._warned.add((name, "skipped"))
+            words = "evaluation split %r: %d of %d examples cannot be read and are skipped"
+            log.warning(words, name, skipped, examples)
+        return {"skipped_examples": skipped} if skipped else {}
 
     def _report_totals(self, name: str, totals: Totals) -> None:
         """Writes the tables of a split, and logs its warnings the first time."""
@@ -173,9 +187,12 @@ class _StoppedError(Exception):
     """The evaluation was asked to stop."""
 
 
-def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+def _until(
+    stop: Callable[[], bool], batches: Iterator[HostBatch], skipped: list[int]
+) -> Iterator[HostBatch]:
+    """Yields batches for the device. Skipped examples are masked; `skipped` gets their number."""
     for batch in batches:
         if stop():
             raise _StoppedError
-        # Skipped examples are masked. The metric `examples` is the number that were not skipped.
+        skipped.append(int(batch["skipped"].sum()))
         yield on_device(batch)

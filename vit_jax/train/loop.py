@@ -32,6 +32,9 @@ from vit_jax.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
+# A final average with more of the initial parameters than this gets a warning.
+_LARGEST_INITIAL_SHARE = 0.05
+
 
 def train(
     config: Config,
@@ -69,6 +72,7 @@ def train(
             return result
         if folder.is_writer:
             _warn_of_data(inputs)
+            _warn_of_average(inputs.config, inputs.program.total_steps)
         with _closing(account):
             result = _train_with_rewinds(inputs, folder, stop, account, verbose)
         result["seconds"] = account.seconds()
@@ -83,6 +87,23 @@ def _warn_of_data(inputs: RunInputs) -> None:
     uses_labels = task_config(config.task).uses_labels
     for warning in training_warnings(inputs.training.source, evaluated, uses_labels=uses_labels):
         log.warning("data: %s", warning)
+
+
+def _warn_of_average(config: Config, total_steps: int) -> None:
+    """Logs a warning if much of the final average is the initial parameters."""
+    if config.ema_decay is None or config.ema_warmup:
+        return
+    initial = config.ema_decay**total_steps
+    if initial > _LARGEST_INITIAL_SHARE:
+        log.warning(
+            "ema_decay %g averages over %s steps, and the run has %s: %.0f %% of the average that is"
+            " evaluated at the end are the initial parameters; use a smaller ema_decay or set"
+            " ema_warmup=true",
+            config.ema_decay,
+            f"{1 / (1 - config.ema_decay):,.0f}",
+            f"{total_steps:,}",
+            100 * initial,
+        )
 
 
 @contextlib.contextmanager
